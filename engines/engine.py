@@ -1,0 +1,169 @@
+"""What the ranks ask of an engine: state its weights as regions, run a call, leave and re-enter device memory.
+
+Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (right-padded), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.placement.layout import Region
+from prefect_rlhf.placement.plan import ModelInstance
+
+Output = Literal["logprobs", "values", "scores"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of one parameter that this rank holds, under its Hugging Face name.
+
+    `view` aliases the engine's own storage; its elements in row-major order are the region's elements in row-major
+    order, but it may split axes and be non-contiguous (a fused qkv). Read with `view.reshape(shape)`, write with
+    `view.copy_(...)`.
+    """
+
+    region: Region
+    view: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(stop - start for start, stop in self.region)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Rows of tokens: prompt then response, right-padded."""
+
+    tokens_BS: Tensor
+    prompt_lengths_B: Tensor
+    lengths_B: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens_BS.shape[0]
+
+    @property
+    def num_response_tokens(self) -> int:
+        """T: the longest response."""
+        return int((self.lengths_B - self.prompt_lengths_B).max())
+
+    def response_mask_BT(self) -> Tensor:
+        """1.0 where response token t exists."""
+        t = torch.arange(self.num_response_tokens, device=self.tokens_BS.device)
+        return (t[None] < (self.lengths_B - self.prompt_lengths_B)[:, None]).float()
+
+
+@dataclass(frozen=True, slots=True)
+class LossTerms:
+    """A loss as a sum and what it is a mean over, so that any split of the rows gives the same gradient.
+
+    The gradient of a mini-batch is that of `sum(total over all its rows) / sum(weight over all its rows)`. `metrics`
+    are sums too, each divided by the same total weight.
+    """
+
+    total: Tensor
+    weight: Tensor
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Loss(Protocol):
+    """A pure function of a model's output and the rows' other columns; importable, so that it crosses processes.
+
+    `output` is logprobs_BT, values_BT or scores_B; `batch` holds padded columns [B, T] or [B] and `mask` [B, T].
+    Padded positions hold zeros. Rows that belong together (a chosen and a rejected answer) are adjacent.
+    """
+
+    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> LossTerms: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """How one train_step walks its rows: `epochs` times over `mini_batches`, each one optimizer step."""
+
+    output: Output
+    mini_batches: int = 1
+    micro_batches: int = 1
+    epochs: int = 1
+    temperature: float = 1.0
+    rows_per_item: int = 1  # adjacent rows that must stay in one micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How to continue a prompt. Temperature 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop_at_eos: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Responses of a batch of prompts, and the log-probability of each token under the distribution sampled from."""
+
+    tokens: Sequence[Sequence[int]]
+    logprobs: Sequence[Sequence[float]]
+
+
+class Engine(Protocol):
+    """Holds one model instance's shard on this rank."""
+
+    instance: ModelInstance
+
+    def weights(self) -> Mapping[str, Shard]:
+        """The compute weights held here, by Hugging Face name."""
+        ...
+
+    def weights_written(self) -> None:
+        """Called after weights were written through `weights()`: drop caches, repack, refresh main weights."""
+        ...
+
+    def device_bytes(self) -> int:
+        """Storage bytes of every tensor registered with this engine that is on the device now."""
+        ...
+
+    def offload(self) -> int:
+        """Move all device tensors to host memory; return the bytes freed. Idempotent."""
+        ...
+
+    def reload(self) -> int:
+        """Bring back what `offload` moved; return the bytes. Idempotent."""
+        ...
+
+
+class TrainingEngine(Engine, Protocol):
+    """inference and train_step. Every rank of the mesh makes the same calls in the same order."""
+
+    def infer(
+        self, sequences: Sequences, output: Output, micro_batches: int, temperature: float
+    ) -> Tensor | None:
+        """Run this data-parallel replica's rows.
+
+        Returns logprobs [B, T] (of response tokens), values [B, T] (at the token before each response token) or scores
+        [B] (at the last token) on ranks of the last pipeline stage with tp coordinate 0, None elsewhere.
+        """
+        ...
+
+    def train(
+        self, sequences: Sequences, batch: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
+    ) -> dict[str, float]:
+        """Take epochs * mini_batches optimizer steps on this replica's rows; mini-batch m is the m-th equal chunk.
+
+        Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank.
+        """
+        ...
+
+
+class GenerationEngine(Engine, Protocol):
+    """generate. Every rank of a tensor-parallel group makes the same calls in the same order."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int]
+    ) -> Generated:
+        """Continue this replica's prompts; the i-th row draws from seeds[i] alone, whatever it is batched with."""
+        ...

@@ -1,0 +1,29 @@
+"""The gang: one process per device for the life of a flow run, behind one small interface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Gang(Protocol):
+    """Rank processes that run methods of their `engines.rank.Rank`.
+
+    Thread-safe as long as no two calls in flight share a rank; whoever schedules the calls sees to that.
+    """
+
+    size: int
+
+    def call(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, doing: str, deadline_seconds: float
+    ) -> dict[int, Any]:
+        """Run `method` on each rank of `arguments` at the same time; return each rank's result.
+
+        Raises RankFailed (a rank raised: its reason, in one line), RankLost (a rank died) or RankSilent (no answer before
+        the deadline), each naming the rank and `doing`. After RankLost or RankSilent the gang is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """End every rank process. Idempotent, returns within seconds, never raises."""
+        ...

@@ -1,0 +1,1 @@
+"""Pure values and functions: graph, mesh, strategy, plan, augmented graph. No Prefect, no torch, nothing else of ours."""

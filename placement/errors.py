@@ -1,0 +1,56 @@
+"""Errors that a person can act on: one line naming the field, the value seen and what would be right.
+
+RlhfError
+    InvalidInput (also a ValueError)    a config, plan, dataset, checkpoint or cluster that cannot run
+    GraphError (also a ValueError)      a flow function that does not describe an algorithm
+    StaleWeights                        a call was about to use another weight version than its edge names
+    DeviceOutsideLease                  a task asked for a device that its run does not hold
+    RankLost                            a rank process died
+    RankSilent (also a TimeoutError)    a rank did not answer before its deadline
+    RankFailed                          a call raised in a rank; carries the rank's one-line reason
+"""
+
+from __future__ import annotations
+
+
+class RlhfError(Exception):
+    """Base of every error that prefect-rlhf raises on purpose. Arguments are strings, so it pickles."""
+
+
+class InvalidInput(RlhfError, ValueError):
+    """Bad input: `field` is where, `seen` the value, `expected` what would be right.
+
+    >>> print(InvalidInput("plan.calls.actor.tp", 2, "a divisor of the 9 attention heads"))
+    plan.calls.actor.tp: got 2, expected a divisor of the 9 attention heads
+    """
+
+    def __init__(self, field: str, seen: object, expected: str) -> None:
+        super().__init__(field, seen, expected)
+        self.field, self.seen, self.expected = field, seen, expected
+
+    def __str__(self) -> str:
+        return f"{self.field}: got {self.seen!r}, expected {self.expected}"
+
+
+class GraphError(RlhfError, ValueError):
+    """The body of a flow function does not describe a graph of model function calls."""
+
+
+class StaleWeights(RlhfError):
+    """The weights held are not the version that the call's edge names."""
+
+
+class DeviceOutsideLease(RlhfError):
+    """A node's mesh has a device that the run's lease does not hold."""
+
+
+class RankLost(RlhfError):
+    """A rank process ended; the gang cannot continue."""
+
+
+class RankSilent(RlhfError, TimeoutError):
+    """A rank did not answer before the deadline of its call."""
+
+
+class RankFailed(RlhfError):
+    """A call raised in a rank process."""

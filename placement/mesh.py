@@ -1,0 +1,112 @@
+"""Clusters and device meshes: which devices exist, and which rectangles of them a call may occupy.
+
+A mesh is some whole consecutive nodes, or an aligned power-of-two slice of one node (ReaL, section 4), so any two
+meshes are disjoint, nested, or overlap in whole nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+_MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DeviceMesh:
+    """A rectangle of devices.
+
+    >>> DeviceMesh(0, 1, 0, 2).name
+    'n0:0-1'
+    >>> DeviceMesh.parse("n0-1:0-7")
+    DeviceMesh(first_node=0, num_nodes=2, first_device=0, devices_per_node=8)
+    """
+
+    first_node: int
+    num_nodes: int
+    first_device: int
+    devices_per_node: int
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def name(self) -> str:
+        """`n0:0-1` is devices 0 and 1 of node 0; `n0-1:0-7` is devices 0 to 7 of nodes 0 and 1."""
+        nodes = _span(self.first_node, self.num_nodes)
+        return f"n{nodes}:{_span(self.first_device, self.devices_per_node)}"
+
+    @classmethod
+    def parse(cls, name: str, field: str = "mesh") -> DeviceMesh:
+        """Read a name as `name` writes it. Raises InvalidInput for anything else."""
+        match = _MESH_NAME.fullmatch(name)
+        if match is None:
+            raise InvalidInput(field, name, "a mesh such as n0:0-1 or n0-1:0-7")
+        first_node, last_node, first, last = (int(g) if g else None for g in match.groups())
+        assert first_node is not None and first is not None  # the pattern requires both
+        num_nodes = 1 if last_node is None else last_node - first_node + 1
+        per_node = 1 if last is None else last - first + 1
+        if num_nodes < 1 or per_node < 1:
+            raise InvalidInput(field, name, "ranges that end after they begin")
+        return cls(first_node, num_nodes, first, per_node)
+
+    def devices(self) -> tuple[Device, ...]:
+        """All devices, node by node."""
+        return tuple(
+            Device(node, device)
+            for node in range(self.first_node, self.first_node + self.num_nodes)
+            for device in range(self.first_device, self.first_device + self.devices_per_node)
+        )
+
+    def overlaps(self, other: DeviceMesh) -> bool:
+        """Whether some device is in both."""
+        return not set(self.devices()).isdisjoint(other.devices())
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """One device of a cluster.
+
+    >>> str(Device(0, 1))
+    'n0:1'
+    """
+
+    node: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"n{self.node}:{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShape:
+    """`num_nodes` equal nodes of `devices_per_node` devices with `device_memory_bytes` each."""
+
+    name: str
+    num_nodes: int
+    devices_per_node: int
+    device_memory_bytes: int
+
+    @property
+    def whole(self) -> DeviceMesh:
+        return DeviceMesh(0, self.num_nodes, 0, self.devices_per_node)
+
+    def check_mesh(self, mesh: DeviceMesh, field: str = "mesh") -> DeviceMesh:
+        """Return `mesh`, or raise InvalidInput when it lies outside the cluster or is not aligned."""
+        if mesh.first_node + mesh.num_nodes > self.num_nodes:
+            raise InvalidInput(field, mesh.name, f"nodes 0 to {self.num_nodes - 1} of cluster {self.name}")
+        if mesh.first_device + mesh.devices_per_node > self.devices_per_node:
+            raise InvalidInput(field, mesh.name, f"devices 0 to {self.devices_per_node - 1} of each node")
+        whole_nodes = mesh.devices_per_node == self.devices_per_node
+        width = mesh.devices_per_node
+        aligned = mesh.num_nodes == 1 and width & (width - 1) == 0 and mesh.first_device % width == 0
+        if not (whole_nodes or aligned):
+            raise InvalidInput(field, mesh.name, "whole nodes, or an aligned power-of-two slice of one node")
+        return mesh
+
+
+def _span(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"

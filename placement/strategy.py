@@ -1,0 +1,45 @@
+"""A parallelization strategy (dp, tp, pp) and where each of its coordinates sits on a mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Strategy:
+    """Degrees of data, tensor and pipeline parallelism.
+
+    >>> str(Strategy(dp=2)), Strategy(dp=2, tp=4, pp=2).num_devices
+    ('dp2', 16)
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        return self.dp * self.tp * self.pp
+
+    def __str__(self) -> str:
+        degrees = (("dp", self.dp), ("tp", self.tp), ("pp", self.pp))
+        return " ".join(f"{axis}{degree}" for axis, degree in degrees if degree > 1) or "dp1"
+
+    def coordinates(self) -> tuple[Coordinate, ...]:
+        """The coordinate of the i-th device of a mesh: tp varies fastest, then dp, then pp (as in Megatron).
+
+        >>> [(c.pp, c.dp, c.tp) for c in Strategy(dp=2, pp=2).coordinates()]
+        [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
+        """
+        degrees = product(range(self.pp), range(self.dp), range(self.tp))
+        return tuple(Coordinate(dp, tp, pp) for pp, dp, tp in degrees)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Coordinate:
+    """Which data-parallel replica, tensor-parallel shard and pipeline stage a device is."""
+
+    dp: int
+    tp: int
+    pp: int

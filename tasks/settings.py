@@ -1,0 +1,43 @@
+"""The settings a person gives an algorithm, typed, so that the UI shows a form and a misspelt key is refused."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Base of every group of settings: frozen, and no key is ever ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Sampling(Settings):
+    """How responses are drawn."""
+
+    max_new_tokens: int = Field(24, ge=1, description="Longest response, in tokens.")
+    temperature: float = Field(1.0, ge=0, description="0 is greedy.")
+    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
+    stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
+
+    def greedy(self) -> Sampling:
+        """The same lengths, always the likeliest token."""
+        return self.model_copy(update={"temperature": 0.0, "top_p": 1.0})
+
+
+class Optimizer(Settings):
+    """AdamW, with linear warm-up."""
+
+    lr: float = Field(1e-5, gt=0, description="Learning rate.")
+    head_lr: float | None = Field(None, gt=0, description="Learning rate of a scalar head; the same when empty.")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="Decay of the two moments.")
+    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
+    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this global norm.")
+    warmup_steps: int = Field(0, ge=0, description="Optimizer steps until the learning rate is reached.")
+
+
+class Update(Settings):
+    """How a train_step walks the rows of one iteration."""
+
+    epochs: int = Field(1, ge=1, description="Passes over the rows.")
+    mini_batches: int = Field(1, ge=1, description="Optimizer steps per pass.")
