@@ -17,11 +17,12 @@ class Operation:
     """What a call runs: an importable function and its settings, so that a graph survives JSON.
 
     `target` is `module:function` (a loss, an advantage estimator) or a plain word an engine knows (`logprobs`,
-    `values`, `scores`, `sample`); `settings` is canonical JSON.
+    `values`, `scores`, `sample`); `settings` is JSON of the class that `settings_type` names in the same way.
     """
 
     target: str
     settings: str = "{}"
+    settings_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class Call:
 
     `role` names the model (None for compute); `outputs` the keys it adds to the rows; `rows_from` the dataset whose
     rows it works on; `every` makes it an evaluation call: it runs at steps 0, every, 2 * every, ... and once after
-    the last step. `stateful` computations carry state from step to step. `rows_per_prompt` > 1 means that the call
-    returns that many rows for each row it gets (samples per prompt).
+    the last step. `stateful` computations carry state from step to step.
+    `num_rows` rows are worked on in one step (a generate with n samples per prompt: n times its prompts).
     """
 
     name: str

@@ -1,0 +1,112 @@
+"""What the controller tells a rank to do, and what the rank reports back: small picklable values, never tensors.
+
+A row is named by its position in the step's batch, so every rank means the same row by the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.layout import Layout
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import ModelInstance
+
+Digest = Mapping[str, int]
+"""Parameter name -> what this rank's shard contributes to the weight fingerprint, modulo 2**64."""
+
+
+class RowSource(Protocol):
+    """A dataset as a rank reads it: picklable by its settings, opened where it is used."""
+
+    name: str
+    keys: tuple[str, ...]
+
+    def __len__(self) -> int: ...
+
+    def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
+        """Rows in the order asked for: `prompt_tokens` (lists of ids) or the columns of preference pairs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOrder:
+    """Build one model instance on `ranks` (in the mesh's order) and load its weights from the checkpoint."""
+
+    model: ModelSpec
+    instance: ModelInstance
+    ranks: tuple[int, ...]
+    layout: Layout
+    max_sequence_length: int
+    max_rows: int
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrder:
+    """Run one call on this rank's rows.
+
+    `rows` are positions in the step's batch; `row_ids` the same rows' numbers in the dataset. `reads` and `writes` are
+    weight versions of the instance. `versions` says which version of each role made the rows so far.
+    """
+
+    step: int
+    call: Call
+    instance: ModelInstance | None
+    rows: tuple[int, ...]
+    row_ids: tuple[int, ...]
+    seed: int
+    run_dir: Path
+    tokenizer: str
+    micro_batches: int = 1
+    reads: int | None = None
+    writes: int | None = None
+    versions: Mapping[str, int] = field(default_factory=dict)
+    finished_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RowTransfer:
+    """Rows of one call's keys that go from rank `source` to rank `target` (not equal)."""
+
+    source: int
+    target: int
+    call: str
+    keys: tuple[str, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOrder:
+    """All row transfers of one node, the same on every rank; a rank takes its part."""
+
+    step: int
+    transfers: tuple[RowTransfer, ...]
+    finished_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWeightsOrder:
+    """Bring version `version` of a role from one instance's storage into another's (reallocate)."""
+
+    source: ModelInstance
+    target: ModelInstance
+    version: int
+    source_layout: Layout
+    target_layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank says after an order. `seconds` is its own clock; `digest` is set when weights were written."""
+
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    digest: Digest | None = None
+    bytes_moved: int = 0
+    device_bytes: int = 0
+    fingerprint_seconds: float = 0.0
+    num_tokens: int = 0

@@ -1,0 +1,51 @@
+"""Rows as ranks keep and compute on them: ragged columns in the store, padded tensors in a computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Column = Sequence[Tensor]
+"""One tensor per row: 0-d (a score) or 1-d (tokens, log-probabilities)."""
+
+
+class Batch(Mapping[str, Tensor]):
+    """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest].
+
+    >>> batch = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
+    >>> batch["logprobs"].tolist(), batch.mask("logprobs").tolist()
+    ([[-1.0, -2.0], [-3.0, 0.0]], [[1.0, 1.0], [1.0, 0.0]])
+    """
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self.columns = dict(columns)
+
+    def __getitem__(self, key: str) -> Tensor:
+        return pad(self.columns[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns)
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def mask(self, key: str) -> Tensor:
+        """[B, longest] float: 1 where a row of `key` has a value."""
+        lengths_B = torch.tensor([row.numel() for row in self.columns[key]])
+        return (torch.arange(int(lengths_B.max()))[None] < lengths_B[:, None]).float()
+
+
+def pad(column: Column) -> Tensor:
+    """Stack scalars to [B]; right-pad sequences with zeros to [B, longest]."""
+    if column[0].dim() == 0:
+        return torch.stack(list(column))
+    return torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)
+
+
+def unpad(padded: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """Undo `pad`: [B] to scalars, [B, T] to the first lengths[b] values of each row."""
+    if padded.dim() == 1:
+        return list(padded)
+    return [row[:length] for row, length in zip(padded, lengths, strict=True)]
