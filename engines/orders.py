@@ -5,7 +5,7 @@ A row is named by its position in the step's batch, so every rank means the same
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,6 +64,7 @@ class CallOrder:
     micro_batches: int = 1
     reads: int | None = None
     writes: int | None = None
+    function: Callable[..., Any] | None = None  # the call's operation, resolved where it runs
     versions: Mapping[str, int] = field(default_factory=dict)
     finished_steps: tuple[int, ...] = ()
 

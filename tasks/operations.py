@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
-
-from torch import Tensor
 
 from prefect_rlhf.placement.graph import Operation
 from prefect_rlhf.tasks.settings import Settings
@@ -19,26 +17,6 @@ from prefect_rlhf.tasks.settings import Settings
 P = ParamSpec("P")
 R = TypeVar("R")
 Output = Literal["logprobs", "values", "scores"]
-
-
-@dataclass(frozen=True, slots=True)
-class Context:
-    """Where and when a computation runs: what a writer of files or of text needs beside its rows."""
-
-    step: int
-    run_dir: Path
-    tokenizer: str
-    versions: Mapping[str, int]  # role -> weight version that made the rows
-    evaluation: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What a computation returns: columns ([B] or [B, T]), metrics of the step, and state for the next step."""
-
-    columns: Mapping[str, Tensor] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    state: Any = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +66,16 @@ class Bound:
         kind: type[Settings] = _resolve(self.settings_type)
         return kind.model_validate_json(self.settings_json)
 
+    def __call__(self, *arguments: Any, **offered: Any) -> Any:
+        """Run it: on (output, batch) a loss, on one Batch per input a computation.
+
+        Of `offered` (context, state) the function gets what its signature names.
+        """
+        function = self.operator.function
+        named = inspect.signature(function).parameters
+        wanted = {name: value for name, value in offered.items() if name in named}
+        return function(*arguments, settings=self.settings, **wanted)
+
     @property
     def operation(self) -> Operation:
         return Operation(self.target, self.settings_json, self.settings_type)
@@ -106,7 +94,7 @@ def loss(output: Output, *, rows_per_item: int = 1) -> Callable[[Callable[P, R]]
 
 
 def computation(*outputs: str, stateful: bool = False) -> Callable[[Callable[P, R]], Operator[P, R]]:
-    """Mark `f(*batches, settings=, context=, state=) -> Computed` as a computation that adds the keys `outputs`.
+    """Mark `f(*batches, settings, [context], [state]) -> Computed` as a computation that adds the keys `outputs`.
 
     It sees all rows of the step at once. With `stateful`, `state` is what it returned a step earlier (None at first).
     """
