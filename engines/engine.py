@@ -139,9 +139,7 @@ class Engine(Protocol):
 class TrainingEngine(Engine, Protocol):
     """inference and train_step. Every rank of the mesh makes the same calls in the same order."""
 
-    def infer(
-        self, sequences: Sequences, output: Output, micro_batches: int, temperature: float
-    ) -> Tensor | None:
+    def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
         """Run this data-parallel replica's rows.
 
         Returns logprobs [B, T] (of response tokens), values [B, T] (at the token before each response token) or scores
@@ -162,8 +160,6 @@ class TrainingEngine(Engine, Protocol):
 class GenerationEngine(Engine, Protocol):
     """generate. Every rank of a tensor-parallel group makes the same calls in the same order."""
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int]
-    ) -> Generated:
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int]) -> Generated:
         """Continue this replica's prompts; the i-th row draws from seeds[i] alone, whatever it is batched with."""
         ...

@@ -9,9 +9,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement
 
-NodeKind = Literal[
-    "generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload"
-]
+NodeKind = Literal["generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload"]
 
 
 @dataclass(frozen=True, slots=True)
