@@ -36,11 +36,12 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A source of rows: prompts or preference pairs. `batch_size` rows enter each iteration."""
+    """A source of items: prompts (a row each) or preference pairs (`rows_per_item` 2). `num_items` is its size."""
 
     name: str
     keys: tuple[str, ...]
-    batch_size: int
+    num_items: int
+    rows_per_item: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,9 @@ class Call:
     `role` names the model (None for compute); `outputs` the keys it adds to the rows; `rows_from` the dataset whose
     rows it works on; `every` makes it an evaluation call: it runs at steps 0, every, 2 * every, ... and once after
     the last step. `stateful` computations carry state from step to step.
-    `num_rows` rows are worked on in one step (a generate with n samples per prompt: n times its prompts).
+    `num_rows` rows are worked on in one step (a generate with n samples per prompt: n times its prompts); groups of
+    `rows_per_item` adjacent ones (a chosen and a rejected answer) are never split. A train_step takes `epochs` *
+    `mini_batches` optimizer steps.
     """
 
     name: str
@@ -63,7 +66,10 @@ class Call:
     num_rows: int
     every: int | None = None
     stateful: bool = False
+    samples_per_prompt: int = 1
+    rows_per_item: int = 1
     mini_batches: int = 1
+    epochs: int = 1
 
 
 @dataclass(frozen=True, slots=True)

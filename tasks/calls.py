@@ -1,0 +1,168 @@
+"""The four words a flow body is written in: generate, inference, compute and train_step.
+
+Each adds one call to the graph being traced and returns a handle of what the call will produce.
+
+>>> from prefect_rlhf.tasks.calls import generate
+>>> generate(None, None)
+Traceback (most recent call last):
+    ...
+prefect_rlhf.placement.errors.GraphError: generate was called outside of the body of an @rlhf_flow function
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.graph import Call, Operation
+from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.tasks.operations import Bound, Operator, Output
+from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Temperature, Update
+from prefect_rlhf.tasks.trace import Rows, Trace, current_trace
+
+GENERATED_KEYS = ("tokens", "prompt_length", "logprobs")
+
+
+def generate(
+    model: object,
+    prompts: object,
+    *,
+    sampling: Sampling | None = None,
+    batch_size: int | None = None,
+    samples_per_prompt: int = 1,
+    every: int | None = None,
+    name: str | None = None,
+) -> Rows:
+    """Continue prompts: keys `tokens`, `prompt_length` and `logprobs`.
+
+    `batch_size` prompts of the dataset enter each step (None: all of them, as an evaluation wants).
+    """
+    trace = current_trace("generate")
+    role = trace.role(model, "generate")
+    rows = trace.rows(prompts, "generate", batch_size)
+    settings = sampling or Sampling()
+    call = Call(
+        name=name or f"{role}_generate",
+        kind="generate",
+        role=role,
+        inputs=(rows.port(),),
+        outputs=GENERATED_KEYS,
+        operation=_operation("sample", settings),
+        rows_from=rows.dataset,
+        num_rows=rows.num_rows * samples_per_prompt,
+        every=every,
+        samples_per_prompt=samples_per_prompt,
+    )
+    return trace.add(call)
+
+
+def inference(
+    model: object,
+    rows: object,
+    *,
+    output: Output,
+    temperature: float = 1.0,
+    batch_size: int | None = None,
+    every: int | None = None,
+    name: str | None = None,
+) -> Rows:
+    """One forward pass: key `logprobs` or `values` (of each response token) or `scores` (one a row)."""
+    trace = current_trace("inference")
+    role = trace.role(model, "inference")
+    _check_head(trace, role, output, "inference")
+    source = trace.rows(rows, "inference", batch_size)
+    call = Call(
+        name=name or f"{role}_inference",
+        kind="inference",
+        role=role,
+        inputs=(source.port(),),
+        outputs=(output,),
+        operation=_operation(output, Temperature(temperature=temperature)),
+        rows_from=source.dataset,
+        num_rows=source.num_rows,
+        every=every,
+        rows_per_item=source.rows_per_item,
+    )
+    return trace.add(call)
+
+
+def compute(
+    operator: Operator[Any, Any],
+    *inputs: Rows,
+    settings: Settings,
+    every: int | None = None,
+    name: str | None = None,
+) -> Rows:
+    """A pure function of rows, on the host CPU of one device; adds the keys its @computation names."""
+    trace = current_trace("compute")
+    _check_operator(trace, operator, "computation")
+    handles = [trace.rows(rows, "compute", None) for rows in inputs]
+    if len({handle.num_rows for handle in handles}) != 1:
+        raise GraphError(f"flow {trace.flow}: compute {operator.name} needs inputs with the same rows")
+    call = Call(
+        name=name or operator.name,
+        kind="compute",
+        role=None,
+        inputs=tuple(handle.port() for handle in handles),
+        outputs=operator.outputs,
+        operation=operator(settings).operation,
+        rows_from=handles[0].dataset,
+        num_rows=handles[0].num_rows,
+        every=every,
+        stateful=operator.stateful,
+        rows_per_item=handles[0].rows_per_item,
+    )
+    return trace.add(call)
+
+
+def train_step(
+    model: object,
+    *inputs: object,
+    loss: Bound,
+    optimizer: Optimizer | None = None,
+    update: Update | None = None,
+    batch_size: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Train a model on rows: makes the next version of its weights."""
+    trace = current_trace("train_step")
+    role = trace.role(model, "train_step")
+    operator = loss.operator
+    _check_operator(trace, operator, "loss")
+    _check_head(trace, role, operator.output, "train_step")
+    if role in trace.optimizers:
+        raise GraphError(f"flow {trace.flow}: {role} has two train_steps; one call makes a version")
+    handles = [trace.rows(rows, "train_step", batch_size) for rows in inputs]
+    trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
+    walk = update or Update()
+    trace.add(
+        Call(
+            name=name or f"{role}_train",
+            kind="train_step",
+            role=role,
+            inputs=tuple(handle.port() for handle in handles),
+            outputs=(),
+            operation=loss.operation,
+            rows_from=handles[0].dataset,
+            num_rows=handles[0].num_rows,
+            rows_per_item=operator.rows_per_item,
+            mini_batches=walk.mini_batches,
+            epochs=walk.epochs,
+        )
+    )
+
+
+def _operation(word: str, settings: Settings) -> Operation:
+    kind = type(settings)
+    return Operation(word, settings.model_dump_json(), f"{kind.__module__}:{kind.__name__}")
+
+
+def _check_head(trace: Trace, role: str, output: Output, call: str) -> None:
+    wanted = "lm" if output == "logprobs" else "scalar"
+    if trace.models[role].head != wanted:
+        raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {wanted}")
+
+
+def _check_operator(trace: Trace, operator: object, kind: str) -> None:
+    if not isinstance(operator, Operator) or operator.kind != kind:
+        raise GraphError(f"flow {trace.flow}: got {operator!r:.80}, expected a function decorated with @{kind}")

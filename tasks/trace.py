@@ -1,0 +1,117 @@
+"""Tracing: run a flow function's body once with handles for data, and keep the calls it makes as a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
+from prefect_rlhf.placement.model import ModelSpec, OptimizerSpec
+
+_current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body is running
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a call returns while tracing: keys that `source` will have made, on `num_rows` rows of `dataset`."""
+
+    source: str
+    keys: tuple[str, ...]
+    dataset: str
+    num_rows: int
+    rows_per_item: int = 1
+
+    def port(self) -> Port:
+        return Port(argument=self.source, source=self.source, keys=self.keys)
+
+
+@dataclass(slots=True)
+class Trace:
+    """The calls of one body so far. Roles and datasets are known by the very objects that the body was given."""
+
+    flow: str
+    models: Mapping[str, ModelSpec]
+    datasets: Mapping[str, Dataset]
+    given: Mapping[int, str]  # id of an argument object -> the parameter's name
+    calls: list[Call] = field(default_factory=list)
+    optimizers: dict[str, OptimizerSpec] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+
+    def role(self, argument: object, call: str) -> str:
+        """The role that `argument` stands for. Raises GraphError for anything that is not a model parameter."""
+        name = self.given.get(id(argument))
+        if name not in self.models:
+            raise GraphError(f"flow {self.flow}: {call} needs a Model parameter of the flow, got {argument!r:.80}")
+        self.used.add(name)
+        return name
+
+    def rows(self, argument: object, call: str, batch_size: int | None) -> Rows:
+        """Handle of `argument`: what a call returned, or `batch_size` items of a dataset parameter (None: all)."""
+        if isinstance(argument, Rows):
+            if argument.source not in {*self.datasets, *(made.name for made in self.calls)}:
+                raise GraphError(f"flow {self.flow}: {call} reads {argument.source!r}, which another flow made")
+            return argument
+        name = self.given.get(id(argument))
+        if name not in self.datasets:
+            raise GraphError(f"flow {self.flow}: {call} needs rows or a dataset parameter, got {argument!r:.80}")
+        self.used.add(name)
+        dataset = self.datasets[name]
+        size = dataset.num_items if batch_size is None else batch_size
+        if not 1 <= size <= dataset.num_items:
+            raise InvalidInput("algo.batch_size", size, f"1 to {dataset.num_items}, the items of {name}")
+        return Rows(name, dataset.keys, name, size * dataset.rows_per_item, dataset.rows_per_item)
+
+    def add(self, call: Call) -> Rows:
+        """Append a call and return the handle of its outputs."""
+        if any(made.name == call.name for made in self.calls):
+            raise GraphError(f"flow {self.flow}: two calls are named {call.name!r}; give one of them name=...")
+        self.calls.append(call)
+        return Rows(call.name, call.outputs, call.rows_from, call.num_rows, call.rows_per_item)
+
+    def graph(self) -> DataflowGraph:
+        """The finished graph. Raises GraphError for an empty body and for parameters that nothing uses."""
+        if not self.calls:
+            raise GraphError(f"flow {self.flow}: the body made no model function call")
+        unused = sorted({*self.models, *self.datasets} - self.used)
+        if unused:
+            raise GraphError(f"flow {self.flow}: parameter {unused[0]!r} is used by no call; remove it")
+        models = tuple(replace(m, optimizer=self.optimizers.get(role)) for role, m in self.models.items())
+        return DataflowGraph(self.flow, models, tuple(self.datasets.values()), tuple(self.calls))
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[Trace]:
+    """Make `trace` the one that generate, inference, compute and train_step add to."""
+    token = _current.set(trace)
+    try:
+        yield trace
+    finally:
+        _current.reset(token)
+
+
+def current_trace(call: str) -> Trace:
+    """The trace in progress. Raises GraphError outside of a flow body."""
+    trace = _current.get(None)
+    if trace is None:
+        raise GraphError(f"{call} was called outside of the body of an @rlhf_flow function")
+    return trace
+
+
+def trace_body(
+    flow: str,
+    body: Callable[..., None],
+    arguments: Mapping[str, Any],
+    models: Mapping[str, ModelSpec],
+    datasets: Mapping[str, Dataset],
+) -> DataflowGraph:
+    """Run `body` once on `arguments`; those named in `models` and `datasets` stand for roles and sources of rows."""
+    given = {id(arguments[name]): name for name in (*models, *datasets)}
+    if len(given) != len(models) + len(datasets):
+        raise GraphError(f"flow {flow}: two parameters hold the same object; pass a copy to one of them")
+    with tracing(Trace(flow, models, datasets, given)) as trace:
+        body(**arguments)
+    return trace.graph()
