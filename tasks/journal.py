@@ -1,0 +1,114 @@
+"""The run's own record, on disk as it goes: one JSON line per task run and one per step.
+
+Prefect's database is for looking; this is what a benchmark, a timeline or a later run reads.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One task run as it happened. `start` and `end` are Unix seconds of the controller's clock.
+
+    `seconds` is the longest time a rank worked on it, by the rank's own clock; what is beyond is orchestration.
+    """
+
+    node: str
+    title: str
+    kind: str
+    call: str | None
+    step: int
+    pool: str
+    lease: str
+    devices: tuple[str, ...]
+    start: float
+    end: float
+    seconds: float
+    fingerprint_seconds: float = 0.0
+    bytes_moved: int = 0
+    num_tokens: int = 0
+    device_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> bytes when it ended
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Journal:
+    """Appends to `task_runs.jsonl` and `metrics.jsonl` in `run_dir`; safe to call from many threads."""
+
+    def __init__(self, run_dir: Path) -> None:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.run_dir = run_dir
+        self._spans: list[Span] = []
+        self._lock = threading.Lock()
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        with self._lock:
+            return tuple(self._spans)
+
+    def record(self, span: Span) -> None:
+        """Keep a finished task run."""
+        with self._lock:
+            self._spans.append(span)
+            _append(self.run_dir / "task_runs.jsonl", asdict(span))
+
+    def finish_step(self, step: int) -> Mapping[str, float]:
+        """Write and return the metrics of a step: each call's, under `call.metric`, and where its time went."""
+        spans = [span for span in self.spans if span.step == step]
+        metrics = {"step": float(step), **step_metrics(spans)}
+        with self._lock:
+            _append(self.run_dir / "metrics.jsonl", metrics)
+        return metrics
+
+
+def step_metrics(spans: Sequence[Span]) -> dict[str, float]:
+    """All metrics of one step's task runs, with `seconds` and the shares of it outside of model function calls."""
+    metrics = {f"{span.call}.{name}": value for span in spans for name, value in span.metrics.items()}
+    return metrics | time_shares(spans)
+
+
+def time_shares(spans: Sequence[Span]) -> dict[str, float]:
+    """Wall seconds that `spans` cover, and which share of them no rank spent in a model function call.
+
+    `orchestration_share` is everything else, injected nodes and computations included; `fingerprint_share` is the time
+    spent on weight fingerprints, wherever it was.
+
+    >>> call = Span("a", "", "generate", "a", 0, "", "", (), start=0.0, end=10.0, seconds=9.0)
+    >>> time_shares([call])["orchestration_share"]
+    0.1
+    """
+    if not spans:
+        return {}
+    wall = max(span.end for span in spans) - min(span.start for span in spans)
+    calls = [span for span in spans if span.kind in MODEL_FUNCTION_CALLS]
+    busy = covered_seconds((span.end - span.seconds, span.end) for span in calls)
+    return {
+        "seconds": wall,
+        "orchestration_share": round(1 - busy / wall, 9) if wall else 0.0,
+        "fingerprint_share": sum(span.fingerprint_seconds for span in spans) / wall if wall else 0.0,
+    }
+
+
+def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals.
+
+    >>> covered_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
+    4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _append(path: Path, values: Mapping[str, object]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(values) + "\n")
