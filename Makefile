@@ -1,0 +1,34 @@
+# make demo   train SmolLM2 with PPO on human ratings, in Prefect, on this machine
+# make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
+# make stop   end everything that make demo started
+PYTHON ?= python3.11
+VENV := .venv
+RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
+
+.PHONY: setup demo stop test test-all lint
+setup: $(VENV)/.ready
+
+# constraints.txt is complete, so nothing is resolved and the CPU build of torch, installed first, stays.
+$(VENV)/.ready: constraints.txt pyproject.toml
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet torch==2.13.0
+	$(VENV)/bin/pip install --quiet --no-deps --requirement constraints.txt
+	$(VENV)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+demo: setup
+	$(RUN)/python -m prefect_rlhf.flows.demo
+
+stop:
+	$(RUN)/python -m prefect_rlhf.flows.demo stop
+
+lint: setup
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	MYPYPATH=src $(RUN)/mypy -p prefect_rlhf
+
+test: lint
+	$(RUN)/pytest -m "not all" --durations=15
+
+test-all: lint
+	$(RUN)/pytest --durations=15
