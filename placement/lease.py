@@ -1,0 +1,73 @@
+"""A lease: the devices of a cluster that one flow run holds, and what it may touch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
+from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
+
+DeviceKind = Literal["cpu", "cuda"]
+
+ENVIRONMENT_VARIABLE = "RLHF_LEASE"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """What a flow run holds: `devices` of `mesh` in `cluster`, leased through work pool `pool`.
+
+    A dry run is told the mesh that it would get, with no devices. A run without a worker has pool `local`.
+
+    >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
+    >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
+    >>> lease == Lease.from_json(lease.to_json())
+    True
+    >>> lease.require(DeviceMesh(0, 1, 2, 2), "actor.generate")
+    Traceback (most recent call last):
+        ...
+    prefect_rlhf.placement.errors.DeviceOutsideLease: actor.generate: n0:2 is outside lease 8c1f (n0:0-1 of desk)
+    """
+
+    pool: str
+    id: str
+    cluster: ClusterShape
+    mesh: DeviceMesh
+    devices: tuple[Device, ...]
+    kind: DeviceKind = "cpu"
+
+    @property
+    def is_dry(self) -> bool:
+        """Whether nothing is held: the run may plan, but touch no device."""
+        return not self.devices
+
+    def require(self, mesh: DeviceMesh, doing: str) -> None:
+        """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""
+        outside = next((device for device in mesh.devices() if device not in self.devices), None)
+        if outside is not None:
+            held = f"{self.mesh.name} of {self.cluster.name}" if self.devices else "a dry run: no devices"
+            raise DeviceOutsideLease(f"{doing}: {outside} is outside lease {self.id} ({held})")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str, field: str = ENVIRONMENT_VARIABLE) -> Lease:
+        """Read what `to_json` wrote. Raises InvalidInput for anything else."""
+        try:
+            values = json.loads(text)
+            values["cluster"] = ClusterShape(**values["cluster"])
+            values["mesh"] = DeviceMesh(**values["mesh"])
+            values["devices"] = tuple(Device(**device) for device in values["devices"])
+            return cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput(field, text, "the JSON of a lease, as the gpu-mesh worker writes it") from error
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Lease | None:
+        """The lease that the worker gave to this process, or None when no worker started it."""
+        text = (os.environ if environment is None else environment).get(ENVIRONMENT_VARIABLE)
+        return None if text is None else cls.from_json(text)
