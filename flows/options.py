@@ -1,0 +1,36 @@
+"""The parameters that every run has, whatever the algorithm: how long, by which plan, from which seed, to where."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Annotated
+
+from pydantic import Field
+from pydantic_core import PydanticUndefined
+
+from prefect_rlhf.tasks.settings import Settings
+
+
+class RunOptions(Settings):
+    """Shown in the form of each deployment, after the algorithm's own parameters."""
+
+    steps: int = Field(10, ge=0, description="Iterations of the algorithm.")
+    plan: str = Field("flattening", description="A preset's name, or the path of a plan file.")
+    seed: int = Field(1, ge=0, description="Decides the order of rows and every sampled token, under any plan.")
+    output_dir: str = Field("runs", description="Folder for this run's models, rollouts and metrics.")
+    dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")
+    steps_per_group: int = Field(2, ge=1, description="Steps shown together as one subflow run.")
+    call_deadline_seconds: float = Field(900.0, gt=0, description="Longest time one call may take.")
+
+    @classmethod
+    def signature(cls) -> list[inspect.Parameter]:
+        """These fields as keyword parameters of a flow function."""
+        return [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default if field.default is not PydanticUndefined else inspect.Parameter.empty,
+                annotation=Annotated[field.annotation, field],  # keeps bounds and description in the form
+            )
+            for name, field in cls.model_fields.items()
+        ]

@@ -1,0 +1,62 @@
+"""The decorator that makes a flow function an algorithm: a Prefect flow named `rlhf` whose body is traced, never run.
+
+To the body's own parameters it adds those that every run has (`RunOptions`), so that a deployment shows one form.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from prefect import Flow
+from prefect_rlhf.flows.run import run_algorithm
+
+from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.tasks.algorithm import Algorithm
+
+
+def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
+    """Make a body of generate, inference, compute and train_step calls the Prefect flow `rlhf`, algorithm `name`.
+
+    >>> from prefect_rlhf.flows.ppo import ppo
+    >>> ppo.name, ppo.algorithm.name
+    ('rlhf', 'ppo')
+    """
+    return lambda body: AlgorithmFlow(entry_point(Algorithm(name, body)), name="rlhf")
+
+
+class AlgorithmFlow(Flow[..., Mapping[str, Any]]):
+    """A Prefect flow that knows the algorithm it runs."""
+
+    @property
+    def algorithm(self) -> Algorithm:
+        algorithm = getattr(self.fn, "algorithm")  # noqa: B009  set by entry_point; survives Flow.with_options
+        assert isinstance(algorithm, Algorithm)
+        return algorithm
+
+
+def entry_point(algorithm: Algorithm) -> Callable[..., Mapping[str, Any]]:
+    """The function that Prefect calls: the body's parameters and the run's, as one signature."""
+
+    def entry(**parameters: Any) -> Mapping[str, Any]:
+        options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields})
+        return run_algorithm(algorithm, parameters, options)
+
+    body = algorithm.body
+    entry.__name__, entry.__qualname__, entry.__module__ = body.__name__, body.__qualname__, body.__module__
+    entry.__doc__ = body.__doc__
+    entry.__signature__ = inspect.Signature(_parameters(body), return_annotation=dict)  # type: ignore[attr-defined]  # read by inspect
+    entry.__annotations__ = {parameter.name: parameter.annotation for parameter in _parameters(body)}
+    entry.algorithm = algorithm  # type: ignore[attr-defined]  # functions take attributes; AlgorithmFlow.algorithm reads it
+    return entry
+
+
+def _parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(body, include_extras=True)
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in inspect.signature(body).parameters.items()
+    ]
+    return [*own, *RunOptions.signature()]

@@ -1,0 +1,143 @@
+"""Tracing: a body becomes exactly the calls it makes, and a body that describes nothing runnable is refused."""
+
+import pytest
+
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.graph import DataEdge, Dataset
+from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.operations import Bound, computation, loss
+from prefect_rlhf.tasks.settings import Sampling, Settings
+from prefect_rlhf.tasks.trace import trace_body
+
+SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
+
+
+class Gain(Settings):
+    factor: float = 2.0
+
+
+@loss("logprobs")
+def some_loss(output, batch, settings):
+    return output * settings.factor
+
+
+@loss("values")
+def value_loss(output, batch, settings):
+    return output
+
+
+@computation("advantages")
+def some_advantages(rollout, scores, settings):
+    return rollout
+
+
+class Stand:
+    """An argument object with an identity."""
+
+
+MODELS = {"actor": ModelSpec("actor", "a", "lm", SHAPE), "reward": ModelSpec("reward", "r", "scalar", SHAPE)}
+DATASETS = {"prompts": Dataset("prompts", ("prompt_tokens",), 10)}
+
+
+def traced(body, models=MODELS, datasets=DATASETS):
+    arguments = {name: Stand() for name in (*models, *datasets)}
+    return trace_body("some", body, arguments, models, datasets)
+
+
+def good_body(prompts, actor, reward):
+    rollout = generate(actor, prompts, batch_size=4, sampling=Sampling(max_new_tokens=3), samples_per_prompt=2)
+    scores = inference(reward, rollout, output="scores")
+    advantages = compute(some_advantages, rollout, scores, settings=Gain())
+    train_step(actor, rollout, advantages, loss=some_loss(Gain(factor=3.0)))
+
+
+def test_a_body_becomes_its_calls_and_data_edges():
+    graph = traced(good_body)
+    assert [call.name for call in graph] == ["actor_generate", "reward_inference", "some_advantages", "actor_train"]
+    assert DataEdge("reward_inference", "some_advantages", ("scores",)) in graph.data_edges()
+    assert [call.num_rows for call in graph] == [8, 8, 8, 8]
+    assert graph.model("actor").optimizer is not None
+    assert graph.model("reward").optimizer is None
+
+
+def test_a_loss_crosses_a_graph_with_its_settings():
+    """What the rank runs is what the body bound, settings included."""
+    operation = traced(good_body).call("actor_train").operation
+    assert Bound.of(operation)(2.0, {}) == 6.0
+
+
+def unused_role(prompts, actor, reward):
+    generate(actor, prompts)
+
+
+def twice_named(prompts, actor, reward):
+    generate(actor, prompts)
+    generate(actor, prompts)
+
+
+def rows_for_a_model(prompts, actor, reward):
+    generate(prompts, actor)
+
+
+def scores_of_a_language_model(prompts, actor, reward):
+    inference(actor, generate(actor, prompts), output="scores")
+
+
+def loss_of_a_language_model(prompts, actor, reward):
+    train_step(actor, generate(actor, prompts), loss=value_loss(Gain()))
+
+
+def bare_function(prompts, actor, reward):
+    compute(len, generate(actor, prompts), settings=Gain())
+
+
+def loss_as_computation(prompts, actor, reward):
+    compute(some_loss, generate(actor, prompts), settings=Gain())
+
+
+def trained_twice(prompts, actor, reward):
+    rollout = generate(actor, prompts)
+    train_step(actor, rollout, loss=some_loss(Gain()))
+    train_step(actor, rollout, loss=some_loss(Gain()), name="again")
+
+
+def empty(prompts, actor, reward):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (unused_role, "parameter 'reward' is used by no call"),
+        (twice_named, "two calls are named 'actor_generate'"),
+        (rows_for_a_model, "needs a Model parameter"),
+        (scores_of_a_language_model, "needs a model with head: scalar"),
+        (loss_of_a_language_model, "needs a model with head: scalar"),
+        (bare_function, "decorated with @computation"),
+        (loss_as_computation, "decorated with @computation"),
+        (trained_twice, "two train_steps"),
+        (empty, "made no model function call"),
+    ],
+)
+def test_a_body_that_describes_no_algorithm_is_refused_with_its_reason(body, says):
+    with pytest.raises(GraphError, match=says) as refused:
+        traced(body)
+    assert "flow some" in str(refused.value)
+
+
+def test_a_batch_larger_than_its_dataset_is_refused():
+    with pytest.raises(InvalidInput, match=r"algo.batch_size: got 11, expected 1 to 10"):
+        traced(lambda prompts, actor, reward: generate(actor, prompts, batch_size=11))
+
+
+def test_a_call_outside_a_body_is_refused():
+    with pytest.raises(GraphError, match="outside of the body"):
+        generate(Stand(), Stand())
+
+
+def test_one_object_for_two_parameters_is_refused():
+    """The tracer tells parameters apart by identity, so sharing one would mix two roles up."""
+    same = Stand()
+    with pytest.raises(GraphError, match="two parameters hold the same object"):
+        trace_body("some", good_body, {"prompts": Stand(), "actor": same, "reward": same}, MODELS, DATASETS)
