@@ -1,0 +1,5 @@
+"""vLLM as generation engine inside rank processes: one engine per tensor-parallel group, its weights written in place."""
+
+from prefect_rlhf.engines.vllm.environment import settle
+
+settle()  # vLLM and torch._dynamo read these when they are first imported

@@ -1,0 +1,165 @@
+"""The ranks of one vLLM engine, as a world of their own inside the world of all ranks.
+
+vLLM assumes one engine per process, on all ranks of torch's world, in rank order: it builds its groups with collective
+calls of the whole world, names them by counting per process, and keeps them in module globals. Here an engine may have
+any ordered subset of the ranks, and a process several engines.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers import utils as vllm_layers
+from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+_GLOBALS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
+_DEFAULTS = {name: True if name == "_ENABLE_CUSTOM_ALL_REDUCE" else None for name in _GLOBALS}
+
+
+class RankGroup:
+    """The world ranks of one engine, in tensor-parallel order.
+
+    `ident` is the same on all its ranks and unlike that of any other group on the machine, whatever else each rank has
+    built: it names process groups and shared memory.
+    """
+
+    def __init__(self, ranks: Sequence[int], rank: int) -> None:
+        _ensure_world()
+        self.ranks = tuple(ranks)
+        self.index = self.ranks.index(rank)
+        self.ident = _agree_on_ident(self.ranks, rank)
+        self._globals: dict[str, Any] = dict(_DEFAULTS)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Give vLLM this engine's groups; whatever it does must happen in here."""
+        outside = {name: getattr(parallel_state, name) for name in _GLOBALS}
+        vars(parallel_state).update(self._globals)
+        try:
+            yield
+        finally:
+            self._globals = {name: getattr(parallel_state, name) for name in _GLOBALS}
+            vars(parallel_state).update(outside)
+
+    @contextmanager
+    def building(self) -> Iterator[type[ExecutorWithExternalLauncher]]:
+        """Let vLLM build an engine with the executor class yielded, in a world made of these ranks alone.
+
+        Leaves no trace: random state, thread count and everything replaced are as before.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(self.entered())
+            stack.enter_context(_random_state_kept())
+            stack.enter_context(_threads_kept())
+            for owner, name, value in self._replacements():
+                stack.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, value)
+            yield self._executor()
+            self._unlink_shared_memory()
+
+    def _replacements(self) -> tuple[tuple[object, str, Any], ...]:
+        size = dist.get_world_size
+        new_world, new_group = parallel_state.init_world_group, parallel_state.init_model_parallel_group
+
+        def init_world_group(ranks: list[int], *args: Any) -> Any:
+            return new_world([self.ranks[i] for i in ranks], *args)
+
+        def init_model_parallel_group(groups: list[list[int]], *args: Any, **options: Any) -> Any:
+            options["use_message_queue_broadcaster"] = (
+                False  # 25 MB of shared memory that one process per rank never uses
+            )
+            return new_group([[self.ranks[i] for i in group] for group in groups], *args, **options)
+
+        used = Counter[tuple[int, ...]]()
+
+        def name_group(ranks: list[int]) -> str:
+            used[tuple(ranks)] += 1
+            return f"vllm {self.ident} {ranks} {used[tuple(ranks)]}"
+
+        return (
+            (parallel_state, "init_world_group", init_world_group),
+            (parallel_state, "init_model_parallel_group", init_model_parallel_group),
+            (parallel_state, "_get_unique_name", lambda name: f"{name}:{self.ident}"),
+            (dist, "new_group", partial(dist.new_group, use_local_synchronization=True, sort_ranks=False)),
+            (dist, "get_world_size", lambda group=None: len(self.ranks) if group is None else size(group)),
+            (distributed_c10d, "_hash_ranks_to_str", name_group),
+            (vllm_layers, "dispatch_cpu_unquantized_gemm", _keep_plain),
+        )
+
+    def _executor(self) -> type[ExecutorWithExternalLauncher]:
+        place = f"gang:{self.ident}", self.index, self.index
+        if torch.cuda.is_available():
+            place = *place[:2], torch.cuda.current_device()
+
+        class RankExecutor(ExecutorWithExternalLauncher):
+            """vLLM's worker in this very process, at its place in the group."""
+
+            def _distributed_args(self) -> tuple[str, int, int]:
+                return place
+
+        return RankExecutor
+
+    def _unlink_shared_memory(self) -> None:
+        """Remove the name of the all-reduce buffer: it stays mapped, and a killed rank leaves nothing behind."""
+        communicator = parallel_state.get_tp_group().device_communicator
+        name = getattr(getattr(communicator, "dist_module", None), "group_name", None)
+        if name is not None:
+            Path(f"/dev/shm/{name}_{self.index}").unlink()
+
+
+def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
+    """In place of vLLM's packing on CPU, which empties `weight`: see `linears`."""
+    del remove_weight
+    layer.cpu_linear = torch.nn.functional.linear
+
+
+def _ensure_world() -> None:
+    """A process alone needs a world too, which touches no network."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _agree_on_ident(ranks: tuple[int, ...], rank: int) -> str:
+    """Agree through the world's store, which also counts how often each rank has built on these ranks."""
+    store = distributed_c10d._get_default_store()
+    key = "vllm " + " ".join(map(str, ranks))
+    key = f"{key} #{store.add(f'{key} of {rank}', 1)}"
+    if rank == ranks[0]:
+        store.set(key, uuid.uuid4().hex[:12])
+    return store.get(key).decode()
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    state, array_state = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(state)
+            np.random.set_state(array_state)
+
+
+@contextmanager
+def _threads_kept() -> Iterator[None]:
+    """vLLM's CPU worker replaces `torch.set_num_threads` by nothing."""
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,73 @@
+"""vLLM's own weights under their Hugging Face names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.placement.errors import InvalidInput
+
+
+def shards(model: nn.Module) -> dict[str, Shard]:
+    """Every weight of a Llama-family vLLM model as regions of its Hugging Face parameters.
+
+    The views are slices of vLLM's storage, so writing them is writing the model. A tied lm_head is no parameter.
+    """
+    found: dict[str, Shard] = {}
+    for name, module in model.named_modules():
+        if name == "lm_head" and module.weight is model.model.embed_tokens.weight:
+            continue
+        found.update(_shards_of(name, module))
+    _check_complete(model, found)
+    return found
+
+
+def _shards_of(name: str, module: nn.Module) -> Iterator[tuple[str, Shard]]:
+    if isinstance(module, QKVParallelLinear):
+        yield from _qkv(name.removesuffix("qkv_proj"), module)
+    elif isinstance(module, MergedColumnParallelLinear):
+        yield from _gate_up(name.removesuffix("gate_up_proj"), module)
+    elif isinstance(module, RowParallelLinear):
+        rows, columns = module.weight.shape
+        start = module.tp_rank * columns
+        yield f"{name}.weight", Shard(((0, rows), (start, start + columns)), module.weight.data)
+    elif isinstance(module, VocabParallelEmbedding):  # ParallelLMHead is one too
+        start, stop = module.shard_indices.org_vocab_start_index, module.shard_indices.org_vocab_end_index
+        yield f"{name}.weight", _rows(start, module.weight.data[: stop - start])
+    elif isinstance(module, RMSNorm):
+        yield f"{name}.weight", _rows(0, module.weight.data)
+
+
+def _qkv(prefix: str, module: QKVParallelLinear) -> Iterator[tuple[str, Shard]]:
+    """Rows of one rank: its query heads, its key heads, its value heads (shared with neighbours when tp > kv heads)."""
+    queries = module.num_heads * module.head_size
+    keys = module.num_kv_heads * module.head_size
+    q, k, v = module.weight.data.split([queries, keys, keys])
+    kv_start = module.tp_rank // module.num_kv_head_replicas * keys
+    yield f"{prefix}q_proj.weight", _rows(module.tp_rank * queries, q)
+    yield f"{prefix}k_proj.weight", _rows(kv_start, k)
+    yield f"{prefix}v_proj.weight", _rows(kv_start, v)
+
+
+def _gate_up(prefix: str, module: MergedColumnParallelLinear) -> Iterator[tuple[str, Shard]]:
+    """Rows of one rank: its part of gate, its part of up."""
+    for name, part in zip(("gate_proj", "up_proj"), module.weight.data.chunk(2), strict=True):
+        yield f"{prefix}{name}.weight", _rows(module.tp_rank * len(part), part)
+
+
+def _rows(start: int, part: Tensor) -> Shard:
+    """A shard split along axis 0 only."""
+    return Shard(((start, start + len(part)), *((0, size) for size in part.shape[1:])), part)
+
+
+def _check_complete(model: nn.Module, found: dict[str, Shard]) -> None:
+    """A parameter that no shard views would never be updated."""
+    viewed = {shard.view.untyped_storage().data_ptr() for shard in found.values()}
+    for name, parameter in model.named_parameters():
+        if parameter.untyped_storage().data_ptr() not in viewed:
+            raise InvalidInput("model", name, "the parameters of the Llama family without biases")
