@@ -1,0 +1,64 @@
+"""Lets Megatron-core run without CUDA. Installed only where there is none; on CUDA nothing here is used.
+
+Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type
+names with `torch.cuda.FloatTensor`. Each replacement below answers one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from megatron.core import utils
+from megatron.core.optimizer import clip_grads, optimizer
+from megatron.core.pipeline_parallel import schedules
+from megatron.core.tensor_parallel import random
+
+
+class _TorchOnCpu:
+    """Stands for the module `torch` inside Megatron modules that say `device="cuda"`."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    @staticmethod
+    def zeros(*size: Any, device: object = None, **options: Any) -> torch.Tensor:
+        return torch.zeros(*size, **options)
+
+    @staticmethod
+    def tensor(data: Any, device: object = None, **options: Any) -> torch.Tensor:
+        return torch.tensor(data, **options)
+
+
+def install() -> None:
+    """Replace what needs CUDA. Idempotent; does nothing where CUDA is available."""
+    if torch.cuda.is_available() or isinstance(schedules.torch, _TorchOnCpu):
+        return
+    setattr(torch.cuda, "current_device", lambda: "cpu")  # noqa: B010  (mypy: a function of another type)
+    setattr(torch.cuda, "synchronize", lambda *_: None)  # noqa: B010
+    setattr(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor)  # noqa: B010
+    for module in (schedules, optimizer, clip_grads, utils):
+        module.torch = _TorchOnCpu()
+    random.initialize_rng_tracker(inference_rng_tracker=True)  # dropout is 0, so its fork() may do nothing
+
+
+@contextmanager
+def cuda_type_names() -> Iterator[None]:
+    """While open, tensors on the CPU call their type `torch.cuda.FloatTensor`, as the optimizers expect."""
+    if torch.cuda.is_available():
+        yield
+        return
+    original = torch.Tensor.type
+
+    def type_name(tensor: torch.Tensor, *dtype: Any, **options: Any) -> Any:
+        if dtype or options:
+            return original(tensor, *dtype, **options)
+        return original(tensor).replace("torch.", "torch.cuda.")
+
+    setattr(torch.Tensor, "type", type_name)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(torch.Tensor, "type", original)  # noqa: B010

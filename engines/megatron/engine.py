@@ -1,0 +1,196 @@
+"""MegatronEngine: inference and train_step of one model instance on this rank.
+
+Shapes: S tokens of a row (padded), b rows of a micro-batch, H hidden, B rows of the replica, T response tokens,
+N response tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from torch import Tensor
+
+from prefect_rlhf.engines.engine import Loss, Output, Sequences, Shard, TrainSettings
+from prefect_rlhf.engines.megatron import cpu_shim, weights
+from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, mini_batch_rows, on_device, scatter_rows
+from prefect_rlhf.engines.megatron.groups import build_groups
+from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
+from prefect_rlhf.engines.megatron.model import build_model, head_weight
+from prefect_rlhf.engines.megatron.optimizer import MainOptimizer, with_gradient_buffers
+from prefect_rlhf.engines.megatron.residency import Parked, num_bytes
+from prefect_rlhf.engines.orders import BuildOrder
+
+FromHidden = Callable[[Tensor, MicroBatch], Any]
+"""What the last stage makes of a micro-batch's hidden states [S, b, H]."""
+
+
+class MegatronEngine:
+    """One role's weights on one mesh, split by the instance's strategy; with an optimizer when the role is trained."""
+
+    def __init__(self, order: BuildOrder, rank: int) -> None:
+        cpu_shim.install()
+        self.instance = order.instance
+        self._spec = order.model
+        self._groups = build_groups(order.ranks, order.instance.strategy, rank)
+        self._model = build_model(self._spec, self._groups)
+        self._wrapped: Any = self._model
+        self._optimizer: MainOptimizer | None = None
+        self._parked: Parked | None = None
+        if self._spec.optimizer is None:
+            self._model.requires_grad_(False)
+        else:
+            self._wrapped = with_gradient_buffers(self._model, self._groups)
+            self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups)
+        weights.load(self.weights(), self._spec)
+        self.weights_written()
+
+    def weights(self) -> dict[str, Shard]:
+        """Views of the compute weights under their Hugging Face names."""
+        return weights.shards(self._model, self._spec, self._groups)
+
+    def weights_written(self) -> None:
+        """Refresh the main weights from the compute weights."""
+        if self._optimizer is not None:
+            self._optimizer.reload_main_weights()
+
+    def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
+        """See TrainingEngine.infer."""
+        whole = on_device(sequences, self._device)
+        micros = self._cut(whole, torch.arange(len(whole)), micro_batches)
+        self._model.eval()
+        with torch.no_grad():
+            parts = self._run(micros, partial(self._output, output=output, temperature=temperature))
+        if not self._groups.is_last_stage or self._groups.coordinate.tp:
+            return None
+        return scatter_rows(list(zip(micros, parts, strict=True)), len(whole))
+
+    def train(
+        self, sequences: Sequences, batch: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
+    ) -> dict[str, float]:
+        """See TrainingEngine.train."""
+        whole = on_device(sequences, self._device)
+        columns = {key: batch[key].to(self._device) for key in batch}
+        totals: dict[str, float] = {}
+        norms = []
+        self._model.train()
+        for _ in range(settings.epochs):
+            for rows in mini_batch_rows(len(whole), settings.mini_batches):
+                micros = self._cut(whole, rows, settings.micro_batches, settings.rows_per_item)
+                sums, norm = self._step(micros, columns, loss, settings)
+                totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
+                norms.append(norm)
+        weight = totals.pop("weight")
+        return {name: total / weight for name, total in totals.items()} | {"grad_norm": sum(norms) / len(norms)}
+
+    def device_bytes(self) -> int:
+        """Bytes of weights, gradient buffers and optimizer state that are on the device."""
+        return num_bytes([*self._kept(), *self._scratch()])
+
+    def offload(self) -> int:
+        """Empty every storage, keeping copies in host memory (gradients are not kept); return the bytes freed."""
+        if self._parked is not None:
+            return 0
+        self._parked = Parked(self._kept(), self._scratch())
+        return self._parked.num_bytes
+
+    def reload(self) -> int:
+        """Bring everything back; return the bytes."""
+        if self._parked is None:
+            return 0
+        restored = self._parked.restore()
+        self._parked = None
+        return restored
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = next(self._model.parameters()).device
+        return device
+
+    def _cut(self, sequences: Sequences, rows: Tensor, count: int, rows_per_item: int = 1) -> list[MicroBatch]:
+        in_pipeline = self._groups.strategy.pp > 1
+        return micro_batches(sequences, rows, count, rows_per_item, equal_shapes=in_pipeline)
+
+    def _output(self, hidden_SbH: Tensor, micro: MicroBatch, *, output: Output, temperature: float) -> Tensor:
+        """Log-probabilities or values [b, T] of the response tokens, or scores [b]."""
+        weight = head_weight(self._model)
+        sequences = micro.sequences
+        if output == "scores":
+            last_b = sequences.lengths_B - 1
+            return token_values(hidden_SbH[last_b, torch.arange(len(sequences), device=last_b.device)], weight)
+        row_N, t_N = micro.response_index()
+        position_N = sequences.prompt_lengths_B[row_N] + t_N
+        hidden_NH = hidden_SbH[position_N - 1, row_N]
+        if output == "values":
+            values_N = token_values(hidden_NH, weight)
+        else:
+            targets_N = sequences.tokens_BS[row_N, position_N]
+            values_N = token_logprobs(hidden_NH, weight, targets_N, temperature, self._groups.tp)
+        return values_N.new_zeros(len(sequences), micro.width).index_put((row_N, t_N), values_N)
+
+    def _step(
+        self, micros: list[MicroBatch], columns: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
+    ) -> tuple[dict[str, float], float]:
+        """One optimizer step; return the mini-batch's sums of loss, metrics and weight, and the gradient's norm."""
+        assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
+        self._wrapped.zero_grad_buffer()
+
+        def terms(hidden_SbH: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            output = self._output(hidden_SbH, micro, output=settings.output, temperature=settings.temperature)
+            found = loss(output, micro.columns(columns))
+            sums = {"loss": found.total, "weight": found.weight, **found.metrics}
+            one = torch.ones((), dtype=torch.int)  # Megatron's count of tokens, which is not used
+            return found.total, one, {name: value.detach() for name, value in sums.items()}
+
+        sums = self._sum_over_mesh(self._run(micros, terms, train=True))
+        return sums, self._optimizer.step(sums["weight"])
+
+    def _run(self, micros: list[MicroBatch], from_hidden: FromHidden, train: bool = False) -> list[Any]:
+        """Send micro-batches through Megatron's schedule; return what the last stage made of each."""
+        in_pipeline = self._groups.strategy.pp > 1
+
+        def forward(data: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Any]:
+            micro = next(data)
+            hidden_SbH = model(micro.sequences.tokens_BS, None, None)
+            return hidden_SbH, lambda hidden, **_: from_hidden(hidden, micro)
+
+        stored: list[Any] = get_forward_backward_func(self._groups.strategy.pp, None)(
+            forward_step_func=forward,
+            data_iterator=iter(micros),
+            model=[self._wrapped],
+            num_microbatches=len(micros),
+            seq_length=micros[0].sequences.tokens_BS.shape[1],
+            micro_batch_size=len(micros[0].sequences),
+            forward_only=not train,
+            collect_non_loss_data=not train,
+            p2p_communicator=P2PCommunicator(self._groups.pp, self._model.config) if in_pipeline else None,
+            pg_collection=self._groups.collection,
+        )
+        return stored
+
+    def _sum_over_mesh(self, stored: list[dict[str, Tensor]]) -> dict[str, float]:
+        """Add up the last stages' sums over micro-batches and replicas; the same on every rank."""
+        sums: dict[str, float] = {}
+        if self._groups.is_last_stage:
+            names = list(stored[0])
+            vector = torch.stack([torch.stack([sum_[name].double() for name in names]) for sum_ in stored]).sum(0)
+            dist.all_reduce(vector, group=self._groups.dp)
+            sums = dict(zip(names, vector.tolist(), strict=True))
+        if self._groups.strategy.pp > 1:
+            box = [sums]
+            dist.broadcast_object_list(box, src=self._groups.last_stage_rank, group=self._groups.pp)
+            sums = box[0]
+        return sums
+
+    def _kept(self) -> list[Tensor]:
+        optimizer = [] if self._optimizer is None else list(self._optimizer.tensors())
+        return [*self._model.parameters(), *self._model.buffers(), *optimizer]
+
+    def _scratch(self) -> list[Tensor]:
+        """Gradient buffers: zeroed before each step, so their content need not be kept."""
+        return [buffer.grad_data for buffer in getattr(self._wrapped, "buffers", [])] if self._optimizer else []

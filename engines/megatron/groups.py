@@ -1,0 +1,118 @@
+"""Process groups of one model instance, made by its members only, with no Megatron globals.
+
+Axes: p pipeline stage, d data-parallel replica, t tensor-parallel shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from megatron.core.process_groups_config import ProcessGroupCollection
+
+from prefect_rlhf.engines.group_names import name_groups_by_members
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
+
+COLLECTIVE_LIMIT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """This rank's coordinate on the mesh and its groups along each axis; `collection` is the same for Megatron."""
+
+    coordinate: Coordinate
+    strategy: Strategy
+    ranks: tuple[int, ...]
+    collection: ProcessGroupCollection
+    mesh: dist.ProcessGroup
+
+    @property
+    def tp(self) -> dist.ProcessGroup:
+        return cast(dist.ProcessGroup, self.collection.tp)
+
+    @property
+    def dp(self) -> dist.ProcessGroup:
+        return cast(dist.ProcessGroup, self.collection.dp)
+
+    @property
+    def pp(self) -> dist.ProcessGroup:
+        return cast(dist.ProcessGroup, self.collection.pp)
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.coordinate.pp == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.coordinate.pp == self.strategy.pp - 1
+
+    @property
+    def last_stage_rank(self) -> int:
+        """World rank of this rank's counterpart on the last stage."""
+        return dist.get_global_rank(self.pp, self.strategy.pp - 1)
+
+
+def build_groups(ranks: Sequence[int], strategy: Strategy, rank: int) -> Groups:
+    """Make the groups that `rank` is in. Every rank of `ranks`, and no other, must call this in the same order."""
+    _join_a_world()
+    name_groups_by_members()
+    grid_PDT = torch.tensor(list(ranks)).view(strategy.pp, strategy.dp, strategy.tp)
+    p, d, t = (int(index) for index in (grid_PDT == rank).nonzero()[0])
+    mesh = _group(grid_PDT)
+    collection = _collection(grid_PDT, p, d, t, mesh)
+    return Groups(Coordinate(dp=d, tp=t, pp=p), strategy, tuple(ranks), collection, mesh)
+
+
+def _collection(grid_PDT: torch.Tensor, p: int, d: int, t: int, mesh: dist.ProcessGroup) -> ProcessGroupCollection:
+    """Name the groups as Megatron does; those of expert and context parallelism, which we do not use, are trivial."""
+    last = grid_PDT.shape[0] - 1
+    groups = ProcessGroupCollection()
+    groups.tp, groups.dp = _group(grid_PDT[p, d, :]), _group(grid_PDT[p, :, t])
+    groups.pp, groups.mp = _group(grid_PDT[:, d, t]), _group(grid_PDT[:, d, :])
+    groups.cp = _group(grid_PDT[p, d, t])
+    ends = grid_PDT[[0, last], d, t] if last else grid_PDT[:, d, t]
+    groups.embd = _group(ends) if p in (0, last) else None
+    groups.pos_embd = None
+    groups.dp_cp = groups.intra_dp_cp = groups.expt_dp = groups.intra_expt_dp = groups.dp
+    groups.ep = groups.expt_tp = groups.tp_ep = groups.cp
+    groups.tp_ep_pp, groups.tp_cp = groups.mp, groups.tp
+    groups.intra_dist_opt, groups.inter_dist_opt = mesh, None
+    return groups
+
+
+def _group(ranks: torch.Tensor) -> dist.ProcessGroup:
+    """A group in the given order: sorted, a mesh such as [7, 2] would run its pipeline backwards."""
+    members = ranks.flatten().tolist()
+    options: dict[str, Any] = {"use_local_synchronization": True, "sort_ranks": False, "timeout": COLLECTIVE_LIMIT}
+    group: dist.ProcessGroup = dist.new_group(members, **options)
+    return group
+
+
+def _join_a_world() -> None:
+    """Megatron wants a default group even for a single rank: make one of size 1 where the process has none."""
+    if dist.is_initialized():
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+
+
+@contextmanager
+def only(mesh: dist.ProcessGroup) -> Iterator[None]:
+    """While open, `mesh` is the world to code that asks torch for its size or gathers objects over it.
+
+    Megatron's optimizer does both while it is built, and would wait for ranks outside the mesh.
+    """
+    originals: dict[str, Any] = {name: getattr(dist, name) for name in ("get_world_size", "all_gather_object")}
+    dist.get_world_size = lambda group=None: originals["get_world_size"](group or mesh)
+    dist.all_gather_object = partial(originals["all_gather_object"], group=mesh)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)

@@ -1,0 +1,129 @@
+"""A ModelSpec as this rank's part of a Megatron GPTModel that ends in hidden states.
+
+Shapes: S tokens of a row, B rows, H hidden, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
+from megatron.core.transformer import ModuleSpec, TransformerConfig
+from torch import Tensor
+
+from prefect_rlhf.engines.megatron.groups import Groups
+from prefect_rlhf.placement.model import ModelSpec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Transformer(GPTModel):  # type: ignore[misc]
+    """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, where they are needed."""
+
+    def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states
+
+
+class ScalarHead(torch.nn.Module):
+    """The last layer of a critic or reward model; every tensor-parallel rank holds all of it."""
+
+    def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, hidden_size, dtype=dtype))
+        set_tensor_model_parallel_attributes(self.weight, False, 0, 1)
+        self.weight.is_scalar_head = True  # type: ignore[attr-defined]  # the optimizer gives it its own learning rate
+
+
+class CausalAttention(torch.nn.Module):
+    """Core attention by torch's fused kernel. Rows are right-padded, so a causal mask is all that is needed."""
+
+    def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+        """[S, B, heads, D] each (key and value with fewer heads) to [S, B, heads * D]."""
+        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return mixed.permute(2, 0, 1, 3).flatten(2)
+
+
+def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
+    """Allocate this rank's layers, weights unset. The embedding is on the first stage, the head on the last."""
+    config = transformer_config(spec, groups)
+    model = Transformer(
+        config,
+        _layer_spec(),
+        vocab_size=spec.shape.vocab_size,
+        max_sequence_length=spec.shape.max_position_embeddings,
+        pre_process=groups.is_first_stage,
+        post_process=groups.is_last_stage,
+        position_embedding_type="rope",
+        rotary_base=spec.shape.rope_theta,
+        share_embeddings_and_output_weights=spec.head == "lm" and spec.shape.tied_embeddings,
+        pg_collection=groups.collection,
+    )
+    if spec.head == "scalar" and groups.is_last_stage:
+        model.output_layer = ScalarHead(spec.shape.hidden_size, DTYPES[spec.dtype])
+    _mark_split_weights(model)
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    return cast(Transformer, model.to(device=device, dtype=DTYPES[spec.dtype]))
+
+
+def head_weight(model: Transformer) -> Tensor:
+    """The weight that the last stage multiplies hidden states with."""
+    if model.share_embeddings_and_output_weights:
+        return cast(Tensor, model.shared_embedding_or_output_weight())
+    return cast(Tensor, model.output_layer.weight)
+
+
+def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
+    """Megatron's settings for the Llama family, with nothing random and nothing fused that needs CUDA."""
+    shape, strategy, dtype = spec.shape, groups.strategy, DTYPES[spec.dtype]
+    return TransformerConfig(
+        num_layers=shape.num_layers,
+        hidden_size=shape.hidden_size,
+        ffn_hidden_size=shape.intermediate_size,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_kv_heads,
+        kv_channels=shape.head_dim,
+        normalization="RMSNorm",
+        layernorm_epsilon=shape.rms_norm_eps,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=strategy.tp,
+        pipeline_model_parallel_size=strategy.pp,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        calculate_per_token_loss=True,  # gradients are sums; the engine divides by the total weight
+        use_cpu_initialization=not torch.cuda.is_available(),
+        perform_initialization=False,
+        persist_layer_norm=False,
+        deallocate_pipeline_outputs=False,
+        gradient_accumulation_fusion=False,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        apply_rope_fusion=False,
+    )
+
+
+def _layer_spec() -> ModuleSpec:
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec.submodules.self_attention.submodules.core_attention = CausalAttention
+    return spec
+
+
+def _mark_split_weights(model: Transformer) -> None:
+    """Say which weights are split over tp: Megatron skips this without initialization, and gradient norms go wrong."""
+    for name, parameter in model.named_parameters():
+        if "linear" in name or "word_embeddings" in name or ("output_layer" in name and parameter.shape[0] > 1):
+            by_columns = "linear_proj" in name or "linear_fc2" in name
+            set_tensor_model_parallel_attributes(parameter, True, 1 if by_columns else 0, 1)

@@ -1,0 +1,114 @@
+"""Megatron's optimizer for one model: sharded over data-parallel replicas, float32 main weights, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.optimizer_config import ParamKey
+from torch import Tensor
+
+from prefect_rlhf.engines.megatron import cpu_shim
+from prefect_rlhf.engines.megatron.groups import Groups, only
+from prefect_rlhf.engines.megatron.model import Transformer
+from prefect_rlhf.placement.model import OptimizerSpec
+
+
+def with_gradient_buffers(model: Transformer, groups: Groups) -> DistributedDataParallel:
+    """Wrap a model so that its gradients gather in float32 buffers, summed over replicas once per mini-batch."""
+    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
+    wrapped = DistributedDataParallel(model.config, config, model, pg_collection=groups.collection)
+    model.config.finalize_model_grads_func = _sum_gradients
+    return wrapped
+
+
+def _sum_gradients(model: list[Any], _: Tensor | None, **options: Any) -> None:
+    """Megatron would divide by a whole number of tokens here; ours is divided by the loss's weight, in `step`."""
+    finalize_model_grads(model, None, **options)
+
+
+class MainOptimizer:
+    """AdamW on this rank's share of the main weights, with linear warm-up and clipping to a global norm."""
+
+    def __init__(self, model: DistributedDataParallel, spec: OptimizerSpec, groups: Groups) -> None:
+        self._spec = spec
+        self._model = model
+        self._steps = 0
+        with cpu_shim.cuda_type_names(), only(groups.mesh):
+            self._chain = get_megatron_optimizer(
+                _config(spec, model),
+                [model],
+                config_overrides=_overrides(spec),
+                use_gloo_process_groups=False,
+                pg_collection=groups.collection,
+            )
+        for group in self._chain.param_groups:
+            group["fused"] = True  # one pass over memory instead of about ten
+
+    def step(self, weight: float) -> float:
+        """Divide the summed gradients by `weight`, clip, update; return the gradient's norm before clipping."""
+        self._set_rates()
+        with cpu_shim.cuda_type_names():
+            self._chain.prepare_grads()
+            norm = float(self._chain.get_grad_norm()) / weight
+            clip = min(1.0, self._spec.max_grad_norm / (norm + 1e-6))
+            for part in self._chain.chained_optimizers:
+                # fused AdamW divides gradients by this on its way, which saves Megatron's own passes over them
+                part.optimizer.grad_scale = torch.tensor(weight / clip, device=_device(part.optimizer))
+            self._chain.step_with_ready_grads()
+        return norm
+
+    def reload_main_weights(self) -> None:
+        """Take the main weights from the compute weights, after these were written from outside."""
+        with cpu_shim.cuda_type_names():
+            self._chain.reload_model_params()
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Main weights and moments (made at the first step)."""
+        for part in self._chain.chained_optimizers:
+            for group in part.optimizer.param_groups:
+                yield from group["params"]
+            for state in part.optimizer.state.values():
+                yield from (value for value in state.values() if isinstance(value, Tensor))
+
+    def _set_rates(self) -> None:
+        """Learning rate rises linearly over the warm-up; one-dimensional weights (norms) do not decay."""
+        self._steps += 1
+        warm = min(1.0, self._steps / self._spec.warmup_steps) if self._spec.warmup_steps else 1.0
+        for group in self._chain.param_groups:
+            group["lr"] = group["max_lr"] * warm
+            group["weight_decay"] = self._spec.weight_decay * group["wd_mult"]
+
+
+def _config(spec: OptimizerSpec, model: DistributedDataParallel) -> OptimizerConfig:
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=spec.lr,
+        min_lr=0.0,
+        adam_beta1=spec.betas[0],
+        adam_beta2=spec.betas[1],
+        adam_eps=spec.eps,
+        weight_decay=spec.weight_decay,
+        clip_grad=spec.max_grad_norm,
+        bf16=model.config.bf16,
+        params_dtype=model.config.params_dtype,
+        use_distributed_optimizer=True,
+    )
+
+
+def _overrides(spec: OptimizerSpec) -> dict[ParamKey, dict[str, float]]:
+    from megatron.core.optimizer.optimizer_config import ParamPredicate
+
+    flat = ParamPredicate(name="one_dimensional", fn=lambda parameter: parameter.dim() == 1)
+    overrides = {ParamKey(predicate=flat): {"wd_mult": 0.0}}
+    if spec.head_lr is not None:
+        overrides[ParamKey(attr="is_scalar_head")] = {"max_lr": spec.head_lr}
+    return overrides
+
+
+def _device(optimizer: torch.optim.Optimizer) -> torch.device:
+    device: torch.device = optimizer.param_groups[0]["params"][0].device
+    return device
