@@ -1,1 +1,10 @@
-"""Prefect blocks and the gpu-mesh worker: what a person types once in the UI or CLI."""
+"""Prefect blocks and the gpu-mesh worker: what a person types once in the UI or CLI.
+
+Importing this room registers them: Prefect does so through the entry point group `prefect.collections`.
+"""
+
+from prefect_rlhf.blocks.cluster import Cluster
+from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
+from prefect_rlhf.blocks.model import Model, ModelBlock
+
+__all__ = ["Cluster", "Model", "ModelBlock", "Preferences", "PreferencesBlock", "Prompts", "PromptsBlock"]

@@ -1,0 +1,102 @@
+"""Datasets: Parquet files of prompts or of preference pairs, and which columns of them a run reads."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from prefect.blocks.core import Block
+from pydantic import BaseModel, Field
+
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, Parameter
+from prefect_rlhf.placement.graph import Dataset
+
+PATH = "Parquet file, or a folder of them."
+
+
+class DatasetFields(BaseModel):
+    """What every dataset says."""
+
+    path: str = Field(description=PATH)
+    split_column: str | None = Field("split", description="Column that names each row's split; empty reads all rows.")
+    split: str = Field("train", description="Rows whose split column holds this are used.")
+    chat_template: bool = Field(False, description="Wrap prompts in the tokenizer's chat template.")
+
+
+class PromptsFields(DatasetFields):
+    """What Prompts and a PromptsBlock say."""
+
+    prompt_column: str = Field("prompt", description="Column with the prompt's text.")
+
+
+class PreferencesFields(DatasetFields):
+    """What Preferences and a PreferencesBlock say."""
+
+    prompt_column: str | None = Field("prompt", description="Column with the text before both answers, if any.")
+    chosen_column: str = Field("chosen", description="Column with the better answer.")
+    rejected_column: str = Field("rejected", description="Column with the worse answer.")
+
+
+class PromptsBlock(Block, PromptsFields):
+    """Prompts that flow runs use by name.
+
+    >>> PromptsBlock(path="data/prompts.parquet").save("openings")  # doctest: +SKIP
+    """
+
+    _block_type_name = "RLHF Prompts"
+    _block_type_slug = "rlhf-prompts"
+    _documentation_url = DOCUMENTATION_URL
+    _description = "A Parquet file of prompts to continue."
+    _code_example = """
+    ```python
+    from prefect_rlhf.blocks.dataset import PromptsBlock
+
+    prompts = PromptsBlock.load("BLOCK_NAME")
+    ```
+    """
+
+
+class PreferencesBlock(Block, PreferencesFields):
+    """Preference pairs that flow runs use by name.
+
+    >>> PreferencesBlock(path="data/pairs.parquet").save("ratings")  # doctest: +SKIP
+    """
+
+    _block_type_name = "RLHF Preferences"
+    _block_type_slug = "rlhf-preferences"
+    _documentation_url = DOCUMENTATION_URL
+    _description = "A Parquet file of answer pairs, a better and a worse one each."
+    _code_example = """
+    ```python
+    from prefect_rlhf.blocks.dataset import PreferencesBlock
+
+    pairs = PreferencesBlock.load("BLOCK_NAME")
+    ```
+    """
+
+
+class Prompts(Parameter, PromptsFields):
+    """Prompts to continue."""
+
+    block: ClassVar[type[Block]] = PromptsBlock
+
+    path: str = Field("", description=PATH)
+
+    def to_spec(self, name: str, num_items: int) -> Dataset:
+        """These prompts as source `name` of a graph; `num_items` is how many the file holds.
+
+        >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640)
+        Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1)
+        """
+        return Dataset(name, ("prompt_tokens",), num_items)
+
+
+class Preferences(Parameter, PreferencesFields):
+    """Preference pairs. Each is two rows, the chosen answer first."""
+
+    block: ClassVar[type[Block]] = PreferencesBlock
+
+    path: str = Field("", description=PATH)
+
+    def to_spec(self, name: str, num_items: int) -> Dataset:
+        """These pairs as source `name` of a graph; `num_items` is how many the file holds."""
+        return Dataset(name, ("tokens", "prompt_length"), num_items, rows_per_item=2)

@@ -1,0 +1,51 @@
+"""Models: a Hugging Face folder and how a run uses it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from prefect.blocks.core import Block
+from pydantic import BaseModel, Field
+
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, Parameter
+from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+
+
+class ModelFields(BaseModel):
+    """What a Model and a ModelBlock say."""
+
+    path: str = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
+    head: Head = Field("lm", description="How the model ends: lm gives tokens, scalar one number a token.")
+    dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
+    new_head: bool = Field(False, description="Start with an untrained scalar head if the folder has none.")
+
+
+class ModelBlock(Block, ModelFields):
+    """A model that flow runs use by name.
+
+    >>> ModelBlock(path="models/smollm2").save("smollm2")  # doctest: +SKIP
+    """
+
+    _block_type_name = "RLHF Model"
+    _block_type_slug = "rlhf-model"
+    _documentation_url = DOCUMENTATION_URL
+    _description = "A Hugging Face folder and how an RLHF run uses it."
+    _code_example = """
+    ```python
+    from prefect_rlhf.blocks.model import ModelBlock
+
+    model = ModelBlock.load("BLOCK_NAME")
+    ```
+    """
+
+
+class Model(Parameter, ModelFields):
+    """The model that plays a role."""
+
+    block: ClassVar[type[Block]] = ModelBlock
+
+    path: str = Field("", description="Hugging Face folder: config.json, safetensors and tokenizer.")
+
+    def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
+        """This model as the one of `role`; `shape` is what the folder's config.json says."""
+        return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer)
