@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from prefect import Flow
-from prefect_rlhf.flows.run import run_algorithm
 
 from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.run import run_algorithm
 from prefect_rlhf.tasks.algorithm import Algorithm
 
 
@@ -27,7 +27,7 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
     return lambda body: AlgorithmFlow(entry_point(Algorithm(name, body)), name="rlhf")
 
 
-class AlgorithmFlow(Flow[..., Mapping[str, Any]]):
+class AlgorithmFlow(Flow[..., Any]):
     """A Prefect flow that knows the algorithm it runs."""
 
     @property
@@ -37,10 +37,10 @@ class AlgorithmFlow(Flow[..., Mapping[str, Any]]):
         return algorithm
 
 
-def entry_point(algorithm: Algorithm) -> Callable[..., Mapping[str, Any]]:
+def entry_point(algorithm: Algorithm) -> Callable[..., Any]:
     """The function that Prefect calls: the body's parameters and the run's, as one signature."""
 
-    def entry(**parameters: Any) -> Mapping[str, Any]:
+    def entry(**parameters: Any) -> Any:
         options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields})
         return run_algorithm(algorithm, parameters, options)
 

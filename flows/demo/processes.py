@@ -1,0 +1,68 @@
+"""The processes that the demo leaves running (server, worker): started once, found again, ended on demand."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """One background process, known by a file in `folder` that holds its process id."""
+
+    name: str
+    folder: Path
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def _pid_file(self) -> Path:
+        return self.folder / f"{self.name}.pid"
+
+    def pid(self) -> int | None:
+        """Its process id, or None when it is not running (the number may have been taken by another program)."""
+        if not self._pid_file.exists():
+            return None
+        pid, _, started = self._pid_file.read_text().partition(" ")
+        return int(pid) if started and _start_ticks(int(pid)) == started else None
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start it in a session of its own, unless it is running."""
+        if self.pid() is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            process = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._pid_file.write_text(f"{process.pid} {_start_ticks(process.pid)}")
+
+    def stop(self, limit_seconds: float = 20.0) -> bool:
+        """Ask its whole session to end, then make it. Returns whether it was running."""
+        pid = self.pid()
+        if pid is None:
+            return False
+        os.killpg(pid, signal.SIGTERM)
+        deadline = time.monotonic() + limit_seconds
+        while self.pid() is not None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if self.pid() is not None:
+            os.killpg(pid, signal.SIGKILL)
+        self._pid_file.unlink(missing_ok=True)
+        return True
+
+
+def _start_ticks(pid: int) -> str | None:
+    """When the kernel started `pid`, so that a reused number is not mistaken for it; None when gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else fields[19]

@@ -1,0 +1,112 @@
+"""One flow run, read from top to bottom: inputs, graph, lease, plan, augmented graph, training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from prefect.runtime import flow_run
+from prefect.states import Failed, State
+
+from prefect_rlhf.blocks.lease import lease
+from prefect_rlhf.flows.inputs import Inputs, longest_sequence, read_inputs
+from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.check import check_plan
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.plan_file import read_plan
+from prefect_rlhf.placement.presets import PRESETS, preset
+from prefect_rlhf.tasks.algorithm import Algorithm
+from prefect_rlhf.tasks.journal import Journal
+from prefect_rlhf.tasks.report import Report
+from prefect_rlhf.tasks.session import train
+from prefect_rlhf.tasks.training_run import TrainingRun
+
+ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
+"""What a run without a worker gets: one device and no gang, as a debugger wants it."""
+
+
+def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Any:
+    """Run `algorithm`; returns its run folder and trained models, or a Failed state that says why in one line."""
+    try:
+        return _run(algorithm, arguments, options)
+    except RlhfError as error:  # a mistake that a person can mend: its one line, without a traceback
+        return failed(error)
+
+
+def failed(error: RlhfError) -> State[Any]:
+    """The state of a run that ended by an error of ours."""
+    return Failed(message=f"{type(error).__name__}: {error}", data=error)
+
+
+def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
+    inputs = read_inputs(arguments)
+    graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
+    longest = longest_sequence(graph, inputs.sources, inputs.context)
+    with run_lease(options) as held:
+        plan = choose_plan(options.plan, graph, held)
+        augmented = augment(graph, plan, options.steps)
+        report = Report(augmented, held)
+        report.planned()
+        if options.dry_run:
+            return {"plan": plan.name, "task_runs": len(augmented.nodes), "dry_run": True}
+        run = training_run(augmented, held, inputs, options, longest)
+        journal = Journal(run.run_dir)
+        report.started(journal)
+        models = train(run, journal, report, options.steps_per_group)
+        report.finished()
+        _point_latest_to(run.run_dir)
+        return {"run_dir": str(run.run_dir), "models": {role: str(path) for role, path in models.items()}}
+
+
+def choose_plan(name: str, graph: DataflowGraph, held: Lease) -> ExecutionPlan:
+    """The preset of that name, or the plan in that file; checked against graph, models and lease."""
+    cluster = held.cluster
+    plan = preset(name, graph, cluster, held.mesh) if name in PRESETS else read_plan(Path(name), cluster)
+    check_plan(plan, graph, held.mesh)
+    return plan
+
+
+@contextmanager
+def run_lease(options: RunOptions) -> Iterator[Lease]:
+    """The devices that the worker leased for this run; without a worker, one device of this machine."""
+    given = Lease.from_environment()
+    if given is not None:
+        yield given
+    elif options.dry_run:
+        yield Lease("local", "dry-run", ONE_DEVICE, ONE_DEVICE.whole, ())
+    else:
+        with lease(ONE_DEVICE, 1) as held:
+            yield held
+
+
+def training_run(
+    augmented: AugmentedGraph, held: Lease, inputs: Inputs, options: RunOptions, longest: int
+) -> TrainingRun:
+    """What is fixed for the whole run; its folder is named after the flow run."""
+    name = flow_run.name or "run"
+    return TrainingRun(
+        augmented=augmented,
+        lease=held,
+        sources=inputs.sources,
+        tokenizer=inputs.tokenizer,
+        run_dir=(Path(options.output_dir).expanduser() / name).resolve(),
+        seed=options.seed,
+        max_sequence_length=longest,
+        call_deadline_seconds=options.call_deadline_seconds,
+    )
+
+
+def _point_latest_to(run_dir: Path) -> None:
+    """`<output_dir>/latest` is the run that ended last, for whatever comes next to find it."""
+    link, beside = run_dir.parent / "latest", run_dir.parent / f".latest-{run_dir.name}"
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(run_dir.name)
+    beside.replace(link)

@@ -1,0 +1,255 @@
+"""From a node to what its ranks are told, and from their reports to what happened: no tensor passes through here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.engines.versions import Fingerprints
+from prefect_rlhf.tasks.sampling_order import row_ids
+
+from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
+from prefect_rlhf.engines.gang import Gang
+from prefect_rlhf.engines.orders import (
+    BuildOrder,
+    CallOrder,
+    MoveWeightsOrder,
+    Report,
+    RowTransfer,
+    TransferOrder,
+)
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.instances import instances, offloaded_instances
+from prefect_rlhf.placement.layout import layout_of
+from prefect_rlhf.placement.node import Node
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.rows import needed_rows, row_transfers
+from prefect_rlhf.tasks.operations import Bound
+from prefect_rlhf.tasks.settings import Sampling, Temperature
+from prefect_rlhf.tasks.training_run import TrainingRun
+
+PLAIN_OPERATIONS = frozenset({"sample", "logprobs", "values", "scores"})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A node's reports as one: the slowest rank's seconds, the sum of bytes and tokens, the first rank's metrics."""
+
+    seconds: float
+    fingerprint_seconds: float
+    bytes_moved: int
+    num_tokens: int
+    device_bytes: Mapping[str, int] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reports: Mapping[int, Report]) -> Outcome:
+        first = next((report.metrics for _, report in sorted(reports.items()) if report.metrics), {})
+        return cls(
+            seconds=max(report.seconds for report in reports.values()),
+            fingerprint_seconds=max(report.fingerprint_seconds for report in reports.values()),
+            bytes_moved=sum(report.bytes_moved for report in reports.values()),
+            num_tokens=sum(report.num_tokens for report in reports.values()),
+            device_bytes={str(rank): report.device_bytes for rank, report in sorted(reports.items())},
+            metrics=first,
+        )
+
+
+class Dispatcher:
+    """Tells a gang what each node asks of it, and holds every version's fingerprint against what ranks report."""
+
+    def __init__(self, run: TrainingRun, gang: Gang) -> None:
+        self.run, self.gang = run, gang
+        self.fingerprints = Fingerprints()
+        self._graph, self._plan = run.augmented.graph, run.augmented.plan
+        self._finished: dict[int, list[int]] = {rank: [] for rank in range(gang.size)}
+
+    def build(self, on_built: Callable[[ModelInstance, Outcome], None]) -> None:
+        """Open the datasets and build every model instance; copies of one role must hold the same version 0."""
+        for source in self.run.sources.values():
+            self._call("open_dataset", dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
+        offloaded = offloaded_instances(self._graph, self._plan)
+        for instance, calls in instances(self._graph, self._plan).items():
+            order = self._build_order(instance, calls)
+            reports = self._call("build", dict.fromkeys(order.ranks, (order,)), f"build {instance.name}")
+            self._settle(instance, 0, reports)
+            if instance in offloaded:
+                self._call("offload", dict.fromkeys(order.ranks, (instance,)), f"offload {instance.name}")
+            on_built(instance, Outcome.of(reports))
+
+    def execute(self, node: Node) -> Outcome:
+        """Run one node on its ranks. Raises what the ranks raise, and StaleWeights when a fingerprint is not its own."""
+        match node.kind:
+            case "transfer":
+                return Outcome.of(self._transfer(node))
+            case "reallocate":
+                return Outcome.of(self._reallocate(node))
+            case "offload" | "reload":
+                return Outcome.of(self._move_between_host_and_device(node))
+            case _:
+                return Outcome.of(self._run_call(node))
+
+    def finish_step(self, step: int) -> None:
+        """Let every rank free the step's rows with its next order."""
+        for steps in self._finished.values():
+            steps.append(step)
+
+    def export(self, instance: ModelInstance, path: Path, tokenizer: str) -> Outcome:
+        """Write a Hugging Face folder of the instance's weights; its ranks write, nothing passes through here."""
+        layout = self._layout(instance)
+        arguments = (instance, path, Path(tokenizer), layout)
+        ranks = self.run.ranks(instance.mesh)
+        return Outcome.of(self._call("export", dict.fromkeys(ranks, arguments), f"export {instance.role} to {path}"))
+
+    def _run_call(self, node: Node) -> dict[int, Report]:
+        assert node.call is not None and node.placement is not None  # every call node has both
+        orders = call_orders(self.run, node, self._take_finished)
+        reports = self._call(node.kind, {rank: (order,) for rank, order in orders.items()}, node.title)
+        if node.writes is not None:
+            assert node.instance is not None  # only train_step writes
+            self._settle(node.instance, node.writes, reports)
+        return reports
+
+    def _transfer(self, node: Node) -> dict[int, Report]:
+        assert node.call is not None  # the call it feeds
+        moves = row_transfers(self._graph, self._plan, node.call.name, node.moves)
+        transfers = tuple(
+            RowTransfer(self.run.rank(m.source), self.run.rank(m.target), m.producer, m.keys, m.rows) for m in moves
+        )
+        ranks = {self.run.rank(device) for device in node.devices}
+        orders = {rank: (TransferOrder(node.step, transfers, self._take_finished(rank)),) for rank in ranks}
+        return self._call("transfer", orders, node.title)
+
+    def _reallocate(self, node: Node) -> dict[int, Report]:
+        assert node.source is not None and node.target is not None and node.reads is not None  # set for this kind
+        order = MoveWeightsOrder(
+            node.source, node.target, node.reads, self._layout(node.source), self._layout(node.target)
+        )
+        ranks = {self.run.rank(device) for device in node.devices}
+        reports = self._call("reallocate", dict.fromkeys(ranks, (order,)), node.title)
+        self._settle(node.target, node.reads, reports)
+        return reports
+
+    def _move_between_host_and_device(self, node: Node) -> dict[int, Report]:
+        assert node.instance is not None  # set for both kinds
+        ranks = self.run.ranks(node.instance.mesh)
+        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance,)), node.title)
+        if node.kind == "reload" and node.reads is not None:
+            self._settle(node.instance, node.reads, reports)
+        return reports
+
+    def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, Report]) -> None:
+        """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
+        ranks = self.run.ranks(instance.mesh)
+        digests = {rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest}
+        self.fingerprints.settle(instance, version, digests, self._layout(instance))
+
+    def _build_order(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildOrder:
+        return BuildOrder(
+            model=self._graph.model(instance.role),
+            instance=instance,
+            ranks=self.run.ranks(instance.mesh),
+            layout=self._layout(instance),
+            max_sequence_length=self.run.max_sequence_length,
+            max_rows=max(call.num_rows for call in calls) // instance.strategy.dp,
+        )
+
+    def _layout(self, instance: ModelInstance) -> Any:
+        return layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh)
+
+    def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]], doing: str) -> dict[int, Any]:
+        return self.gang.call(method, arguments, doing=doing, deadline_seconds=self.run.call_deadline_seconds)
+
+    def _take_finished(self, rank: int) -> tuple[int, ...]:
+        steps, self._finished[rank] = self._finished[rank], []
+        return tuple(steps)
+
+
+def call_orders(run: TrainingRun, node: Node, take_finished: Callable[[int], tuple[int, ...]]) -> dict[int, CallOrder]:
+    """What each rank of a call is told: the same call, each with its replica's rows."""
+    call, placement = node.call, node.placement
+    assert call is not None and placement is not None  # every call node has both
+    ids = dataset_rows(run, call, node.step)
+    shared = {
+        "step": node.step,
+        "call": call,
+        "instance": node.instance,
+        "seed": run.seed,
+        "run_dir": run.run_dir,
+        "tokenizer": run.tokenizer,
+        "micro_batches": placement.micro_batches,
+        "reads": node.reads,
+        "writes": node.writes,
+        "versions": node_versions(run, node),
+        **operation_fields(call, placement.micro_batches),
+    }
+    return {
+        run.rank(device): CallOrder(
+            **shared,
+            rows=rows,
+            row_ids=tuple(ids[row] for row in rows),
+            finished_steps=take_finished(run.rank(device)),
+        )
+        for device, rows in needed_rows(call, placement).items()
+    }
+
+
+def operation_fields(call: Call, micro_batches: int) -> dict[str, Any]:
+    """The fields of a CallOrder that say what to run, from the call's operation."""
+    if call.kind == "generate":
+        sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
+        return {"sampling": sampling, "samples_per_prompt": call.samples_per_prompt}
+    if call.kind == "inference":
+        temperature = Temperature.model_validate_json(call.operation.settings).temperature
+        return {"output": call.operation.target, "temperature": temperature}
+    bound = Bound.of(call.operation)
+    if call.kind == "compute":
+        return {"function": bound}
+    operator = bound.operator
+    train = TrainSettings(
+        output=operator.output,
+        mini_batches=call.mini_batches,
+        micro_batches=micro_batches,
+        epochs=call.epochs,
+        rows_per_item=operator.rows_per_item,
+    )
+    return {"function": bound, "train": train}
+
+
+def dataset_rows(run: TrainingRun, call: Call, step: int) -> tuple[int, ...]:
+    """The dataset's row number behind each of the call's rows at `step`.
+
+    An evaluation call takes the dataset's first items, the same every time; other calls the seeded order's next ones.
+    """
+    graph = run.augmented.graph
+    dataset = next(dataset for dataset in graph.datasets if dataset.name == call.rows_from)
+    per_item = dataset.rows_per_item * samples_per_item(graph.calls, call)
+    num_items = call.num_rows // per_item
+    items = range(num_items) if call.every else row_ids(step, num_items, run.seed, dataset.num_items)
+    return tuple(
+        item * dataset.rows_per_item + (row % dataset.rows_per_item) for item in items for row in range(per_item)
+    )
+
+
+def samples_per_item(calls: Sequence[Call], call: Call) -> int:
+    """How many rows of `call` come from one dataset row: the samples per prompt of the generate they stem from."""
+    if call.kind == "generate":
+        return call.samples_per_prompt
+    by_name = {made.name: made for made in calls}
+    sources = [by_name[port.source] for port in call.inputs if port.source in by_name]
+    return samples_per_item(calls, sources[0]) if sources else 1
+
+
+def node_versions(run: TrainingRun, node: Node) -> dict[str, int]:
+    """Which weight version of each role has a part in the rows that this call works on, itself included."""
+    versions: dict[str, int] = {}
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if current.call is not None and current.call.role and current.reads is not None:
+            versions.setdefault(current.call.role, current.reads)
+        data = (d.node for d in current.dependencies if d.kind == "data")
+        pending.extend(run.augmented.node(name) for name in data)
+    return versions

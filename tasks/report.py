@@ -1,0 +1,106 @@
+"""What a person sees of a run in Prefect: plan, progress, metrics and timeline as artifacts, a log line a step."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect_rlhf.placement.draw import graph_text, plan_rows, plan_text
+from prefect_rlhf.placement.timeline import Bar, timeline_svg
+
+from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.tasks.dispatch import Outcome
+from prefect_rlhf.tasks.journal import Journal, Span
+
+PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
+ROWS_SHOWN = 50
+STEPS_SHOWN = 3  # in the timeline: enough to see what repeats and what overlaps
+
+
+class Report:
+    """Publishes artifacts of the current flow run. A server that does not answer costs a picture, never the run."""
+
+    def __init__(self, augmented: AugmentedGraph, lease: Lease) -> None:
+        self.augmented, self.lease = augmented, lease
+        self._log = get_run_logger()
+        self._metrics: list[Mapping[str, float]] = []
+        self._journal: Journal | None = None
+        self._progress: UUID | None = None
+
+    def planned(self) -> None:
+        """Show plan and graph before anything starts."""
+        graph, plan = self.augmented.graph, self.augmented.plan
+        self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
+        self._log.info("graph of one step:\n%s", graph_text(self.augmented))
+        create_table_artifact(plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
+
+    def started(self, journal: Journal) -> None:
+        """Show where the run's files are, and a bar that moves."""
+        self._journal = journal
+        self._log.info("files of this run: %s", journal.run_dir)
+        description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
+        self._progress = _identifier(create_progress_artifact(0.0, key="progress", description=description))
+
+    def built(self, instance: ModelInstance, outcome: Outcome) -> None:
+        """A model is on its devices."""
+        gib = max(outcome.device_bytes.values()) / (1 << 30)
+        self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
+
+    def step_ended(self, metrics: Mapping[str, float]) -> None:
+        """One line in the log, the bar, and now and then the tables."""
+        self._metrics.append(metrics)
+        self._log.info("%s", step_line(metrics, self.augmented.num_steps))
+        done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
+        if self._progress is not None:
+            update_progress_artifact(self._progress, progress=100.0 * done)
+        if len(self._metrics) % PUBLISH_EVERY == 0:
+            self._publish()
+
+    def exported(self, role: str, path: Path) -> None:
+        """A trained model is on disk."""
+        self._log.info("wrote %s to %s (a Hugging Face folder)", role, path)
+
+    def finished(self) -> None:
+        """The last word of tables and pictures."""
+        self._publish()
+
+    def _publish(self) -> None:
+        assert self._journal is not None  # started before any step
+        create_table_artifact(metric_rows(self._metrics), key="metrics", description="Metrics of each step")
+        create_markdown_artifact(timeline_markdown(self._journal.spans), key="timeline", description="Timeline")
+
+
+def step_line(metrics: Mapping[str, float], num_steps: int) -> str:
+    """`step 3/20 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
+    hidden = {"step", "seconds"}
+    shown = [f"{name.rpartition('.')[2]} {value:.4g}" for name, value in metrics.items() if name not in hidden]
+    return " · ".join([f"step {metrics['step']:.0f}/{num_steps}", f"{metrics['seconds']:.1f} s", *shown])
+
+
+def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:
+    """The last steps as rows of a table, newest first."""
+    return [{name: f"{value:.4g}" for name, value in step.items()} for step in reversed(steps[-ROWS_SHOWN:])]
+
+
+def timeline_markdown(spans: tuple[Span, ...]) -> str:
+    """The last steps as a picture, one lane a device, in a form that Prefect's pages show."""
+    newest = sorted({span.step for span in spans})[-STEPS_SHOWN:]
+    bars = [Bar(span.title, span.kind, span.devices, span.start, span.end) for span in spans if span.step in newest]
+    picture = b64encode(timeline_svg(bars).encode()).decode()
+    return f"Steps {newest[0]} to {newest[-1]}\n\n![timeline](data:image/svg+xml;base64,{picture})"
+
+
+def _identifier(created: object) -> UUID:
+    assert isinstance(created, UUID)  # called from synchronous code, so it is not a coroutine
+    return created

@@ -1,0 +1,174 @@
+"""Runs an augmented graph: every node becomes one Prefect task run, steps grouped into subflow runs.
+
+The next group is submitted when the last one begins its last step, so the end of a group never drains the pipeline.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from itertools import groupby
+
+from prefect import Flow, Task, get_run_logger
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture
+from prefect.utilities.annotations import quote
+
+from prefect_rlhf.placement.augment import Node
+from prefect_rlhf.tasks.device_locks import DeviceLocks
+from prefect_rlhf.tasks.dispatch import Dispatcher, Outcome
+from prefect_rlhf.tasks.journal import Journal, Span
+from prefect_rlhf.tasks.task_runner import MeshTaskRunner
+from prefect_rlhf.tasks.training_run import TrainingRun
+
+MAX_GROUPS_IN_FLIGHT = 2
+
+
+class GraphRunner:
+    """Submits nodes, keeps what happened, and stops at the first failure."""
+
+    def __init__(self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, steps_per_group: int) -> None:
+        self.run, self.dispatcher, self.journal = run, dispatcher, journal
+        self._groups = group_by_steps(run.augmented.nodes, steps_per_group)
+        self._order = {node.id: index for index, node in enumerate(run.augmented.nodes)}
+        self._left = Counter(node.step for node in run.augmented.nodes)
+        self._futures: dict[str, PrefectFuture[None]] = {}
+        self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._step_began = {step: threading.Event() for step in self._left}
+        self._submitted = {steps: threading.Event() for steps, _ in self._groups}
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._locks = DeviceLocks(frozenset(run.lease.devices))
+        self._tasks = {kind: self._task(kind) for kind in {node.kind for node in run.augmented.nodes}}
+
+    def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
+        """Run every node; `on_step` gets each step's metrics as the step ends. Raises a failed node's own error."""
+        with ThreadPoolExecutor(MAX_GROUPS_IN_FLIGHT + 1, thread_name_prefix="groups") as threads:
+            driver = threads.submit(copy_context().run, self._start_groups, threads)
+            driver.add_done_callback(lambda _: self._ended_steps.put(None))
+            try:
+                for step in iter(self._ended_steps.get, None):  # ends: the driver does, since each call has a deadline
+                    on_step(self.journal.finish_step(step))
+                driver.result()
+            except BaseException as error:  # a cancellation too: without a gang every call in flight ends at once
+                self._fail(error)
+                self.dispatcher.gang.close()
+                raise
+        if self._failure is not None:
+            raise self._failure
+
+    def _start_groups(self, threads: ThreadPoolExecutor) -> None:
+        groups: list[Future[None]] = []
+        for steps, nodes in self._groups:
+            groups.append(threads.submit(copy_context().run, self._run_group, steps, nodes))
+            self._submitted[steps].wait()  # both end: a failure sets all of them
+            self._step_began[steps[-1]].wait()
+            if self._failure is not None:
+                break
+        for group in groups:
+            group.result()
+
+    def _run_group(self, steps: tuple[int, ...], nodes: tuple[Node, ...]) -> None:
+        name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+        flow = Flow(
+            lambda: self._submit(steps, nodes),
+            name="rlhf-steps",
+            flow_run_name=name,
+            task_runner=MeshTaskRunner(self._locks),
+            validate_parameters=False,
+        )
+        try:
+            flow()
+        except Exception as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
+            self._fail(error)
+
+    def _submit(self, steps: tuple[int, ...], nodes: tuple[Node, ...]) -> None:
+        futures = [self._submit_node(node) for node in nodes]
+        self._submitted[steps].set()
+        for future in futures:
+            future.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _submit_node(self, node: Node) -> PrefectFuture[None]:
+        future = self._tasks[node.kind].submit(
+            node=quote(node),
+            title=node.title,
+            order=self._order[node.id],
+            wait_for=[self._futures[dependency] for dependency in node.depends_on],
+        )
+        self._futures[node.id] = future
+        return future
+
+    def _task(self, kind: str) -> Task[..., None]:
+        def body(node: Node, title: str, order: int) -> None:
+            self._run_node(node)
+
+        return Task(
+            fn=body,
+            name=kind,
+            task_run_name="{title}",
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+
+    def _run_node(self, node: Node) -> None:
+        self._step_began[node.step].set()
+        lease = self.run.lease
+        devices = tuple(map(str, sorted(node.devices)))
+        get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
+        start = time.time()
+        try:
+            outcome = self.dispatcher.execute(node)
+        except Exception as error:
+            self._fail(error)
+            raise
+        self.journal.record(_span(node, self.run, devices, start, outcome))
+        self._end_node(node)
+
+    def _end_node(self, node: Node) -> None:
+        with self._lock:
+            self._left[node.step] -= 1
+            ended = self._left[node.step] == 0
+        if ended:
+            self.dispatcher.finish_step(node.step)
+            self._ended_steps.put(node.step)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+        for event in (*self._step_began.values(), *self._submitted.values()):
+            event.set()
+
+
+def group_by_steps(nodes: tuple[Node, ...], steps_per_group: int) -> list[tuple[tuple[int, ...], tuple[Node, ...]]]:
+    """Cut nodes into groups of `steps_per_group` consecutive steps: (its steps, its nodes in graph order)."""
+    by_step = sorted(nodes, key=lambda node: node.step)  # stable: graph order within a step
+    groups = (tuple(group) for _, group in groupby(by_step, key=lambda node: node.step // steps_per_group))
+    return [(tuple(sorted({node.step for node in group})), group) for group in groups]
+
+
+def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, outcome: Outcome) -> Span:
+    return Span(
+        node=node.id,
+        title=node.title,
+        kind=node.kind,
+        call=node.call.name if node.call else None,
+        step=node.step,
+        pool=run.lease.pool,
+        lease=run.lease.id,
+        devices=devices,
+        start=start,
+        end=time.time(),
+        seconds=outcome.seconds,
+        fingerprint_seconds=outcome.fingerprint_seconds,
+        bytes_moved=outcome.bytes_moved,
+        num_tokens=outcome.num_tokens,
+        device_bytes=outcome.device_bytes,
+        metrics=outcome.metrics,
+    )

@@ -1,0 +1,34 @@
+"""What is fixed for a whole training run: its graph, its devices, its rows and its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_rlhf.engines.orders import RowSource
+from prefect_rlhf.placement.augment import AugmentedGraph
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """`sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses."""
+
+    augmented: AugmentedGraph
+    lease: Lease
+    sources: Mapping[str, RowSource]
+    tokenizer: str
+    run_dir: Path
+    seed: int
+    max_sequence_length: int
+    call_deadline_seconds: float
+
+    def rank(self, device: Device) -> int:
+        """The gang's rank on `device`: its position in the lease."""
+        return self.lease.devices.index(device)
+
+    def ranks(self, mesh: DeviceMesh) -> tuple[int, ...]:
+        """Ranks of a mesh, in the mesh's order."""
+        return tuple(self.rank(device) for device in mesh.devices())
