@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from prefect_rlhf.engines.engine import Output, SamplingSettings, TrainSettings
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout import Layout
 from prefect_rlhf.placement.model import ModelSpec
@@ -50,7 +51,8 @@ class CallOrder:
     """Run one call on this rank's rows.
 
     `rows` are positions in the step's batch; `row_ids` the same rows' numbers in the dataset. `reads` and `writes` are
-    weight versions of the instance. `versions` says which version of each role made the rows so far.
+    weight versions of the instance. `versions` says which version of each role made the rows so far. Of `sampling`
+    (generate), `train` (train_step), `output` and `temperature` (inference) a call uses its kind's own.
     """
 
     step: int
@@ -67,6 +69,16 @@ class CallOrder:
     function: Callable[..., Any] | None = None  # the call's operation, resolved where it runs
     versions: Mapping[str, int] = field(default_factory=dict)
     finished_steps: tuple[int, ...] = ()
+    sampling: SamplingSettings | None = None
+    samples_per_prompt: int = 1  # row r of a generate is sample r % samples_per_prompt of its prompt
+    train: TrainSettings | None = None
+    output: Output = "logprobs"
+    temperature: float = 1.0
+
+    @property
+    def doing(self) -> str:
+        """`actor_generate · step 3`, as errors name it."""
+        return f"{self.call.name} · step {self.step}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ RlhfError
     RankLost                            a rank process died
     RankSilent (also a TimeoutError)    a rank did not answer before its deadline
     RankFailed                          a call raised in a rank; carries the rank's one-line reason
+        OutOfDeviceMemory               a device's memory, or its host's, did not suffice
+        CollectiveFailed                communication between ranks broke, mostly because another rank died
+        EngineFailed                    vLLM or the device failed inside
 """
 
 from __future__ import annotations
@@ -54,3 +57,15 @@ class RankSilent(RlhfError, TimeoutError):
 
 class RankFailed(RlhfError):
     """A call raised in a rank process."""
+
+
+class OutOfDeviceMemory(RankFailed):
+    """A device's memory, or its host's, did not suffice for a call."""
+
+
+class CollectiveFailed(RankFailed):
+    """Communication between ranks broke: mostly because another rank died."""
+
+
+class EngineFailed(RankFailed):
+    """An engine or its device failed inside; what it held is not to be used again."""

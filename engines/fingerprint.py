@@ -1,0 +1,172 @@
+"""A fingerprint of weights that does not depend on how they are split or where they are.
+
+By definition, modulo 2**64, a parameter's fingerprint is
+
+    name_factor * sum over its elements of  bits(element) * row_factor(row) * column_factor(word) * 2**(bits * lane)
+
+where bits are the element's as an unsigned integer, `row` its global index on all axes but the last (0 for a vector), and
+its index on the last axis is word * lanes + lane, with as many lanes as elements fit in 8 bytes. So the shards of a
+parameter add up to the same number under every layout. Eight bytes of adjacent elements are one little-endian integer,
+hence an element's contribution is that of a word with zeros elsewhere: whole words are weighed by one integer
+matrix-vector product, at the speed of memory. Factors are odd: no change of a single element goes unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.engine import Shard
+
+WORD_BYTES = 8
+_MODULUS = 2**64
+_BITS_DTYPE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_CHUNK_ELEMENTS = 1 << 16  # of the element-wise path: what it widens to int64 at once stays in cache
+_SAMPLE_STRIDE = 64  # a sample weighs one row in so many
+
+
+class Factors:
+    """Odd pseudo-random multipliers by row and by word column, made once for the largest shard seen."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[str, torch.device], Tensor] = {}
+
+    def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
+        return self._table("row", stop, device)[start:stop]
+
+    def columns(self, start: int, stop: int, device: torch.device) -> Tensor:
+        return self._table("column", stop, device)[start:stop]
+
+    def _table(self, axis: str, size: int, device: torch.device) -> Tensor:
+        table = self._tables.get((axis, device))
+        if table is None or len(table) < size:
+            table = self._tables[axis, device] = factors(axis, size).to(device)
+        return table
+
+
+def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[str, int]:
+    """What each shard contributes to its parameter's fingerprint. Hand in the same `table` to save making it again."""
+    table = table or Factors()
+    return {name: shard_digest(name, shard, table) for name, shard in shards.items()}
+
+
+def combine(contributions: Iterable[int]) -> int:
+    """Add the contributions of shards that cover a parameter once."""
+    return sum(contributions) % _MODULUS
+
+
+def sample(shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> dict[str, int]:
+    """A digest of one row in 64 of each shard, which ones decides the key; of a vector, of all.
+
+    It is comparable only with a sample of the same shards under the same key.
+    """
+    table, start = table or Factors(), _hash(key)
+    return {name: _sample_of(shard.view, start, table) for name, shard in shards.items()}
+
+
+def factors(axis: str, size: int) -> Tensor:
+    """The first `size` factors of an axis (`row` or `column`) as int64: splitmix64 of the index, made odd."""
+    x = torch.arange(1, size + 1) * _signed(0x9E3779B97F4A7C15) + _signed(_hash(axis))
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return (x ^ _shifted(x, 31)) | 1
+
+
+def name_factor(name: str) -> int:
+    """The odd multiplier of a parameter."""
+    return _hash(f"parameter {name}") | 1
+
+
+def shard_digest(name: str, shard: Shard, table: Factors) -> int:
+    """What one shard contributes to parameter `name`."""
+    (first, last), rows = shard.region[-1], _global_rows(shard)
+    lanes = WORD_BYTES // shard.view.element_size()
+    row_factors = table.rows(rows.start, rows.stop, shard.view.device)
+    if first % lanes == 0 and last % lanes == 0 and _is_word_aligned(shard):
+        column_factors = table.columns(first // lanes, last // lanes, shard.view.device)
+        total = _weigh_words(shard.view.view(torch.int64), row_factors, column_factors)
+    else:
+        column_factors = table.columns(first // lanes, -(-last // lanes), shard.view.device)
+        total = _weigh_elements(shard, row_factors, column_factors)
+    return total * name_factor(name) % _MODULUS
+
+
+def _global_rows(shard: Shard) -> range:
+    """The rows of a shard: the index on the first of two axes; 0 for a vector."""
+    if len(shard.region) == 1:
+        return range(1)
+    if len(shard.region) == 2:
+        return range(*shard.region[0])
+    raise ValueError(f"a parameter of {len(shard.region)} axes has no fingerprint")
+
+
+def _is_word_aligned(shard: Shard) -> bool:
+    """Whether the view can be read as words of 8 bytes without a copy."""
+    view = shard.view
+    lanes = WORD_BYTES // view.element_size()
+    strides_fit = view.stride(-1) == 1 and all(stride % lanes == 0 for stride in view.stride()[:-1])
+    return strides_fit and view.shape[-1] == shard.shape[-1] and view.data_ptr() % WORD_BYTES == 0
+
+
+def _weigh_words(words: Tensor, row_factors: Tensor, column_factors: Tensor) -> int:
+    """The sum of words * row factor * column factor; leading axes of `words` are the row axis, split."""
+    rows = torch.cat([_row_sums(part, column_factors) for part in _matrices(words)])
+    return int((rows * row_factors).sum())
+
+
+def _matrices(words: Tensor) -> Iterator[Tensor]:
+    """Split leading axes until two are left, which copies nothing."""
+    if words.dim() > 2:
+        for part in words:
+            yield from _matrices(part)
+    else:
+        yield words if words.dim() == 2 else words[None]
+
+
+def _row_sums(words: Tensor, column_factors: Tensor) -> Tensor:
+    if words.is_cuda:  # has no integer matrix-vector product
+        return (words * column_factors).sum(1)
+    return torch.mv(words, column_factors)
+
+
+def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -> int:
+    """The definition, element by element: for regions that cut a word, and views that cut a row."""
+    size = shard.view.element_size()
+    lanes = WORD_BYTES // size
+    first, last = shard.region[-1]
+    columns = torch.arange(first, last, device=shard.view.device)
+    factors = column_factors[columns // lanes - first // lanes] << (8 * size * (columns % lanes))
+    matrix = shard.view.reshape(-1, last - first).view(_BITS_DTYPE[size])
+    unsigned = 2 ** (8 * size) - 1 if size < WORD_BYTES else -1
+    per_chunk = max(1, _CHUNK_ELEMENTS // (last - first))
+    chunks = zip(matrix.split(per_chunk), row_factors.split(per_chunk), strict=True)
+    return sum(int((_row_sums(part.long() & unsigned, factors) * rows).sum()) for part, rows in chunks)
+
+
+def _sample_of(view: Tensor, start: int, table: Factors) -> int:
+    """Weigh some rows of a view; a view that is not made of words is widened first."""
+    if view.stride(-1) != 1 or view.shape[-1] * view.element_size() % WORD_BYTES:
+        view = view.double()  # exact for every float format of weights
+    total = 0
+    for matrix in _matrices(view.view(torch.int64)):
+        picked = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
+        rows = _row_sums(picked, table.columns(0, picked.shape[1], view.device))
+        total = 31 * total + int((rows * table.rows(0, len(rows), view.device)).sum())
+    return total % _MODULUS
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Logical shift right of a signed tensor."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    """The int64 with these 64 bits."""
+    return value - _MODULUS if value >= _MODULUS // 2 else value
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,243 @@
+"""A gang on this machine: one process per device, forked from one that has the engines imported (spawned on CUDA)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, final
+
+from prefect_rlhf.engines.messages import Answer, DeviceKind, Request, Start
+from prefect_rlhf.engines.zygote import StartMethod, ZygoteSettings
+from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFailed, RankLost, RankSilent, RlhfError
+
+_PIPE_SECONDS = 30  # a message that is this long in the pipe belongs to a rank that is stopped
+_FAILURE_GRACE_SECONDS = 5.0  # after one rank failed, how long the others have to fail or to finish
+_CLOSE_SECONDS = 5.0
+
+
+@final
+class LocalGang:
+    """Rank processes on this machine, in one world of `torch.distributed` on the loopback interface.
+
+    `environment` is added to the ranks' environment, which is otherwise the controller's, so that ranks carry
+    PREFECT__FLOW_RUN_ID when the controller does. Ranks write to the controller's standard error and output, and end
+    within a second when the controller ends, however it ends.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        rank_factory: Callable[[int, int], object],
+        *,
+        device: DeviceKind = "cpu",
+        method: StartMethod | None = None,
+        environment: Mapping[str, str] | None = None,
+        num_threads: int = 1,
+        start_seconds: float = 120.0,
+    ) -> None:
+        self.size = size
+        self._ended: str | None = None
+        self._closing = threading.Lock()
+        self._locks = [threading.Lock() for _ in range(size)]
+        method = method or ("spawn" if device == "cuda" else "fork")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self._launched = _launch(size, method, listener, {**os.environ, **(environment or {})})
+            port = listener.getsockname()[1]
+        starts = [
+            Start(rank, size, port, device, num_threads, start_seconds, rank_factory, dict(environment or {}))
+            for rank in range(size)
+        ]
+        self._exchange(dict(enumerate(starts)), "joining the world", start_seconds)
+
+    def call(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, doing: str, deadline_seconds: float
+    ) -> dict[int, Any]:
+        """See `Gang.call`. When a rank failed and another is stuck behind it, the gang is closed too."""
+        requests = {rank: Request(method, mine) for rank, mine in arguments.items()}
+        with self._exclusively(requests):
+            return self._exchange(requests, doing, deadline_seconds)
+
+    def close(self) -> None:
+        """See `Gang.close`."""
+        self._end("the gang was closed")
+
+    @property
+    def process_group(self) -> int:
+        """The id of the process group that holds every process of this gang and nothing else."""
+        return self._launched.zygote.pid
+
+    @contextmanager
+    def _exclusively(self, ranks: Iterable[int]) -> Iterator[None]:
+        with ExitStack() as held:
+            for rank in sorted(ranks):  # one order for all callers, so that none waits for another in a circle
+                held.enter_context(self._locks[rank])
+            yield
+
+    def _exchange(self, messages: Mapping[int, Start | Request], doing: str, seconds: float) -> dict[int, Any]:
+        if self._ended:
+            raise RankLost(f"no rank is left for {doing}: {self._ended}")
+        try:
+            for rank, message in messages.items():
+                self._send(rank, message, doing)
+            answers = self._collect(messages, doing, seconds)
+        except (RankLost, RankSilent) as error:
+            self._end(str(error))
+            raise
+        raise_first_failure(answers, doing)
+        return {rank: answers[rank].value for rank in messages}
+
+    def _send(self, rank: int, message: Start | Request, doing: str) -> None:
+        data = pickle.dumps(message)
+        try:
+            self._launched.connections[rank].send_bytes(data)
+        except BlockingIOError:
+            raise RankSilent(f"rank {rank} took no order for {_PIPE_SECONDS} s in {doing}") from None
+        except OSError:
+            raise self._lost(rank, doing) from None
+
+    def _collect(self, ranks: Iterable[int], doing: str, seconds: float) -> dict[int, Answer]:
+        waiting = {self._launched.connections[rank]: rank for rank in ranks}
+        deadline = time.monotonic() + seconds
+        answers: dict[int, Answer] = {}
+        while waiting:
+            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in ready:
+                assert isinstance(connection, Connection)  # wait returns what it was given
+                rank = waiting.pop(connection)
+                answers[rank] = self._receive(connection, rank, doing)
+                if answers[rank].error:
+                    deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_SECONDS)
+        self._end_if_silent(sorted(waiting.values()), answers, doing, seconds)
+        return answers
+
+    def _receive(self, connection: Connection[Any, Any], rank: int, doing: str) -> Answer:
+        try:
+            answer = pickle.loads(connection.recv_bytes())
+        except BlockingIOError:
+            raise RankSilent(f"rank {rank} stopped in the middle of its answer to {doing}") from None
+        except (EOFError, OSError):
+            raise self._lost(rank, doing) from None
+        assert isinstance(answer, Answer)
+        return answer
+
+    def _end_if_silent(self, silent: list[int], answers: Mapping[int, Answer], doing: str, seconds: float) -> None:
+        """Silent ranks behind a failed one are its victims, so the failure is the news; the gang is lost either way."""
+        if not silent:
+            return
+        ranks = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
+        if not any(answer.error for answer in answers.values()):
+            raise RankSilent(f"{ranks} gave no answer within {seconds:g} s to {doing}")
+        self._end(f"{ranks} hung in {doing} after another rank failed")
+
+    def _lost(self, rank: int, doing: str) -> RankLost:
+        with self._closing:  # whoever ended the gang knows why; its death reports are read by then
+            if self._ended:
+                return RankLost(f"rank {rank} was ended in {doing}: {self._ended}")
+            return RankLost(f"rank {rank} {self._launched.how_it_died(rank)} in {doing}")
+
+    def _end(self, reason: str) -> None:
+        with self._closing:
+            if self._ended is None:
+                self._ended = reason
+                self._launched.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """The processes of a gang and what ties them to this one. Closing `lifeline` ends them too."""
+
+    zygote: subprocess.Popen[bytes]
+    connections: tuple[Connection[Any, Any], ...]
+    lifeline: int
+    deaths: int
+
+    def how_it_died(self, rank: int) -> str:
+        """`was killed by SIGKILL` or `ended with status 1`, from the zygote's report."""
+        report = b""
+        while select.select([self.deaths], [], [], 1.0)[0]:
+            piece = os.read(self.deaths, 4096)
+            report += piece
+            deaths = {death["rank"]: death["status"] for death in map(json.loads, report.splitlines())}
+            if rank in deaths or not piece:
+                break
+        else:
+            return "was lost"
+        status = os.waitstatus_to_exitcode(deaths[rank]) if rank in deaths else 1
+        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+    def kill(self) -> None:
+        """End zygote and ranks: SIGTERM lets the zygote kill and reap its ranks; failing that, the whole group."""
+        self.zygote.terminate()
+        try:
+            self.zygote.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.zygote.pid, signal.SIGKILL)
+            self.zygote.wait(_CLOSE_SECONDS)
+        os.close(self.lifeline)
+        os.close(self.deaths)
+
+
+def _launch(size: int, method: StartMethod, listener: socket.socket, environment: Mapping[str, str]) -> _Launched:
+    """Start the zygote with one end of every pipe; keep the others."""
+    ours, theirs = zip(*(socket.socketpair() for _ in range(size)), strict=True)
+    lifeline_end, lifeline = os.pipe()
+    deaths, deaths_end = os.pipe()
+    pipes = tuple(end.fileno() for end in theirs)
+    settings = ZygoteSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes)
+    zygote = subprocess.Popen(
+        settings.command(),
+        env={**environment, "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)},
+        pass_fds=settings.descriptors,
+        stdin=subprocess.DEVNULL,
+        process_group=0,  # a terminal's Ctrl-C is for the controller alone
+    )
+    for end in theirs:
+        end.close()
+    os.close(lifeline_end)
+    os.close(deaths_end)
+    return _Launched(zygote, tuple(_connection(end) for end in ours), lifeline, deaths)
+
+
+def _connection(end: socket.socket) -> Connection[Any, Any]:
+    """A message pipe over `end` on which no send or receive blocks for longer than a stopped rank deserves."""
+    limit = struct.pack("ll", _PIPE_SECONDS, 0)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    return Connection(end.detach())
+
+
+def raise_first_failure(answers: Mapping[int, Answer], doing: str) -> None:
+    """Raise the failure that explains the others: a broken collective is the echo of another rank's trouble."""
+    failed = {rank: answer for rank, answer in sorted(answers.items()) if answer.error}
+    for rank, answer in failed.items():
+        logging.getLogger(__name__).debug("rank %d in %s:\n%s", rank, doing, answer.traceback)
+    errors = {rank: answer.error for rank, answer in failed.items() if answer.error}
+    for rank, error in sorted(errors.items(), key=lambda item: isinstance(item[1], CollectiveFailed)):
+        raise _with_rank(error, rank, doing)
+
+
+def _with_rank(error: Exception, rank: int, doing: str) -> Exception:
+    """The same error, saying where it happened; an InvalidInput says what to change, so it only gets a note."""
+    if isinstance(error, RankFailed):
+        return type(error)(f"rank {rank} failed in {doing}: {error}")
+    if isinstance(error, RlhfError) and not isinstance(error, InvalidInput):
+        return type(error)(f"rank {rank}: {error}")
+    error.add_note(f"on rank {rank} in {doing}")
+    return error

@@ -1,0 +1,211 @@
+"""A rank: one device's engines and rows. The controller calls its methods by name, through the gang."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast, final
+
+import torch
+
+from prefect_rlhf.engines.compute import Computed, Context
+from prefect_rlhf.engines.engine import GenerationEngine, TrainingEngine
+from prefect_rlhf.engines.exchange import exchange_rows
+from prefect_rlhf.engines.move_weights import move_weights
+from prefect_rlhf.engines.export import export
+from prefect_rlhf.engines.inputs import Inputs, read_inputs, read_prompts
+from prefect_rlhf.engines.memory import release_free_memory, resident_bytes
+from prefect_rlhf.engines.orders import (
+    BuildOrder,
+    CallOrder,
+    Digest,
+    MoveWeightsOrder,
+    Report,
+    RowSource,
+    TransferOrder,
+)
+from prefect_rlhf.engines.resident import Resident
+from prefect_rlhf.engines.rows import unpad
+from prefect_rlhf.engines.seeds import row_seeds
+from prefect_rlhf.engines.store import RowStore
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.layout import Layout
+from prefect_rlhf.placement.plan import ModelInstance
+
+
+@final
+class Rank:
+    """What one rank process holds and can do. Every method that does work returns a Report."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.store = RowStore()
+        self._residents: dict[ModelInstance, Resident] = {}
+        self._datasets: dict[str, RowSource] = {}
+        self._states: dict[str, Any] = {}  # what stateful computations return for the next step, by call
+
+    def build(self, order: BuildOrder) -> Report:
+        """Make the instance's engine and load its weights, which are version 0. Collective over `order.ranks`."""
+        began = time.perf_counter()
+        if order.instance.engine == "vllm":
+            from prefect_rlhf.engines.vllm.engine import VllmEngine as Engine
+        else:
+            from prefect_rlhf.engines.megatron.engine import MegatronEngine as Engine
+        resident = Resident(Engine(order, self.rank), order)
+        self._residents[order.instance] = resident
+        return self._report(began, resident, digest=resident.written(0))
+
+    def open_dataset(self, source: RowSource) -> None:
+        """Make the dataset's rows readable here, under its name."""
+        self._datasets[source.name] = source
+
+    def generate(self, order: CallOrder) -> Report:
+        """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows."""
+        began, resident = time.perf_counter(), self._begin(order)
+        assert order.sampling is not None  # a generate order has it
+        prompts = read_prompts(order, self._datasets)
+        engine = cast(GenerationEngine, resident.engine)
+        made = engine.generate(prompts, order.sampling, row_seeds(order))
+        tokens = [torch.tensor([*p, *r]) for p, r in zip(prompts, made.tokens, strict=True)]
+        self._keep(order, "tokens", tokens)
+        self._keep(order, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
+        self._keep(order, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in made.logprobs])
+        return self._report(began, resident, num_tokens=sum(map(len, made.tokens)))
+
+    def inference(self, order: CallOrder) -> Report:
+        """Run the model over this replica's rows. Keeps `order.output` where the engine returns it."""
+        began, resident = time.perf_counter(), self._begin(order)
+        inputs = self._inputs(order)
+        sequences = inputs.sequences(order.doing)
+        engine = cast(TrainingEngine, resident.engine)
+        made = engine.infer(sequences, order.output, order.micro_batches, order.temperature)
+        if made is not None:
+            lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
+            self._keep(order, order.output, unpad(made.float().cpu(), lengths))
+        return self._report(began, resident, num_tokens=int(sequences.lengths_B.sum()))
+
+    def train_step(self, order: CallOrder) -> Report:
+        """Take the optimizer steps of one train_step, after which the weights are version `order.writes`."""
+        began, resident = time.perf_counter(), self._begin(order)
+        assert order.train is not None and order.function is not None and order.writes is not None
+        inputs = self._inputs(order)
+        sequences = inputs.sequences(order.doing)
+        engine = cast(TrainingEngine, resident.engine)
+        metrics = engine.train(sequences, inputs.training_batch(sequences), order.function, order.train)
+        tokens = int(sequences.lengths_B.sum()) * order.train.epochs
+        digest = resident.written(order.writes)
+        return self._report(began, resident, digest=digest, metrics=metrics, num_tokens=tokens)
+
+    def compute(self, order: CallOrder) -> Report:
+        """Run a computation on all rows of the step. Keeps its columns; its state waits for the next step."""
+        began = time.perf_counter()
+        self.forget_steps(order.finished_steps)
+        assert order.function is not None
+        inputs = self._inputs(order)
+        evaluation = order.call.every is not None
+        context = Context(order.step, order.run_dir, order.tokenizer, order.row_ids, order.versions, evaluation)
+        with torch.no_grad():
+            state = self._states.get(order.call.name)
+            made: Computed = order.function(*inputs.batches, context=context, state=state)
+        if order.call.stateful:
+            self._states[order.call.name] = made.state
+        for key, column in made.columns.items():
+            self._keep(order, key, unpad(column, inputs.lengths_of(column)))
+        return self._report(began, metrics=made.metrics)
+
+    def transfer(self, order: TransferOrder) -> Report:
+        """Send and receive this rank's part of the rows that a node moves."""
+        began = time.perf_counter()
+        self.forget_steps(order.finished_steps)
+        return self._report(began, bytes_moved=exchange_rows(self.store, order, self.rank))
+
+    def reallocate(self, order: MoveWeightsOrder) -> Report:
+        """Bring a version from one instance's storage into another's; the digest is the target's."""
+        began = time.perf_counter()
+        source, target = self._residents.get(order.source), self._residents.get(order.target)
+        doing = f"reallocate {order.source.name} to {order.target.name}"
+        if source is not None:
+            source.require(order.version, doing)
+        bytes_moved = move_weights(source and source.engine, target and target.engine, order, self.rank)
+        digest = target.written(order.version) if target is not None else None
+        return self._report(began, *filter(None, (source, target)), digest=digest, bytes_moved=bytes_moved)
+
+    def offload(self, instance: ModelInstance) -> Report:
+        """Move an instance's weights to host memory."""
+        began, resident = time.perf_counter(), self._resident(instance, "offload")
+        bytes_moved = resident.engine.offload()
+        resident.on_device = False
+        release_free_memory()
+        return self._report(began, resident, bytes_moved=bytes_moved)
+
+    def reload(self, instance: ModelInstance) -> Report:
+        """Bring an instance's weights back to the device; they are hashed as a whole again."""
+        began, resident = time.perf_counter(), self._resident(instance, "reload")
+        bytes_moved = resident.engine.reload()
+        resident.on_device = True
+        digest = resident.written(resident.version)
+        return self._report(began, resident, digest=digest, bytes_moved=bytes_moved)
+
+    def digest(self, instance: ModelInstance) -> Digest:
+        """The whole digest of an instance's weights as they are now."""
+        return self._resident(instance, "digest").current_digest()
+
+    def export(self, instance: ModelInstance, path: Path, tokenizer: Path, layout: Layout) -> Report:
+        """Write a Hugging Face folder. Collective over the ranks of `layout`; its first rank writes."""
+        began, resident = time.perf_counter(), self._resident(instance, "export")
+        resident.require(resident.version, f"export {path.name}")
+        bytes_moved = export(resident.engine, resident.model, layout, path, tokenizer, self.rank)
+        return self._report(began, resident, bytes_moved=bytes_moved)
+
+    def forget_steps(self, steps: Iterable[int]) -> None:
+        """Free the rows of finished steps."""
+        self.store.finish(steps)
+
+    def store_keys(self, step: int) -> tuple[tuple[str, str], ...]:
+        """(call, key) of the rows held of a step."""
+        return self.store.keys(step)
+
+    def memory(self) -> dict[str, int]:
+        """Device bytes of each instance by name, and `resident`, `peak_resident`: bytes of this process."""
+        instances = {instance.name: r.engine.device_bytes() for instance, r in self._residents.items()}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {**instances, "resident": resident_bytes(), "peak_resident": peak}
+
+    def _begin(self, order: CallOrder) -> Resident:
+        self.forget_steps(order.finished_steps)
+        assert order.instance is not None  # only compute has none
+        resident = self._resident(order.instance, order.doing)
+        resident.require(order.reads, order.doing)
+        return resident
+
+    def _resident(self, instance: ModelInstance, doing: str) -> Resident:
+        if instance not in self._residents:
+            raise RlhfError(f"{doing}: {instance.name} was not built on this rank")
+        return self._residents[instance]
+
+    def _inputs(self, order: CallOrder) -> Inputs:
+        return read_inputs(order, self.store, self._datasets)
+
+    def _keep(self, order: CallOrder, key: str, rows: Iterable[torch.Tensor]) -> None:
+        self.store.put(order.step, order.call.name, key, dict(zip(order.rows, rows, strict=True)))
+
+    def _report(
+        self,
+        began: float,
+        *residents: Resident,
+        digest: Digest | None = None,
+        metrics: Mapping[str, float] | None = None,
+        bytes_moved: int = 0,
+        num_tokens: int = 0,
+    ) -> Report:
+        return Report(
+            seconds=time.perf_counter() - began,
+            metrics=metrics or {},
+            digest=digest,
+            bytes_moved=bytes_moved,
+            device_bytes=sum(r.engine.device_bytes() for r in self._residents.values()),
+            fingerprint_seconds=sum(resident.take_fingerprint_seconds() for resident in residents),
+            num_tokens=num_tokens,
+        )

@@ -1,0 +1,89 @@
+"""A rank process: joins the world, then answers requests until the controller is gone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from prefect_rlhf.engines.faults import as_ours
+from prefect_rlhf.engines.lifeline import exit_with
+from prefect_rlhf.engines.messages import Answer, Request, Start
+
+
+def run(pipe: int, lifeline: int, listener: int | None) -> NoReturn:
+    """Serve `pipe`. Leaves by `os._exit`: no destructor of an engine may wait for ranks that are gone."""
+    exit_with(lifeline)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to answer
+    connection: Connection[Answer, Request] = Connection(pipe)
+    status = 1
+    try:
+        serve(connection, listener)
+        status = 0
+    except BaseException:  # noqa: BLE001  whatever it is, it must not unwind into the zygote's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def serve(connection: Connection[Answer, Request], listener: int | None) -> None:
+    """Answer the start with None or the reason it failed, then every request in turn, until the pipe ends."""
+    try:
+        start = pickle.loads(connection.recv_bytes())
+        target = join(start, listener)
+        send(connection, Answer())
+        while True:
+            request: Request = pickle.loads(connection.recv_bytes())
+            send(connection, answer(target, request))
+    except EOFError:
+        return
+    except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: say why, then end
+        send(connection, Answer(error=as_ours(error), traceback=traceback.format_exc()))
+
+
+def join(start: Start, listener: int | None) -> object:
+    """Become rank `start.rank` of one world over all ranks; return the object that answers requests."""
+    os.environ.update(start.environment)
+    torch.set_num_threads(start.num_threads)
+    backend = "gloo"
+    if start.device == "cuda":
+        torch.cuda.set_device(start.rank % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    timeout = timedelta(seconds=start.join_seconds)
+    store = TCPStore("127.0.0.1", start.port, start.size, start.rank == 0, timeout, master_listen_fd=listener)
+    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size, timeout=timeout)
+    return start.rank_factory(start.rank, start.size)
+
+
+def answer(target: object, request: Request) -> Answer:
+    """Run the request; an error becomes one of ours, with its reason in one line."""
+    try:
+        return Answer(getattr(target, request.method)(*request.arguments))
+    except Exception as error:  # noqa: BLE001  every failure of a rank is told to the controller
+        return Answer(error=as_ours(error), traceback=traceback.format_exc())
+
+
+def send(connection: Connection[Answer, Request], message: Answer) -> None:
+    """Send an answer; one that does not pickle is answered with why."""
+    try:
+        data = pickle.dumps(message)
+    except Exception as error:  # noqa: BLE001  pickling runs foreign code
+        data = pickle.dumps(Answer(error=as_ours(error), traceback=traceback.format_exc()))
+    connection.send_bytes(data)
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] else None)
