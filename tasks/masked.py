@@ -1,0 +1,41 @@
+"""Statistics of padded tensors over the positions that exist.
+
+Shapes: B rows, T response tokens. A mask is 1.0 where a token exists, 0.0 at padding.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Mean over all tokens; 0 without any."""
+    return (values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)
+
+
+def masked_variance(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Unbiased variance over all tokens; 0 with fewer than two."""
+    deviation_BT = (values_BT - masked_mean(values_BT, mask_BT)) * mask_BT
+    return deviation_BT.square().sum() / (mask_BT.sum() - 1).clamp(min=1)
+
+
+def whiten(values_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
+    """Shift and scale to mean 0 and variance 1 over all tokens; padding is 0."""
+    centred_BT = values_BT - masked_mean(values_BT, mask_BT)
+    return centred_BT * (masked_variance(values_BT, mask_BT) + eps).rsqrt() * mask_BT
+
+
+def row_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """[B]: the sum over each row's tokens."""
+    return (values_BT * mask_BT).sum(1)
+
+
+def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """[B]: the mean over each row's tokens; 0 for a row without any."""
+    return row_sums(values_BT, mask_BT) / mask_BT.sum(1).clamp(min=1)
+
+
+def last_token(mask_BT: Tensor) -> Tensor:
+    """[B, T]: 1.0 at each row's last token alone."""
+    remaining_BT = mask_BT.flip(1).cumsum(1).flip(1)
+    return mask_BT * (remaining_BT == 1).float()
