@@ -1,1 +1,1 @@
-"""Pure values and functions: graph, mesh, strategy, plan, augmented graph. No Prefect, no torch, nothing else of ours."""
+"""Pure values and functions: graph, mesh, strategy, plan, augmented graph. No Prefect, no torch, no other room."""

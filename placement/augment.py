@@ -1,65 +1,182 @@
-"""The augmented graph: every task run of the training run, with the moves of weights and data made explicit."""
+"""From a graph and a plan to the augmented graph: insert every move of weights and rows that the plan needs.
+
+In this order: the runs of all calls; `reallocate` where an instance lacks the version to be read; waits of each
+train_step for the readers of what it overwrites; `transfer` where a call's devices lack rows; `reload` and `offload`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections import defaultdict
+from collections.abc import Iterable
 
-from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.draft import Draft
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.instances import instance_of, labels, offloaded_instances, trained_instance
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement
+from prefect_rlhf.placement.node import Dependency, Node, NodeKind, RowMove
+from prefect_rlhf.placement.offload import add_offloads
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.transfers import Feed, feeds
+from prefect_rlhf.placement.unroll import CallRun, run_id, unroll
 
-NodeKind = Literal["generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload"]
+__all__ = ["AugmentedGraph", "Dependency", "Node", "NodeKind", "RowMove", "augment"]
 
 
-@dataclass(frozen=True, slots=True)
-class RowMove:
-    """Keys that a transfer brings from the ranks that made them to the ranks that need them.
+def augment(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> AugmentedGraph:
+    """Every task run of `num_steps` steps under `plan`. Evaluation calls run once more, at step `num_steps`.
 
-    `producer` is the call whose placement says who holds which rows; None with a dataset's rows, which every rank reads
-    for itself.
+    Expects a plan that `check_plan` accepts. Raises GraphError when the plan makes nodes wait for each other.
     """
-
-    producer: str
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One task run.
-
-    `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
-    `source` and `target` are set for moves of weights. `depends_on` are node ids that must have ended.
-    """
-
-    id: str
-    kind: NodeKind
-    step: int
-    meshes: tuple[DeviceMesh, ...]
-    depends_on: tuple[str, ...]
-    reason: str
-    call: Call | None = None
-    placement: Placement | None = None
-    instance: ModelInstance | None = None
-    source: ModelInstance | None = None
-    reads: int | None = None
-    writes: int | None = None
-    moves: tuple[RowMove, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """The task run's name: call, step, mesh and strategy, weight version.
-
-        `actor.generate · step 3 · n0:0-1 dp2 · v3`
-        """
-        raise NotImplementedError
+    draft = Draft()
+    # evaluation first in its step, so that what it needs does not stay on the devices while training
+    calls = sorted(graph, key=lambda call: call.every is None)
+    position = {call.name: index for index, call in enumerate(calls)}
+    for run in sorted(unroll(graph, num_steps), key=lambda run: (run.step, position[run.call.name])):
+        draft.add(_call_node(graph, plan, run), (run.step, position[run.call.name], 0))
+    _add_reallocations(draft, graph, plan)
+    _add_overwrites(draft, graph, plan)
+    _add_transfers(draft, graph, plan)
+    add_offloads(draft, graph, plan)
+    return AugmentedGraph(graph, plan, num_steps, draft.ordered())
 
 
-@dataclass(frozen=True, slots=True)
-class AugmentedGraph:
-    """What is estimated, drawn and run. Nodes are in a topological order."""
+def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
+    call, placement = run.call, plan[run.call.name]
+    when = "in every step" if call.every is None else f"as evaluation every {call.every} steps and after the last one"
+    return Node(
+        id=run.id,
+        kind=call.kind,
+        step=run.step,
+        meshes=(placement.mesh,),
+        dependencies=run.dependencies,
+        reason=f"flow {graph.name} makes this call {when}.",
+        call=call,
+        placement=placement,
+        instance=instance_of(call, placement),
+        reads=run.reads,
+        writes=run.writes,
+    )
 
-    graph: DataflowGraph
-    plan: ExecutionPlan
-    num_steps: int
-    nodes: tuple[Node, ...]
+
+def _readers(draft: Draft) -> dict[ModelInstance, dict[int, list[Node]]]:
+    """The calls that use each instance, by the weight version they read, in the order of the runs."""
+    found: dict[ModelInstance, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
+    for node in draft.nodes.values():
+        if node.instance is not None and node.reads is not None:
+            found[node.instance][node.reads].append(node)
+    return found
+
+
+def _add_reallocations(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+    """Bring each version to the instances that read it and do not train it; version 0 comes from the checkpoint."""
+    names = labels(graph, plan)
+    offloaded = offloaded_instances(graph, plan)
+    for instance, by_version in _readers(draft).items():
+        source = trained_instance(graph, plan, instance.role)
+        if source is None or source == instance:
+            continue
+        held: list[str] = []  # nodes that use the version held before
+        for version in sorted(by_version):
+            readers = by_version[version]
+            if version > 0:
+                trained = _trained_by(graph, instance.role, version)
+                node = _reallocation(source, instance, version, readers[0], names[instance], trained)
+                # while a source that will leave its devices is still there; else just before the first reader
+                early = source in offloaded and instance not in offloaded
+                at = (*draft.priority(trained)[:2], 1) if early else (*draft.priority(readers[0].id)[:2], -2)
+                draft.add(node, at)
+                draft.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in held))
+                for reader in readers:
+                    arrived = Dependency(node.id, "version", f"{instance.role} v{version}")
+                    draft.replace_dependency(reader.id, trained, arrived)
+                held = [node.id]
+            held = [*held, *(reader.id for reader in readers)]
+
+
+def _reallocation(
+    source: ModelInstance, target: ModelInstance, version: int, reader: Node, name: str, trained: str
+) -> Node:
+    suffix = "" if version == reader.step else f".v{version}"  # two versions may arrive in one step, one of them this
+    return Node(
+        id=f"reallocate.{name}{suffix}@{reader.step}",
+        kind="reallocate",
+        step=reader.step,
+        meshes=_union((source.mesh, target.mesh)),
+        dependencies=(Dependency(trained, "version", f"{source.role} v{version}"),),
+        reason=f"{reader.id} reads v{version} in {target.name}, which does not hold it; {source.name} trained it.",
+        source=source,
+        target=target,
+        reads=version,
+    )
+
+
+def _trained_by(graph: DataflowGraph, role: str, version: int) -> str:
+    trainer = graph.trained_by(role)
+    assert trainer is not None  # only asked of trained roles
+    return run_id(trainer.name, version - 1)
+
+
+def _add_overwrites(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+    """Each train_step waits for whatever still reads, from its own storage, the version that it overwrites."""
+    users: dict[tuple[ModelInstance, int], list[str]] = defaultdict(list)
+    for node in draft.nodes.values():
+        storage = node.source or node.instance
+        if storage is not None and node.reads is not None:
+            users[storage, node.reads].append(node.id)
+    for node in tuple(draft.nodes.values()):
+        if node.kind == "train_step" and node.instance is not None and node.reads is not None:
+            reading = users[node.instance, node.reads]
+            draft.wait(node.id, *(Dependency(id, "overwrite", f"v{node.reads}") for id in reading))
+
+
+def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+    """Before a call whose devices lack rows, bring them; a transfer made for an earlier call may serve it too."""
+    by_call = feeds(graph, plan)
+    for node in tuple(draft.nodes.values()):
+        if node.call is None or node.call.name not in by_call:
+            continue
+        feed = by_call[node.call.name]
+        if feed.moves:
+            transfer = _transfer(plan, node, feed)
+            draft.add(transfer, (*draft.priority(node.id)[:2], -1))
+            draft.wait(node.id, Dependency(transfer.id, "data", _keys(feed.moves)))
+        for share in feed.shared:
+            brought = Dependency(_transfer_id(share.consumer, node.step), "data", _keys((share.move,)))
+            draft.wait(node.id, brought)
+        for producer, keys in graph.reads_of(node.call.name).items():
+            made, local = run_id(producer, node.step), feed.local(producer, keys)
+            if local != keys:  # wait for the producer itself only where its rows are used from where they were made
+                stay = (Dependency(made, "data", ", ".join(local)),) if local else ()
+                draft.replace_dependency(node.id, made, *stay)
+
+
+def _transfer(plan: ExecutionPlan, consumer: Node, feed: Feed) -> Node:
+    assert consumer.call is not None and consumer.placement is not None  # only calls are fed
+    producers = [(move.producer, run_id(move.producer, consumer.step)) for move in feed.moves]
+    labels_by_producer = {move.producer: ", ".join(move.keys) for move in feed.moves}
+    return Node(
+        id=_transfer_id(consumer.call.name, consumer.step),
+        kind="transfer",
+        step=consumer.step,
+        meshes=_union((*(plan[name].mesh for name, _ in producers), *consumer.meshes)),
+        dependencies=tuple(Dependency(id, "data", labels_by_producer[name]) for name, id in producers),
+        reason=f"the devices of {consumer.id} lack rows of {_keys(feed.moves)} made elsewhere.",
+        call=consumer.call,
+        placement=consumer.placement,
+        moves=feed.moves,
+    )
+
+
+def _transfer_id(consumer: str, step: int) -> str:
+    return f"transfer.{consumer}@{step}"
+
+
+def _keys(moves: Iterable[RowMove]) -> str:
+    return ", ".join(f"{move.producer}.{key}" for move in moves for key in move.keys)
+
+
+def _union(meshes: Iterable[DeviceMesh]) -> tuple[DeviceMesh, ...]:
+    """The meshes that together hold all devices of `meshes`: without those inside another."""
+    every = tuple(dict.fromkeys(meshes))
+    return tuple(mesh for mesh in every if not any(other != mesh and other.contains(mesh) for other in every))

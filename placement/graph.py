@@ -104,10 +104,7 @@ class DataflowGraph:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", {call.name: call for call in self.calls})
-        if len(self._by_name) != len(self.calls):
-            names = [call.name for call in self.calls]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise GraphError(f"flow {self.name}: two calls are named {twice!r}; give one of them name=...")
+        check_graph(self)
 
     def __iter__(self) -> Iterator[Call]:
         return iter(self.calls)
@@ -130,24 +127,102 @@ class DataflowGraph:
             if port.source in self._by_name
         )
 
+    def reads_of(self, consumer: str) -> dict[str, tuple[str, ...]]:
+        """The calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports."""
+        keys: dict[str, tuple[str, ...]] = {}
+        for port in self.call(consumer).inputs:
+            if port.source in self._by_name:
+                keys[port.source] = tuple(dict.fromkeys((*keys.get(port.source, ()), *port.keys)))
+        return keys
+
     def version_edges(self) -> tuple[VersionEdge, ...]:
         """Which train_step each reader of a trained role waits for, and how many steps earlier it ran.
 
-        Every call of a role, its train_step included, that the role's train_step does not precede in the same step
-        reads what the train_step of `1 + staleness` steps earlier wrote (the train_step itself: 1 step earlier).
-        A stateful computation follows itself in the same way.
+        A call written after its role's train_step reads what that wrote in the same step (lag 0). A call written before
+        it reads what the train_step of `1 + staleness` steps earlier wrote. The train_step itself and evaluation calls,
+        wherever they are written, go on from the newest version at the step's start (lag 1).
+        A stateful computation follows its own previous run in the same way.
         """
+        position = {call.name: index for index, call in enumerate(self.calls)}
         edges = []
         for call in self.calls:
-            if call.kind == "compute":
-                if call.stateful:
-                    edges.append(VersionEdge(call.name, call.name, call.name, 1))
-                continue
-            assert call.role is not None  # only compute has no role
-            trainer = self.trained_by(call.role)
+            if call.stateful:
+                edges.append(VersionEdge(call.name, call.name, call.name, 1))
+            trainer = self.trained_by(call.role) if call.role else None
             if trainer is None:
                 continue
-            after = self.calls.index(call) > self.calls.index(trainer)
-            lag = 0 if after else 1 if call == trainer or call.every else 1 + self.staleness
-            edges.append(VersionEdge(trainer.name, call.name, call.role, lag))
+            newest = call == trainer or call.every is not None
+            after = position[call.name] > position[trainer.name]
+            lag = 1 if newest else 0 if after else 1 + self.staleness
+            edges.append(VersionEdge(trainer.name, call.name, trainer.role or "", lag))
         return tuple(edges)
+
+
+def check_graph(graph: DataflowGraph) -> None:
+    """Raise GraphError for calls that no order of task runs could satisfy."""
+    _check_names(graph)
+    if graph.staleness < 0:
+        raise GraphError(f"flow {graph.name}: staleness is {graph.staleness}; it counts steps, so 0 or more")
+    earlier: dict[str, Call] = {}
+    for call in graph:
+        _check_call(graph, call)
+        for port in call.inputs:
+            _check_port(graph, call, port, earlier)
+        earlier[call.name] = call
+
+
+def _check_names(graph: DataflowGraph) -> None:
+    names = [call.name for call in graph.calls]
+    for name in names:
+        if names.count(name) > 1:
+            raise GraphError(f"flow {graph.name}: two calls are named {name!r}; give one of them name=...")
+    trainers = [call for call in graph.calls if call.kind == "train_step"]
+    for trainer in trainers:
+        if (first := graph.trained_by(trainer.role or "")) not in (trainer, None):
+            raise GraphError(
+                f"flow {graph.name}: {first.name if first else None} and {trainer.name} both train {trainer.role}; "
+                "one train_step makes one version, with several mini_batches or epochs"
+            )
+
+
+def _check_call(graph: DataflowGraph, call: Call) -> None:
+    where = f"flow {graph.name}: call {call.name}"
+    if (call.role is None) != (call.kind == "compute"):
+        raise GraphError(f"{where} is a {call.kind} with role {call.role!r}; a model's call has a role, a compute none")
+    if call.role is not None and all(model.role != call.role for model in graph.models):
+        raise GraphError(f"{where} uses role {call.role!r}, which no model has")
+    if call.every is not None and (call.every < 1 or call.kind == "train_step"):
+        raise GraphError(f"{where} runs every {call.every} steps; that is for evaluation, with 1 step or more")
+    if call.stateful and call.kind != "compute":
+        raise GraphError(f"{where} is stateful; only a compute carries state from step to step")
+    if min(call.num_rows, call.mini_batches, call.rows_per_item) < 1:
+        raise GraphError(
+            f"{where} has {call.num_rows} rows in {call.mini_batches} mini-batches of items of {call.rows_per_item}; "
+            "each is at least 1"
+        )
+
+
+def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str, Call]) -> None:
+    where = f"flow {graph.name}: input {port.argument} of call {call.name}"
+    dataset = next((dataset for dataset in graph.datasets if dataset.name == port.source), None)
+    producer = earlier.get(port.source)
+    if dataset is None and producer is None:
+        raise GraphError(f"{where} comes from {port.source!r}, which is neither a dataset nor an earlier call")
+    if producer is None:
+        return
+    missing = [key for key in port.keys if key not in producer.outputs]
+    if missing:
+        raise GraphError(f"{where} needs {missing[0]!r} of {producer.name}, which makes {', '.join(producer.outputs)}")
+    if producer.every != call.every:
+        raise GraphError(
+            f"{where} comes from {producer.name}, which runs {_when(producer)}, but {call.name} runs {_when(call)}"
+        )
+    if producer.num_rows != call.num_rows:
+        raise GraphError(
+            f"{where} comes from {producer.name} with {producer.num_rows} rows a step, but {call.name} works on "
+            f"{call.num_rows}"
+        )
+
+
+def _when(call: Call) -> str:
+    return "in every step" if call.every is None else f"every {call.every} steps"

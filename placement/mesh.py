@@ -61,6 +61,10 @@ class DeviceMesh:
             for device in range(self.first_device, self.first_device + self.devices_per_node)
         )
 
+    def contains(self, other: DeviceMesh) -> bool:
+        """Whether every device of `other` is in this mesh."""
+        return set(other.devices()) <= set(self.devices())
+
     def overlaps(self, other: DeviceMesh) -> bool:
         """Whether some device is in both."""
         return not set(self.devices()).isdisjoint(other.devices())

@@ -1,0 +1,134 @@
+"""Execution plans as YAML or JSON files that a person can write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
+from prefect_rlhf.placement.strategy import Strategy
+
+
+class CallEntry(BaseModel):
+    """One call of a plan file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    mesh: str
+    engine: EngineKind
+    dp: int = Field(1, ge=1)
+    tp: int = Field(1, ge=1)
+    pp: int = Field(1, ge=1)
+    micro_batches: int = Field(1, ge=1)
+    offload: bool = False
+
+    def placement(self, field: str, cluster: ClusterShape) -> Placement:
+        """The placement it describes; its mesh must lie in `cluster`."""
+        mesh = cluster.check_mesh(DeviceMesh.parse(self.mesh, f"{field}.mesh"), f"{field}.mesh")
+        return Placement(mesh, Strategy(self.dp, self.tp, self.pp), self.engine, self.micro_batches, self.offload)
+
+    @classmethod
+    def of(cls, placement: Placement) -> CallEntry:
+        strategy = placement.strategy
+        return cls(
+            mesh=placement.mesh.name,
+            engine=placement.engine,
+            dp=strategy.dp,
+            tp=strategy.tp,
+            pp=strategy.pp,
+            micro_batches=placement.micro_batches,
+            offload=placement.offload,
+        )
+
+
+class PlanFile(BaseModel):
+    """A plan file: its name and a placement for each call.
+
+    ```yaml
+    name: mine
+    calls:
+      actor_generate: {mesh: "n0:0-1", engine: vllm, dp: 2}
+      actor_train_step: {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
+    ```
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str
+    calls: dict[str, CallEntry] = Field(min_length=1)
+
+
+def read_plan(path: Path | str, cluster: ClusterShape) -> ExecutionPlan:
+    """Read a plan for `cluster` from a YAML or JSON file. Raises InvalidInput naming the key that is wrong."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise InvalidInput("plan", str(path), f"a readable file ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput("plan", str(path), "a text file in UTF-8") from error
+    try:
+        content = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
+        raise InvalidInput("plan", str(path), f"YAML or JSON{place}") from error
+    return parse_plan(content, cluster)
+
+
+def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
+    """The plan that a file's content describes. Raises InvalidInput naming the key that is wrong."""
+    if not isinstance(content, dict):
+        raise InvalidInput("plan", content, "a mapping with the keys name and calls")
+    try:
+        file = PlanFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in ("plan", *first["loc"]))
+        raise InvalidInput(field, *_seen_and_expected(first["type"], first["input"], first["msg"])) from error
+    placements = tuple((name, entry.placement(f"plan.calls.{name}", cluster)) for name, entry in file.calls.items())
+    return ExecutionPlan(file.name, cluster, placements)
+
+
+def write_plan(plan: ExecutionPlan, path: Path | str) -> Path:
+    """Write `plan` as YAML, one line per call; `read_plan` gives an equal plan for the same cluster."""
+    target = Path(path)
+    target.write_text(plan_text(plan))
+    return target
+
+
+def plan_text(plan: ExecutionPlan) -> str:
+    """The plan as YAML, one line per call."""
+    entries = {name: CallEntry.of(placement) for name, placement in plan.placements}
+    lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}", "calls:"]
+    for name, entry in entries.items():
+        body = yaml.safe_dump(entry.model_dump(), default_flow_style=True, sort_keys=False, width=10_000).strip()
+        lines.append(f"  {name}: {body}")
+    return "\n".join(lines) + "\n"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice in one mapping is an error, as nobody can mean it."""
+
+
+def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", node.start_mark)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_twins)
+
+
+def _seen_and_expected(kind: str, seen: Any, message: str) -> tuple[Any, str]:
+    if kind == "extra_forbidden":
+        return seen, f"no such key; the keys are {', '.join(CallEntry.model_fields)}"
+    if kind == "missing":
+        return None, "a value; this key is required"
+    return seen, message.removeprefix("Input should be ")

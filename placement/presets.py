@@ -1,0 +1,89 @@
+"""Plans by name. Each preset is a rule that gives every call of any graph a placement on the leased mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from prefect_rlhf.placement.check import ENGINES, problems
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.strategy import Strategy
+
+Rule = Callable[[Call, DeviceMesh], DeviceMesh]
+"""Which part of the leased mesh a call with a model gets."""
+
+
+def preset(name: str, graph: DataflowGraph, cluster: ClusterShape, mesh: DeviceMesh) -> ExecutionPlan:
+    """The plan that preset `name` gives `graph` on the leased `mesh`. Raises InvalidInput when no legal one exists."""
+    rule = PRESETS.get(name)
+    if rule is None:
+        raise InvalidInput("plan", name, f"a plan file or one of the presets {', '.join(PRESETS)}")
+    cluster.check_mesh(mesh)
+    placements = tuple((call.name, _place(call, rule(call, mesh), graph, mesh)) for call in graph)
+    return ExecutionPlan(name, cluster, placements)
+
+
+def flattening(call: Call, mesh: DeviceMesh) -> DeviceMesh:
+    """Every call on the whole mesh, one after the other."""
+    return mesh
+
+
+def side_by_side(call: Call, mesh: DeviceMesh) -> DeviceMesh:
+    """Reference inference on one half, reward and critic inference on the other, so that they overlap; all else whole.
+
+    Inference calls that give log-probabilities take the first half.
+    """
+    if call.kind != "inference":
+        return mesh
+    first, second = halves(mesh)
+    return first if "logprobs" in call.outputs else second
+
+
+PRESETS: Mapping[str, Rule] = MappingProxyType({"flattening": flattening, "side_by_side": side_by_side})
+
+
+def halves(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
+    """Two disjoint meshes of equal size: half of the nodes each, or half of one node's devices.
+
+    >>> [half.name for half in halves(DeviceMesh(0, 1, 0, 2))]
+    ['n0:0', 'n0:1']
+    """
+    if mesh.num_nodes > 1 and mesh.num_nodes % 2 == 0:
+        count = mesh.num_nodes // 2
+        first = replace(mesh, num_nodes=count)
+        return first, replace(first, first_node=mesh.first_node + count)
+    count = mesh.devices_per_node // 2
+    if mesh.num_nodes > 1 or count * 2 != mesh.devices_per_node:
+        raise InvalidInput("mesh", mesh.name, "a mesh of two equal halves for preset side_by_side")
+    first = replace(mesh, devices_per_node=count)
+    return first, replace(first, first_device=mesh.first_device + count)
+
+
+def _place(call: Call, mesh: DeviceMesh, graph: DataflowGraph, lease: DeviceMesh) -> Placement:
+    if call.kind == "compute":
+        first = DeviceMesh(lease.first_node, 1, lease.first_device, 1)
+        return Placement(first, Strategy(), "python")
+    refused: list[InvalidInput] = []
+    for strategy in strategies(mesh.num_devices):
+        placement = Placement(mesh, strategy, ENGINES[call.kind])
+        found = list(problems(call, placement, graph))
+        if not found:
+            return placement
+        refused.extend(found[:1])
+    raise InvalidInput("mesh", mesh.name, f"devices that divide the work of {call.name} ({refused[0]})")
+
+
+def strategies(num_devices: int) -> Iterator[Strategy]:
+    """All strategies for so many devices: most data parallelism first, then tensor before pipeline parallelism.
+
+    >>> [str(strategy) for strategy in strategies(4)]
+    ['dp4', 'dp2 tp2', 'dp2 pp2', 'tp4', 'tp2 pp2', 'pp4']
+    """
+    for dp in range(num_devices, 0, -1):
+        for tp in range(num_devices, 0, -1):
+            if num_devices % (dp * tp) == 0:
+                yield Strategy(dp, tp, num_devices // (dp * tp))

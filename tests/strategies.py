@@ -1,0 +1,131 @@
+"""Shared examples and Hypothesis strategies: clusters, models, graphs, plans, layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.strategy import Strategy
+
+GIB = 1 << 30
+SMALL = TransformerShape(
+    hidden_size=128,
+    intermediate_size=256,
+    num_layers=4,
+    num_attention_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    vocab_size=512,
+    max_position_embeddings=256,
+    rope_theta=10_000.0,
+    rms_norm_eps=1e-5,
+    tied_embeddings=True,
+)
+TWO_DEVICES = ClusterShape("embedded", 1, 2, 8 * GIB)
+ROLLOUT = ("tokens", "prompt_length", "logprobs")
+
+
+def model(role: str, head: str = "lm", shape: TransformerShape = SMALL) -> ModelSpec:
+    return ModelSpec(role, f"/models/{role}", head, shape)  # type: ignore[arg-type]
+
+
+def call(name: str, kind: str, role: str | None, reads: dict[str, tuple[str, ...]], outputs=(), **more) -> Call:
+    """A call whose ports are named after what they read; 8 rows a step unless told."""
+    ports = tuple(Port(source, source, keys) for source, keys in reads.items())
+    settings = {"operation": Operation("sample"), "rows_from": "prompts", "num_rows": 8} | more
+    return Call(name, kind, role, ports, outputs, **settings)  # type: ignore[arg-type]
+
+
+def ppo(staleness: int = 0, evaluate_every: int | None = None, mini_batches: int = 1) -> DataflowGraph:
+    """The six calls of PPO with advantages that carry state (the KL controller), and evaluation if asked for."""
+    calls = [
+        call("actor_generate", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
+        call("ref_inference", "inference", "ref", {"actor_generate": ROLLOUT[:2]}, ("logprobs",)),
+        call("reward_inference", "inference", "reward", {"actor_generate": ROLLOUT[:2]}, ("scores",)),
+        call("critic_inference", "inference", "critic", {"actor_generate": ROLLOUT[:2]}, ("values",)),
+        call(
+            "advantages",
+            "compute",
+            None,
+            {
+                "actor_generate": ROLLOUT,
+                "ref_inference": ("logprobs",),
+                "reward_inference": ("scores",),
+                "critic_inference": ("values",),
+            },
+            ("advantages", "returns"),
+            stateful=True,
+        ),
+        call(
+            "actor_train_step",
+            "train_step",
+            "actor",
+            {"actor_generate": ROLLOUT, "advantages": ("advantages",)},
+            mini_batches=mini_batches,
+        ),
+        call(
+            "critic_train_step",
+            "train_step",
+            "critic",
+            {"actor_generate": ROLLOUT[:2], "advantages": ("returns",), "critic_inference": ("values",)},
+            mini_batches=mini_batches,
+        ),
+    ]
+    if evaluate_every is not None:
+        held_out = {"rows_from": "held_out", "every": evaluate_every, "num_rows": 4}
+        calls += [
+            call("evaluate_generate", "generate", "actor", {"held_out": ("prompt_tokens",)}, ROLLOUT, **held_out),
+            call("evaluate_scores", "inference", "reward", {"evaluate_generate": ROLLOUT[:2]}, ("scores",), **held_out),
+        ]
+    models = (model("actor"), model("critic", "scalar"), model("ref"), model("reward", "scalar"))
+    datasets = (Dataset("prompts", ("prompt_tokens",), 8), Dataset("held_out", ("prompt_tokens",), 4))
+    return DataflowGraph("ppo", models, datasets, tuple(calls), staleness)
+
+
+def remax() -> DataflowGraph:
+    """ReMax: a sampled and a greedy generation, one reward for each, no critic."""
+    calls = (
+        call("actor_generate", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
+        call("actor_generate_baseline", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
+        call("reward_inference", "inference", "reward", {"actor_generate": ROLLOUT[:2]}, ("scores",)),
+        call("score_baseline", "inference", "reward", {"actor_generate_baseline": ROLLOUT[:2]}, ("scores",)),
+        call(
+            "advantages",
+            "compute",
+            None,
+            {"actor_generate": ROLLOUT, "reward_inference": ("scores",), "score_baseline": ("scores",)},
+            ("advantages",),
+        ),
+        call("actor_train_step", "train_step", "actor", {"actor_generate": ROLLOUT, "advantages": ("advantages",)}),
+    )
+    datasets = (Dataset("prompts", ("prompt_tokens",), 8),)
+    return DataflowGraph("remax", (model("actor"), model("reward", "scalar")), datasets, calls)
+
+
+def dpo() -> DataflowGraph:
+    """DPO on preference pairs: two rows an item."""
+    pairs = {"rows_from": "pairs", "rows_per_item": 2}
+    keys = ("tokens", "prompt_length")
+    calls = (
+        call("ref_inference", "inference", "ref", {"pairs": keys}, ("logprobs",), **pairs),
+        call("actor_train_step", "train_step", "actor", {"pairs": keys, "ref_inference": ("logprobs",)}, (), **pairs),
+    )
+    return DataflowGraph("dpo", (model("actor"), model("ref")), (Dataset("pairs", keys, 4),), calls)
+
+
+def placed(plan: ExecutionPlan, name: str, **changes) -> ExecutionPlan:
+    """`plan` with some fields of one call's placement changed; mesh as a name, dp, tp, pp as numbers."""
+    old = plan[name]
+    strategy = replace(old.strategy, **{axis: changes.pop(axis) for axis in ("dp", "tp", "pp") if axis in changes})
+    if "mesh" in changes:
+        changes["mesh"] = DeviceMesh.parse(changes["mesh"])
+    new = replace(old, strategy=strategy, **changes)
+    return replace(plan, placements=tuple((n, new if n == name else p) for n, p in plan.placements))
+
+
+def on(mesh: str, engine: str, **degrees: int) -> Placement:
+    """A placement in few words: `on("n0:0-1", "vllm", dp=2)`."""
+    return Placement(DeviceMesh.parse(mesh), Strategy(**degrees), engine)  # type: ignore[arg-type]
