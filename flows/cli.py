@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from prefect.client.schemas.objects import State
 from pydantic import ValidationError
 
 from prefect_rlhf.blocks.cluster import Cluster
@@ -103,7 +104,7 @@ def _run_on(held: Lease, flow: AlgorithmFlow, parameters: Mapping[str, Any]) -> 
         raise InvalidInput(unknown[0], parameters[unknown[0]], f"one of {', '.join(flow.parameters.properties)}")
     os.environ[ENVIRONMENT_VARIABLE] = held.to_json()
     RunOptions(**{key: parameters[key] for key in RunOptions.model_fields if key in parameters})
-    state = flow(**flow.validate_parameters(dict(parameters)), return_state=True)
+    state: State[Any] = flow(**flow.validate_parameters(dict(parameters)), return_state=True)
     print(state.message or state.name)
     return 0 if state.is_completed() else 1
 

@@ -38,7 +38,7 @@ class Inputs:
 
 
 def read_inputs(arguments: Mapping[str, Any]) -> Inputs:
-    """Read the configs, tokenizers and datasets that `arguments` name. Raises InvalidInput for any that cannot serve."""
+    """Read the configs and datasets that `arguments` name. Raises InvalidInput for any that cannot serve."""
     models = {
         role: read_model_spec(role, value.path, value.head, dtype=value.dtype, new_head=value.new_head)
         for role, value in arguments.items()

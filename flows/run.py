@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Failed, State
+from prefect.states import Failed
 
 from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.inputs import Inputs, longest_sequence, read_inputs

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance, Placement
 
 NodeKind = Literal["generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload"]
@@ -62,6 +62,11 @@ class Node:
     reads: int | None = None
     writes: int | None = None
     moves: tuple[RowMove, ...] = ()
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        """All devices it occupies."""
+        return frozenset(device for mesh in self.meshes for device in mesh.devices())
 
     @property
     def depends_on(self) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
         clip_fraction=((ratio_BT - 1).abs() > settings.clip).float(),
         approx_kl=ratio_BT - 1 - log_ratio_BT,
         ratio=ratio_BT,
+        change=log_ratio_BT.abs(),  # in the first mini-batch, how far the two engines' log-probabilities are apart
         entropy=-logprobs_BT,
     )
 
@@ -78,7 +79,7 @@ def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> Lo
         "clip_fraction": row_means(clipped_BT, mask_BT),
         "entropy": row_means(-logprobs_BT, mask_BT),
     }
-    return LossTerms(total, torch.tensor(float(len(mask_BT))), _sums(metrics))
+    return LossTerms(total, mask_BT.new_tensor(len(mask_BT)), _sums(metrics))
 
 
 @loss("scores", rows_per_item=2)
@@ -113,7 +114,7 @@ def token_terms(losses_BT: Tensor, mask_BT: Tensor, **metrics_BT: Tensor) -> Los
 
 def pair_terms(losses_P: Tensor, **metrics_P: Tensor) -> LossTerms:
     """A mean over pairs."""
-    return LossTerms(losses_P.sum(), torch.tensor(float(len(losses_P))), _sums(metrics_P))
+    return LossTerms(losses_P.sum(), losses_P.new_tensor(len(losses_P)), _sums(metrics_P))
 
 
 def _sums(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
     """Runs tasks whose parameters hold a `node` in threads, each holding its node's devices while it runs.
 
-    Devices are taken after the futures in `wait_for` have ended, so a task run that the UI shows as running does run. Copies
-    that Prefect makes for subflows share the locks.
+    Devices are taken after the futures in `wait_for` have ended, so a task run that the UI shows as running does run.
+    Copies that Prefect makes for subflows share the locks.
 
     Raises DeviceOutsideLease from `submit` for a node on a device that the run does not hold.
     """
