@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, final
 
 from prefect_rlhf.engines.messages import Answer, DeviceKind, Request, Start
+from prefect_rlhf.engines.preload import MODULES
 from prefect_rlhf.engines.zygote import StartMethod, ZygoteSettings
 from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFailed, RankLost, RankSilent, RlhfError
 
@@ -49,6 +50,7 @@ class LocalGang:
         environment: Mapping[str, str] | None = None,
         num_threads: int = 1,
         start_seconds: float = 120.0,
+        preload: tuple[str, ...] = MODULES,
     ) -> None:
         self.size = size
         self._ended: str | None = None
@@ -56,7 +58,7 @@ class LocalGang:
         self._locks = [threading.Lock() for _ in range(size)]
         method = method or ("spawn" if device == "cuda" else "fork")
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._launched = _launch(size, method, listener, {**os.environ, **(environment or {})})
+            self._launched = _launch(size, method, preload, listener, {**os.environ, **(environment or {})})
             port = listener.getsockname()[1]
         starts = [
             Start(rank, size, port, device, num_threads, start_seconds, rank_factory, dict(environment or {}))
@@ -194,13 +196,19 @@ class _Launched:
         os.close(self.deaths)
 
 
-def _launch(size: int, method: StartMethod, listener: socket.socket, environment: Mapping[str, str]) -> _Launched:
+def _launch(
+    size: int,
+    method: StartMethod,
+    preload: tuple[str, ...],
+    listener: socket.socket,
+    environment: Mapping[str, str],
+) -> _Launched:
     """Start the zygote with one end of every pipe; keep the others."""
     ours, theirs = zip(*(socket.socketpair() for _ in range(size)), strict=True)
     lifeline_end, lifeline = os.pipe()
     deaths, deaths_end = os.pipe()
     pipes = tuple(end.fileno() for end in theirs)
-    settings = ZygoteSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes)
+    settings = ZygoteSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes, preload)
     zygote = subprocess.Popen(
         settings.command(),
         env={**environment, "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Iterable
 
 MODULES = (
     "torch",
@@ -19,6 +20,7 @@ MODULES = (
     "megatron.core.optimizer",
     "megatron.core.distributed",
     "megatron.core.pipeline_parallel.schedules",
+    "prefect_rlhf.engines.vllm",  # settles the environment that vllm reads when it is imported
     "vllm",
     "vllm.v1.engine.core",
     "vllm.v1.worker.cpu_worker",
@@ -28,9 +30,9 @@ MODULES = (
 )
 
 
-def preload() -> None:
+def preload(modules: Iterable[str]) -> None:
     """Import what can be imported; a rank that needs what cannot says so itself."""
-    for module in MODULES:
+    for module in modules:
         try:
             importlib.import_module(module)
         except Exception as error:  # noqa: BLE001  a foreign module may raise anything while it is imported

@@ -19,6 +19,8 @@ from prefect_rlhf.engines.faults import as_ours
 from prefect_rlhf.engines.lifeline import exit_with
 from prefect_rlhf.engines.messages import Answer, Request, Start
 
+_COLLECTIVE = timedelta(hours=2)  # one rank may wait long for another at work; the call's deadline is the real limit
+
 
 def run(pipe: int, lifeline: int, listener: int | None) -> NoReturn:
     """Serve `pipe`. Leaves by `os._exit`: no destructor of an engine may wait for ranks that are gone."""
@@ -64,7 +66,7 @@ def join(start: Start, listener: int | None) -> object:
         backend = "cpu:gloo,cuda:nccl"
     timeout = timedelta(seconds=start.join_seconds)
     store = TCPStore("127.0.0.1", start.port, start.size, start.rank == 0, timeout, master_listen_fd=listener)
-    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size, timeout=timeout)
+    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size, timeout=_COLLECTIVE)
     return start.rank_factory(start.rank, start.size)
 
 

@@ -31,7 +31,7 @@ class Fingerprints:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], Fingerprint] = {}
 
-    def verify(self, instance: ModelInstance, version: int, layout: Layout, digests: Mapping[int, Digest]) -> None:
+    def settle(self, instance: ModelInstance, version: int, digests: Mapping[int, Digest], layout: Layout) -> None:
         """Check that `instance` holds the content of `version`, or learn it when nobody held that version before.
 
         Raises StaleWeights, naming the version that the content is when it is one.

@@ -22,13 +22,15 @@ StartMethod = Literal["fork", "spawn"]
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSettings:
-    """File descriptors that the zygote inherits: `pipes[r]` is rank r's, `listener` the socket of the rendezvous."""
+    """File descriptors that the zygote inherits: `pipes[r]` is rank r's, `listener` the socket of the rendezvous; and
+    the modules that forked ranks find imported."""
 
     method: StartMethod
     lifeline: int
     deaths: int
     listener: int
     pipes: tuple[int, ...]
+    preload: tuple[str, ...]
 
     def command(self) -> list[str]:
         return [sys.executable, "-P", "-m", __spec__.name, json.dumps(asdict(self))]
@@ -44,7 +46,7 @@ def main(settings: ZygoteSettings) -> None:
         with exiting_with(settings.lifeline):
             from prefect_rlhf.engines.preload import preload
 
-            preload()
+            preload(settings.preload)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until `ranks` is complete
     ranks = {_start(settings, rank): rank for rank in range(len(settings.pipes))}
     _kill_all_on_terminate(ranks)
@@ -93,3 +95,4 @@ def _kill_all_on_terminate(ranks: dict[int, int]) -> None:
 
 if __name__ == "__main__":
     main(ZygoteSettings(**json.loads(sys.argv[1])))
+    os._exit(0)  # the ranks are gone: no time for the destructors of what was only imported for them

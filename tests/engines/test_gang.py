@@ -95,7 +95,7 @@ def call(gang, method, *arguments, ranks=None, seconds=30.0):
 
 @pytest.fixture
 def gang():
-    gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7"})
+    gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
     yield gang
     gang.close()
     assert_group_gone(gang.process_group)
@@ -245,7 +245,7 @@ def test_calls_in_flight_when_the_gang_is_closed_end(gang):
 def test_a_rank_that_cannot_start_says_why():
     """A factory that raises ends the start with its reason, and leaves no process."""
     with pytest.raises(RankFailed, match="ZeroDivisionError"):
-        LocalGang(2, broken_factory, start_seconds=60)
+        LocalGang(2, broken_factory, start_seconds=60, preload=())
 
 
 def broken_factory(rank, size):
@@ -256,7 +256,7 @@ CONTROLLER = """
 import sys, threading, time
 from prefect_rlhf.engines.local_gang import LocalGang
 from tests.engines.test_gang import Probe
-gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1])
+gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",))
 print(gang.process_group, flush=True)
 gang.call("spin", {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=60)
 """
