@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +15,9 @@ from prefect_rlhf.engines.orders import MoveWeightsOrder
 from prefect_rlhf.engines.swap import swap
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout import Region
-from prefect_rlhf.placement.reshard import Piece, reshard
+
+if TYPE_CHECKING:
+    from prefect_rlhf.placement.reshard import Piece
 
 BUCKET_BYTES = 64 << 20  # the most that is staged at once for one peer
 
@@ -24,6 +27,8 @@ def move_weights(source: Engine | None, target: Engine | None, order: MoveWeight
 
     `source` and `target` are this rank's engines of the two instances, None where it has none.
     """
+    from prefect_rlhf.placement.reshard import reshard
+
     read = source.weights() if source is not None else {}
     write = target.weights() if target is not None else {}
     _check_formats(read, write, order)
