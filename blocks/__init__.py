@@ -6,5 +6,15 @@ Importing this room registers them: Prefect does so through the entry point grou
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
 from prefect_rlhf.blocks.model import Model, ModelBlock
+from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 
-__all__ = ["Cluster", "Model", "ModelBlock", "Preferences", "PreferencesBlock", "Prompts", "PromptsBlock"]
+__all__ = [
+    "Cluster",
+    "GpuMeshWorker",
+    "Model",
+    "ModelBlock",
+    "Preferences",
+    "PreferencesBlock",
+    "Prompts",
+    "PromptsBlock",
+]

@@ -20,7 +20,7 @@ class ClusterFields(BaseModel):
     """What a Cluster block and the worker's job variables say of a cluster."""
 
     cluster: str = Field(
-        "local", title="Cluster", pattern=r"[\w.-]+", description="Its name; runs that say the same name share it."
+        "local", title="Cluster", pattern=r"^[\w.-]+$", description="Its name; runs that say the same name share it."
     )
     num_nodes: int = Field(1, title="Nodes", ge=1, description="Number of equal nodes.")
     devices_per_node: int = Field(2, title="Devices per node", ge=1, description="Number of equal devices in a node.")

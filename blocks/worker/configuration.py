@@ -1,0 +1,108 @@
+"""What is run for one flow run: the form's values, the run's own, and the environment made of both."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.utilities.processutils import get_sys_executable
+from prefect.workers.base import BaseJobConfiguration
+from pydantic import PrivateAttr
+
+from prefect_rlhf.blocks.worker.variables import MeshFields
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.mesh import DeviceMesh
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import Flow, FlowRun, WorkPool
+    from prefect.client.schemas.responses import DeploymentResponse
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What the worker needs to know of a flow run."""
+
+    id: str = ""
+    name: str = ""
+    pool: str = ""
+    dry_run: bool = False
+
+
+class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
+    """Which mesh a flow run gets, and the process that runs it."""
+
+    _run: RunFacts = PrivateAttr(RunFacts())
+
+    @property
+    def run(self) -> RunFacts:
+        """Set by `prepare_for_flow_run`."""
+        return self._run
+
+    @property
+    def wanted(self) -> str | int:
+        """The mesh to lease by name, or by number of devices."""
+        return self.mesh or self.num_devices or self.shape.whole.num_devices
+
+    @classmethod
+    async def from_template_and_values(
+        cls, base_job_template: dict[str, Any], values: dict[str, Any], client: PrefectClient | None = None
+    ) -> GpuMeshConfiguration:
+        """Refuses job variables that the work pool's form does not have, which Prefect would ignore."""
+        known = base_job_template["variables"].get("properties", {})
+        for name in values:
+            if name.partition(".")[0] not in known:
+                raise InvalidInput("job_variables", name, f"one of {', '.join(sorted(known))}")
+        configuration = await super().from_template_and_values(base_job_template, values, client=client)
+        assert isinstance(configuration, cls)
+        return configuration
+
+    def prepare_for_flow_run(
+        self,
+        flow_run: FlowRun,
+        deployment: DeploymentResponse | None = None,
+        flow: Flow | None = None,
+        work_pool: WorkPool | None = None,
+        worker_name: str | None = None,
+        worker_id: UUID | None = None,
+    ) -> None:
+        """Take from the flow run and its pool what the process must know."""
+        taken_away = {name for name, value in self.env.items() if value is None}
+        super().prepare_for_flow_run(flow_run, deployment, flow, work_pool, worker_name, worker_id=worker_id)
+        self._run = RunFacts(
+            id=str(flow_run.id),
+            name=f"{deployment.name if deployment else 'run'}/{flow_run.name}",
+            pool=work_pool.name if work_pool else "",
+            dry_run=flow_run.parameters.get("dry_run") is True,
+        )
+        self.env = {name: value for name, value in {**os.environ, **self.env}.items() if name not in taken_away}
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command, with `python` meaning this worker's interpreter."""
+        words = shlex.split(self.command or self._base_flow_run_command())
+        return [get_sys_executable() if word == "python" else word for word in words[:1]] + words[1:]
+
+    def environment(self, lease: Lease) -> dict[str, str]:
+        """The process's environment: the worker's, the form's, and the lease."""
+        visible = {"CUDA_VISIBLE_DEVICES": _device_numbers(lease)} if self.kind == "cuda" else {}
+        given = {name: value for name, value in self.env.items() if value is not None}
+        return {**given, **visible, ENVIRONMENT_VARIABLE: lease.to_json()}
+
+    def lease(self, lease_id: str, mesh: DeviceMesh) -> Lease:
+        """The lease of `mesh`, as the process sees it."""
+        return Lease(self.run.pool, lease_id, self.shape, mesh, () if self.run.dry_run else mesh.devices(), self.kind)
+
+    @staticmethod
+    def _base_flow_run_command() -> str:
+        """The engine itself; Prefect's newer `flow-run execute` would put a runner of its own in between."""
+        return "python -m prefect.engine"
+
+
+def _device_numbers(lease: Lease) -> str:
+    """The leased devices' numbers in their node: what CUDA may see. A dry run sees none."""
+    return ",".join(str(number) for number in sorted({device.index for device in lease.devices}))

@@ -1,0 +1,98 @@
+"""The process of one flow run, under a keeper that ends it together with the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from prefect_rlhf.blocks.worker import keeper
+
+REAP_SECONDS = 2 * keeper.REAP_SECONDS
+
+
+@dataclass(slots=True)
+class FlowProcess:
+    """A running keeper and, under it, the flow run's process. `stop` and `ended` leave no process of the run."""
+
+    flow_run_id: str
+    grace_seconds: float
+    _keeper: asyncio.subprocess.Process
+
+    @classmethod
+    async def start(
+        cls,
+        flow_run_id: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        working_dir: str,
+        grace_seconds: float,
+        descriptors: Sequence[int] = (),
+        stream_output: bool = True,
+    ) -> Self:
+        """Start `command`; it and its keeper inherit `descriptors`, so they hold the lease even without the worker."""
+        output = None if stream_output else asyncio.subprocess.DEVNULL
+        words = (flow_run_id, str(grace_seconds), ",".join(map(str, descriptors)), *command)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-I",  # nothing of the flow's folder or variables may reach the keeper
+            str(Path(keeper.__file__).resolve()),
+            *words,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            env=dict(environment),
+            cwd=working_dir,
+            pass_fds=tuple(descriptors),
+            start_new_session=True,  # Ctrl-C at the worker's terminal reaches the worker alone
+        )
+        return cls(flow_run_id, grace_seconds, process)
+
+    @property
+    def identifier(self) -> str:
+        """`host:pid` of the keeper: SIGTERM to it stops the run cleanly."""
+        return f"{socket.gethostname()}:{self._keeper.pid}"
+
+    @property
+    def has_ended(self) -> bool:
+        return self._keeper.returncode is not None
+
+    async def ended(self, timeout_seconds: float | None = None) -> bool:
+        """Wait until the run's processes are gone, or for `timeout_seconds`; whether they are."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._keeper.wait(), timeout_seconds)
+        return self.has_ended
+
+    async def stop(self) -> None:
+        """SIGTERM, the grace, SIGKILL. Returns when nothing is left, within the grace and some seconds."""
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        if not await self.ended(self.grace_seconds + REAP_SECONDS):
+            self._keeper.kill()
+            await self._keeper.wait()
+        keeper.reap(self.flow_run_id)
+
+    @property
+    def status(self) -> int:
+        """The exit status of the flow run's process; -n for signal n."""
+        status = self._keeper.returncode
+        assert status is not None  # read after the end
+        return 128 - status if status > 128 else status
+
+
+def signal_keeper(identifier: str, signal_number: int) -> None:
+    """Signal the keeper that `identifier` names. Raises LookupError when it is not on this host or is gone."""
+    host, _, pid = identifier.rpartition(":")
+    if host != socket.gethostname():
+        raise LookupError(f"{identifier} is on another host than {socket.gethostname()}")
+    command = Path(f"/proc/{pid}/cmdline")
+    if not command.exists() or Path(keeper.__file__).name.encode() not in command.read_bytes():
+        raise LookupError(f"{identifier} is gone")
+    os.kill(int(pid), signal_number)

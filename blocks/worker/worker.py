@@ -1,0 +1,197 @@
+"""The gpu-mesh worker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, final
+
+import anyio
+from prefect.exceptions import InfrastructureNotFound
+from prefect.runner._control_channel import ControlChannel
+from prefect.states import Failed
+from prefect.workers.base import BaseWorker
+
+from prefect_rlhf.blocks.lease import LeaseTimeout
+from prefect_rlhf.blocks.lease_book import Busy, HeldMesh, Holder
+from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
+from prefect_rlhf.blocks.worker.flow_process import FlowProcess, signal_keeper
+from prefect_rlhf.blocks.worker.result import GpuMeshResult
+from prefect_rlhf.blocks.worker.run_records import RunRecords
+from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.lease import Lease
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskStatus
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.logging.loggers import PrefectLogAdapter
+
+POLL_SECONDS = 1.0  # a cancelled run notices within this, the control channel's second, and the grace
+SAY_SECONDS = 10.0
+LATE_EVENTS_SECONDS = 2.0  # a dead process's last task run events reach the server within this
+
+
+@final
+class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshResult]):
+    """Runs each flow run in a process of its own that holds a mesh of devices.
+
+    However the flow run ends (by itself, cancelled, killed, or with the worker), no process of it remains and its
+    devices are free.
+    """
+
+    type = "gpu-mesh"
+    job_configuration = GpuMeshConfiguration
+    job_configuration_variables = GpuMeshVariables
+
+    _display_name = "GPU mesh"
+    _description = "Lease an aligned mesh of devices to each flow run and run it there. Made for RLHF training."
+    _documentation_url = "https://docs.prefect.io/v3/concepts/workers"
+
+    _control: ControlChannel
+
+    async def setup(self) -> None:
+        """Also open the channel that tells a flow run's process that a SIGTERM is a person's cancellation."""
+        await super().setup()
+        self._control = await self._exit_stack.enter_async_context(ControlChannel())
+
+    async def run(  # type: ignore[override]  # the base means what it stores: any value that str() takes
+        self,
+        flow_run: FlowRun,
+        configuration: GpuMeshConfiguration,
+        task_status: TaskStatus[int | str] | None = None,
+    ) -> GpuMeshResult:
+        """Lease, start, watch; then reap, release and close what is left unfinished on the server."""
+        started: TaskStatus[int | str] = task_status or anyio.TASK_STATUS_IGNORED
+        records = RunRecords(self.client, flow_run.id)
+        logger = self.get_flow_run_logger(flow_run)
+        try:
+            held = None if configuration.run.dry_run else await self._wait_for_lease(configuration, records, logger)
+            lease = _lease(configuration, held)
+        except CancelledWhileWaiting:
+            return await self._give_up(started, records, None)
+        except RlhfError as error:
+            logger.error(str(error))
+            return await self._give_up(started, records, error)
+        logger.info(
+            f"Lease {lease.id}: {lease.mesh.name} of cluster {lease.cluster.name} ({len(lease.devices)} devices)"
+        )
+        try:
+            return await self._run_on(lease, held, configuration, records, started)
+        finally:
+            if held is not None:
+                held.release()
+
+    async def _wait_for_lease(
+        self, configuration: GpuMeshConfiguration, records: RunRecords, logger: PrefectLogAdapter
+    ) -> HeldMesh:
+        book, holder = configuration.lease_book(), Holder.now(configuration.run.id, configuration.run.name)
+        deadline = time.monotonic() + configuration.lease_wait_seconds
+        said, said_at = "", 0.0
+        while isinstance(answer := book.acquire(configuration.wanted, holder), Busy):
+            now, words = time.monotonic(), str(answer)
+            if now >= deadline:
+                raise LeaseTimeout(f"{answer}; gave up after {configuration.lease_wait_seconds:g} s")
+            if words != said:
+                await records.say_waiting(words)
+            if words != said or now >= said_at + SAY_SECONDS:
+                logger.info(words)
+                said, said_at = words, now
+            try:
+                await anyio.sleep(POLL_SECONDS)
+                if await records.is_cancelled():
+                    raise CancelledWhileWaiting
+            except asyncio.CancelledError:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(POLL_SECONDS):
+                    await records.put_back()
+                raise
+        return answer
+
+    async def _give_up(
+        self, started: TaskStatus[int | str], records: RunRecords, error: RlhfError | None
+    ) -> GpuMeshResult:
+        """End a run that was never started: refused for `error`, or cancelled."""
+        if error is None:
+            await records.cancelled()
+        else:
+            await records.refuse(Failed(message=str(error)))
+        started.started("none")
+        return GpuMeshResult(identifier="none", status_code=0)
+
+    async def _run_on(
+        self,
+        lease: Lease,
+        held: HeldMesh | None,
+        configuration: GpuMeshConfiguration,
+        records: RunRecords,
+        started: TaskStatus[int | str],
+    ) -> GpuMeshResult:
+        async with self._process(lease, held, configuration, records) as process:
+            started.started(process.identifier)
+            cancelled = await self._watch(process, records)
+        if held is not None:
+            held.release()  # before the server is told: nothing of the run is left
+        if cancelled:
+            await records.cancelled()
+            return GpuMeshResult(identifier=process.identifier, status_code=0)
+        state = await records.state()
+        if process.status != 0 or state is None or not state.is_completed():
+            await anyio.sleep(LATE_EVENTS_SECONDS)
+            await records.close_children("The flow run ended before this.")
+        return GpuMeshResult(identifier=process.identifier, status_code=process.status)
+
+    @contextlib.asynccontextmanager
+    async def _process(
+        self, lease: Lease, held: HeldMesh | None, configuration: GpuMeshConfiguration, records: RunRecords
+    ) -> AsyncIterator[FlowProcess]:
+        """The flow run's process; when the body is left, nothing of it remains."""
+        port, token = self._control.register(records.id)
+        control = {"PREFECT__CONTROL_PORT": str(port), "PREFECT__CONTROL_TOKEN": token}
+        with tempfile.TemporaryDirectory(prefix="gpu-mesh-") as folder:
+            process = await FlowProcess.start(
+                configuration.run.id,
+                configuration.arguments,
+                environment={**configuration.environment(lease), **control},
+                working_dir=configuration.working_dir or folder,
+                grace_seconds=configuration.grace_seconds,
+                descriptors=held.descriptors if held else (),
+                stream_output=configuration.stream_output,
+            )
+            try:
+                yield process
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await process.stop()
+                self._control.unregister(records.id)
+
+    async def _watch(self, process: FlowProcess, records: RunRecords) -> bool:
+        """Return when the process ended (False) or a person cancelled the run and the process was told so (True)."""
+        while not await process.ended(POLL_SECONDS):
+            if await records.is_cancelled():
+                await self._control.signal(records.id, "cancel")
+                return True
+        return await records.is_cancelled()
+
+    async def kill_infrastructure(
+        self, infrastructure_pid: str, configuration: GpuMeshConfiguration, grace_seconds: int = 30
+    ) -> None:
+        """Stop the flow run whose keeper is `infrastructure_pid`; it ends by the grace of its own configuration."""
+        try:
+            signal_keeper(infrastructure_pid, signal.SIGTERM)
+        except LookupError as error:
+            raise InfrastructureNotFound(str(error)) from error
+
+
+class CancelledWhileWaiting(RlhfError):
+    """The run was cancelled before it had its lease."""
+
+
+def _lease(configuration: GpuMeshConfiguration, held: HeldMesh | None) -> Lease:
+    """The lease of `held`; of a dry run, the mesh that it would get. Raises InvalidInput when there is none."""
+    if held is not None:
+        return configuration.lease(held.id, held.mesh)
+    return configuration.lease("dry-run", configuration.lease_book().candidates(configuration.wanted)[0])
