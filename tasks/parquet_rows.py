@@ -1,0 +1,84 @@
+"""Columns of a Parquet file or a folder of them, one split of its rows, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetRows:
+    """Where rows are read from; `field` is the parameter that errors name."""
+
+    field: str
+    path: str
+    split_column: str | None
+    split: str
+
+    def read(self, columns: Sequence[str]) -> Any:
+        """A pyarrow table of these columns, in the file's order. Raises InvalidInput for what cannot be read."""
+        schema = self.schema()
+        for name in columns:
+            if name not in schema.names:
+                raise InvalidInput(f"{self.field}.{name}", self.path, f"a file with column {name!r}; {_has(schema)}")
+        wanted = [*columns, self.split_column] if self.split_column else list(columns)
+        table = pq.read_table(self.path, columns=list(dict.fromkeys(wanted)))
+        return self._of_split(table).select(list(columns))
+
+    def schema(self) -> Any:
+        """Names and types of the columns. Raises InvalidInput when this is no Parquet file, or has no split column."""
+        if not Path(self.path).exists():
+            raise InvalidInput(f"{self.field}.path", self.path, "an existing Parquet file or folder of Parquet files")
+        try:
+            schema = pq.ParquetDataset(self.path).schema
+        except (pa.ArrowException, OSError, IndexError) as error:
+            raise InvalidInput(f"{self.field}.path", self.path, f"Parquet that can be read ({error!s:.80})") from error
+        if self.split_column is not None and self.split_column not in schema.names:
+            expected = f"a column of {self.path}, or empty to read all rows; {_has(schema)}"
+            raise InvalidInput(f"{self.field}.split_column", self.split_column, expected)
+        return schema
+
+    def _of_split(self, table: Any) -> Any:
+        if table.num_rows == 0:
+            raise InvalidInput(f"{self.field}.path", self.path, "a file with at least one row")
+        if self.split_column is None:
+            return table
+        splits = table[self.split_column].to_pylist()
+        chosen = [index for index, split in enumerate(splits) if split == self.split]
+        if not chosen:
+            known = ", ".join(sorted({str(split) for split in splits})[:8])
+            raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {known}")
+        return table.take(chosen)
+
+
+def require_text(rows: ParquetRows, column: str, allow_messages: bool = False) -> None:
+    """Raise InvalidInput unless the column holds strings (or, where allowed, lists of role and content)."""
+    kind = rows.schema().field(column).type
+    if is_text(kind) or (allow_messages and is_messages(kind)):
+        return
+    expected = "strings, or lists of {role, content}" if allow_messages else "strings"
+    raise InvalidInput(f"{rows.field}.{column}", str(kind), expected)
+
+
+def is_text(kind: Any) -> bool:
+    """Whether an Arrow type is a string."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def is_messages(kind: Any) -> bool:
+    """Whether an Arrow type is list<struct<role: string, content: string>>."""
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    fields = {kind.value_type.field(i).name: kind.value_type.field(i).type for i in range(kind.value_type.num_fields)}
+    return {"role", "content"} <= set(fields) and all(is_text(fields[name]) for name in ("role", "content"))
+
+
+def _has(schema: Any) -> str:
+    return "it has " + ", ".join(schema.names)

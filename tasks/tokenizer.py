@@ -1,0 +1,57 @@
+"""Text to tokens and back by the tokenizer of a Hugging Face folder, plain or through its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+Message = Mapping[str, str]  # role and content
+Prompt = str | Sequence[Message]
+
+
+@lru_cache(maxsize=4)  # loading one takes longer than all it does in a step
+def load_tokenizer(folder: str) -> Any:
+    """The tokenizer of a folder. Raises InvalidInput when there is none."""
+    from transformers import AutoTokenizer  # seconds to import; the controller checks much before it needs this
+
+    files = [Path(folder) / name for name in ("tokenizer.json", "tokenizer.model")]
+    if not any(file.is_file() for file in files):
+        raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # noqa: BLE001  whatever it dislikes about the file, the person must change the file
+        raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
+
+
+def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool) -> list[int]:
+    """Tokens of a prompt: text as it is or as a user's turn, messages through the template."""
+    if not _is_chat(prompt, chat_template):
+        return [] if not prompt else list(tokenizer(prompt)["input_ids"])
+    text = tokenizer.apply_chat_template(_messages(prompt), tokenize=False, add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def answered_tokens(
+    tokenizer: Any, prompt: Prompt, answer: str, chat_template: bool, end: bool
+) -> tuple[list[int], int]:
+    """Tokens of prompt and answer, and how many are the prompt's: at least one, as the first follows nothing.
+
+    With `end`, or in a chat, the end-of-sequence token closes the answer.
+    """
+    before = prompt_tokens(tokenizer, prompt, chat_template)
+    after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])
+    if end or _is_chat(prompt, chat_template):
+        after.append(tokenizer.eos_token_id)
+    return before + after, max(len(before), 1)
+
+
+def _is_chat(prompt: Prompt, chat_template: bool) -> bool:
+    return chat_template or not isinstance(prompt, str)
+
+
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
