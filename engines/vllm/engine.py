@@ -1,58 +1,63 @@
-"""One model instance's vLLM engine on one rank: generate, take new weights in place, leave and re-enter device memory."""
+"""One model instance on one rank, in vLLM: generate, take new weights in place, leave and re-enter device memory."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from vllm.engine.arg_utils import EngineArgs
+from torch import Tensor
 from vllm.inputs.engine import tokens_input
-from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard
+from prefect_rlhf.engines.megatron.residency import Parked
+from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.engines.vllm.checkpoint import eos_token_ids, load
+from prefect_rlhf.engines.tensor_files import OpenTensors
+from prefect_rlhf.engines.vllm.cpu_kernels import CpuKernels
 from prefect_rlhf.engines.vllm.group import RankGroup
+from prefect_rlhf.engines.vllm.settings import check_order, end_tokens, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.placement.errors import InvalidInput
-
-_BLOCK = 128  # tokens per block of the key-value cache on CPU; a multiple of those on CUDA
-_MAX_BATCHED_TOKENS = 8192  # of one forward pass: prompts beyond it are prefilled in the next
 
 
 class VllmEngine:
     """A GenerationEngine. Every rank of a tensor-parallel group builds it with the same order and makes the same calls.
 
-    On CUDA vLLM captures its graphs unless the order says not to; on CPU it runs eagerly.
+    On CUDA vLLM captures its graphs (unless the order says not to) and computes from the weights that `weights()`
+    shows. On CPU it runs eagerly, and its matrix products read packed copies that `weights_written()` makes: a
+    fingerprint of `weights()` proves what was last packed, not the packed copies themselves.
     """
 
     def __init__(self, order: BuildOrder, rank: int) -> None:
-        _check(order)
+        check_order(order)
         self.instance = order.instance
         self._max_length = order.max_sequence_length
-        self._eos = eos_token_ids(order.model.path)
+        self._end_tokens = end_tokens(order.model.path)
         self._request_ids = itertools.count()
         self._group = RankGroup(_tensor_parallel_ranks(order, rank), rank)
         with self._group.building() as executor:
-            arguments = _arguments(order, executor)
-            self._llm = LLMEngine.from_engine_args(arguments)
+            self._llm = LLMEngine.from_engine_args(engine_arguments(order, executor))
         core = self._llm.engine_core
         core._finalizer.detach()  # it would destroy torch's world when this engine is collected
-        self._runner = core.engine_core.model_executor.driver_worker.worker.model_runner
+        self._runner: Any = core.engine_core.model_executor.driver_worker.worker.model_runner
         self._shards = shards(self._runner.get_model())
-        load(order.model.path, self._shards)
-        self.weights_written()
+        self._cpu = None if torch.cuda.is_available() else CpuKernels(self._runner)
+        self._parked: Parked | None = None  # what has left device memory, on CPU
+        self._asleep_bytes = 0  # what has left device memory, on CUDA
+        self._load(order.model.path, order.model.role)
 
     def weights(self) -> Mapping[str, Shard]:
         """The compute weights held here: views of vLLM's own storage."""
         return self._shards
 
     def weights_written(self) -> None:
-        """Forget the keys and values that the old weights made."""
+        """Forget the keys and values that the old weights made; on CPU, pack the new weights."""
         self._llm.reset_prefix_cache()
+        if self._cpu is not None:
+            self._cpu.pack()
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int]) -> Generated:
         """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop.
@@ -61,55 +66,73 @@ class VllmEngine:
         they are the model's own, at temperature 1.
         """
         self._check_lengths(prompts, sampling)
-        first = next(self._request_ids)
-        for prompt, seed in zip(prompts, seeds, strict=True):
-            name = str(next(self._request_ids))
-            self._llm.add_request(name, tokens_input(list(prompt)), self._parameters(sampling, seed))
-        finished: dict[int, RequestOutput] = {}
-        with self._group.entered(), torch.random.fork_rng():  # vLLM draws from the global generator too
-            while self._llm.has_unfinished_requests():
-                finished.update((int(output.request_id), output) for output in self._llm.step())
-        answers = [finished[first + 1 + i].outputs[0] for i in range(len(prompts))]
+        names = [str(next(self._request_ids)) for _ in prompts]
+        with self._group.entered():
+            for name, prompt, seed in zip(names, prompts, seeds, strict=True):
+                parameters = sampling_parameters(sampling, seed, self._end_tokens)
+                self._llm.add_request(name, tokens_input(list(prompt)), parameters)
+            finished = {output.request_id: output.outputs[0] for output in self._run()}
+        answers = [finished[name] for name in names]
         return Generated([list(a.token_ids) for a in answers], [list(a.logprobs.logprobs) for a in answers])
 
     def device_bytes(self) -> int:
-        """Bytes of weights and key-value cache on the device now."""
-        return sum(storage.nbytes() for storage in self._storages())
+        """Bytes of weights, packed weights and key-value cache on the device now."""
+        if self._asleep_bytes:
+            return 0
+        packed = 0 if self._cpu is None else self._cpu.num_bytes()
+        return packed + storage_bytes([*self._kept(), *self._runner.kv_caches])
 
-    def _storages(self) -> list[torch.UntypedStorage]:
-        tensors = itertools.chain(self._runner.get_model().state_dict().values(), self._runner.kv_caches)
-        return list({t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values())
+    def offload(self) -> int:
+        """Move the weights to host memory and drop packed copies and key-value cache; return the bytes freed."""
+        if self._parked is not None or self._asleep_bytes:
+            return 0
+        freed = self.device_bytes()
+        if self._cpu is None:
+            self._llm.sleep(level=1)
+            self._asleep_bytes = freed
+        else:
+            self._cpu.drop()
+            self._parked = Parked(self._kept(), self._runner.kv_caches)
+        return freed
 
-    def _parameters(self, sampling: SamplingSettings, seed: int) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=sampling.max_new_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            seed=seed % 2**63,  # torch's generators take no more, and vLLM reads -1 as no seed
-            stop_token_ids=list(self._eos) if sampling.stop_at_eos else None,
-            ignore_eos=not sampling.stop_at_eos,
-            logprobs=0,  # that of the sampled token alone
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+    def reload(self) -> int:
+        """Bring the weights back, with an empty key-value cache; return the bytes."""
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
+        elif self._asleep_bytes:
+            self._llm.wake_up()
+            self._asleep_bytes = 0
+        else:
+            return 0
+        self.weights_written()
+        return self.device_bytes()
+
+    def _load(self, path: str, role: str) -> None:
+        """Read this rank's regions out of the checkpoint."""
+        with OpenTensors(path, f"{role}.path") as tensors:
+            for name, shard in self._shards.items():
+                shard.view.copy_(tensors.read(name, shard.region))
+        self.weights_written()
+
+    def _run(self) -> list[Any]:
+        """Step until every request is finished; their outputs."""
+        outputs: list[Any] = []
+        while self._llm.has_unfinished_requests():
+            outputs += self._llm.step()
+        return outputs
+
+    def _kept(self) -> list[Tensor]:
+        """Parameters, and buffers such as rotary tables."""
+        model = self._runner.get_model()
+        return [*model.parameters(), *model.buffers()]
 
     def _check_lengths(self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings) -> None:
-        longest = max(map(len, prompts))
-        if longest + sampling.max_new_tokens > self._max_length:
-            limit = self._max_length - sampling.max_new_tokens
-            raise InvalidInput(
-                "prompts", f"{longest} tokens", f"at most {limit} before {sampling.max_new_tokens} new ones"
-            )
-
-
-def _check(order: BuildOrder) -> None:
-    if order.model.head != "lm":
-        raise InvalidInput(
-            f"model {order.model.role}", order.model.head, "a language-model head, to generate with vllm"
-        )
-    if order.instance.strategy.pp != 1:
-        raise InvalidInput(order.instance.name, f"pp {order.instance.strategy.pp}", "pp 1 with engine vllm")
+        longest = max(map(len, prompts), default=0)
+        limit = self._max_length - sampling.max_new_tokens
+        if longest > limit:
+            expected = f"at most {limit} of {self._max_length}, before {sampling.max_new_tokens} new ones"
+            raise InvalidInput("prompt tokens", longest, expected)
 
 
 def _tensor_parallel_ranks(order: BuildOrder, rank: int) -> tuple[int, ...]:
@@ -117,36 +140,3 @@ def _tensor_parallel_ranks(order: BuildOrder, rank: int) -> tuple[int, ...]:
     tp = order.instance.strategy.tp
     start = order.ranks.index(rank) // tp * tp
     return order.ranks[start : start + tp]
-
-
-def _arguments(order: BuildOrder, executor: type) -> EngineArgs:
-    on_cuda = torch.cuda.is_available()
-    length = order.max_sequence_length
-    return EngineArgs(
-        model=order.model.path,
-        load_format="dummy",  # no reading twice: `load` fills the weights through our views
-        skip_tokenizer_init=True,
-        generation_config="vllm",  # sampling is as called for, not as the folder proposes
-        dtype=order.model.dtype,
-        tensor_parallel_size=order.instance.strategy.tp,
-        distributed_executor_backend=executor,
-        enforce_eager=not (on_cuda and order.cuda_graphs),
-        enable_sleep_mode=on_cuda,
-        max_model_len=length,
-        max_num_seqs=order.max_rows,
-        max_num_batched_tokens=max(length, min(order.max_rows * length, _MAX_BATCHED_TOKENS)),
-        kv_cache_memory_bytes=_cache_bytes(order),
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=True,
-        seed=0,
-    )
-
-
-def _cache_bytes(order: BuildOrder) -> int:
-    """Room for max_rows sequences of max_sequence_length at once, and vLLM's null block."""
-    shape, tp = order.model.shape, order.instance.strategy.tp
-    heads = max(1, shape.num_kv_heads // tp)
-    itemsize = torch.finfo(getattr(torch, order.model.dtype)).bits // 8
-    block_bytes = 2 * shape.num_layers * heads * shape.head_dim * itemsize * _BLOCK
-    blocks_per_row = -(-order.max_sequence_length // _BLOCK) + 1
-    return (order.max_rows * blocks_per_row + 1) * block_bytes

@@ -7,10 +7,10 @@ any ordered subset of the ranks, and a process several engines.
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import uuid
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -24,6 +24,8 @@ from torch.distributed import distributed_c10d
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import utils as vllm_layers
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+from prefect_rlhf.engines.group_names import name_groups_by_members
 
 _GLOBALS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
 _DEFAULTS = {name: True if name == "_ENABLE_CUSTOM_ALL_REDUCE" else None for name in _GLOBALS}
@@ -45,11 +47,12 @@ class RankGroup:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Give vLLM this engine's groups; whatever it does must happen in here."""
+        """Give vLLM this engine's groups and keep the random state; whatever vLLM does must happen in here."""
         outside = {name: getattr(parallel_state, name) for name in _GLOBALS}
         vars(parallel_state).update(self._globals)
         try:
-            yield
+            with _random_state_kept():
+                yield
         finally:
             self._globals = {name: getattr(parallel_state, name) for name in _GLOBALS}
             vars(parallel_state).update(outside)
@@ -58,12 +61,13 @@ class RankGroup:
     def building(self) -> Iterator[type[ExecutorWithExternalLauncher]]:
         """Let vLLM build an engine with the executor class yielded, in a world made of these ranks alone.
 
-        Leaves no trace: random state, thread count and everything replaced are as before.
+        Leaves no trace: thread count, environment variables and everything replaced are as before.
         """
+        name_groups_by_members()
         with ExitStack() as stack:
             stack.enter_context(self.entered())
-            stack.enter_context(_random_state_kept())
             stack.enter_context(_threads_kept())
+            stack.enter_context(_environment_kept())
             for owner, name, value in self._replacements():
                 stack.callback(setattr, owner, name, getattr(owner, name))
                 setattr(owner, name, value)
@@ -83,19 +87,12 @@ class RankGroup:
             )
             return new_group([[self.ranks[i] for i in group] for group in groups], *args, **options)
 
-        used = Counter[tuple[int, ...]]()
-
-        def name_group(ranks: list[int]) -> str:
-            used[tuple(ranks)] += 1
-            return f"vllm {self.ident} {ranks} {used[tuple(ranks)]}"
-
         return (
             (parallel_state, "init_world_group", init_world_group),
             (parallel_state, "init_model_parallel_group", init_model_parallel_group),
             (parallel_state, "_get_unique_name", lambda name: f"{name}:{self.ident}"),
             (dist, "new_group", partial(dist.new_group, use_local_synchronization=True, sort_ranks=False)),
             (dist, "get_world_size", lambda group=None: len(self.ranks) if group is None else size(group)),
-            (distributed_c10d, "_hash_ranks_to_str", name_group),
             (vllm_layers, "dispatch_cpu_unquantized_gemm", _keep_plain),
         )
 
@@ -104,7 +101,7 @@ class RankGroup:
         if torch.cuda.is_available():
             place = *place[:2], torch.cuda.current_device()
 
-        class RankExecutor(ExecutorWithExternalLauncher):
+        class RankExecutor(ExecutorWithExternalLauncher):  # type: ignore[misc]  # its base is Any to the type checker
             """vLLM's worker in this very process, at its place in the group."""
 
             def _distributed_args(self) -> tuple[str, int, int]:
@@ -121,16 +118,16 @@ class RankGroup:
 
 
 def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """In place of vLLM's packing on CPU, which empties `weight`: see `linears`."""
+    """In place of vLLM's packing on CPU, which empties `weight`: see `cpu_kernels`."""
     del remove_weight
-    layer.cpu_linear = torch.nn.functional.linear
+    vars(layer)["cpu_linear"] = torch.nn.functional.linear
 
 
 def _ensure_world() -> None:
     """A process alone needs a world too, which touches no network."""
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
 
 
 def _agree_on_ident(ranks: tuple[int, ...], rank: int) -> str:
@@ -163,3 +160,14 @@ def _threads_kept() -> Iterator[None]:
     finally:
         torch.set_num_threads = set_num_threads
         torch.set_num_threads(num_threads)
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """vLLM's CPU platform sets LD_PRELOAD and more, for child processes that it does not start here."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor, nn
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -13,7 +14,7 @@ from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.placement.errors import InvalidInput
 
 
-def shards(model: nn.Module) -> dict[str, Shard]:
+def shards(model: Any) -> dict[str, Shard]:
     """Every weight of a Llama-family vLLM model as regions of its Hugging Face parameters.
 
     The views are slices of vLLM's storage, so writing them is writing the model. A tied lm_head is no parameter.

@@ -1,0 +1,60 @@
+"""What an engine on CPU runs instead of vLLM's defaults, which are made for a compiler that is off here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  as everybody calls it
+from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+from prefect_rlhf.engines.vllm.sampler import RowSampler
+
+
+class CpuKernels:
+    """Packed linear layers, fused norms and a lean sampler in the model of one engine.
+
+    A packed layer computes from a copy of its weights in the layout of the matrix unit, hidden in oneDNN. vLLM empties
+    the readable weights after packing; here they stay, and `pack` makes the copies anew after they were written.
+    Measured (135M parameters, bf16, one thread): MEASURED
+    """
+
+    def __init__(self, runner: Any) -> None:
+        model: nn.Module = runner.get_model()
+        self._layers: list[Any] = [m for m in model.modules() if isinstance(m, LinearBase | ParallelLMHead)]
+        self._packed = False
+        for module in model.modules():
+            if isinstance(module, RMSNorm):
+                module._forward_method = partial(_rms_norm, module)
+        runner.sampler = RowSampler(runner.sampler.logprobs_mode)
+
+    def pack(self) -> None:
+        """Copy the readable weights of every linear layer, lm_head included, into its packed form."""
+        for layer in self._layers:
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+        self._packed = True
+
+    def drop(self) -> None:
+        """Free the packed copies; the layers compute from the readable weights until the next `pack`."""
+        for layer in self._layers:
+            layer.cpu_linear = F.linear
+        self._packed = False
+
+    def num_bytes(self) -> int:
+        """Bytes of the packed copies, which no tensor shows: as many as the weights they copy."""
+        return sum(layer.weight.nbytes for layer in self._layers) if self._packed else 0
+
+
+def _rms_norm(norm: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+    """vLLM's own kernel for CPU, in place of eight small operations; like them it may overwrite x and residual."""
+    if residual is None:
+        out = torch.empty_like(x)
+        torch.ops._C.rms_norm(out, x, norm.weight, norm.variance_epsilon)
+        return out
+    torch.ops._C.fused_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
+    return x, residual

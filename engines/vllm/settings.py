@@ -1,0 +1,85 @@
+"""What an order and its sampling settings are in vLLM's terms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.orders import BuildOrder
+from prefect_rlhf.placement.errors import InvalidInput
+
+_BLOCK = 128  # tokens per block of the key-value cache on CPU; smaller ones on CUDA fit in
+_MAX_BATCHED_TOKENS = 8192  # of one forward pass; prompts beyond are prefilled in the next
+
+
+def engine_arguments(order: BuildOrder, executor: type) -> EngineArgs:
+    """An engine with room for the order's rows at once, eager only on CPU."""
+    on_cuda = torch.cuda.is_available()
+    length = order.max_sequence_length
+    return EngineArgs(
+        model=order.model.path,
+        load_format="dummy",  # the weights are read once, through our views
+        skip_tokenizer_init=True,
+        generation_config="vllm",  # sampling is as called for, not as the folder proposes
+        dtype=order.model.dtype,
+        tensor_parallel_size=order.instance.strategy.tp,
+        distributed_executor_backend=executor,
+        enforce_eager=not (on_cuda and order.cuda_graphs),
+        enable_sleep_mode=on_cuda,
+        max_model_len=length,
+        max_num_seqs=order.max_rows,
+        max_num_batched_tokens=max(length, min(order.max_rows * length, _MAX_BATCHED_TOKENS)),
+        kv_cache_memory_bytes=_cache_bytes(order),
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        seed=0,
+    )
+
+
+def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple[int, ...]) -> SamplingParams:
+    """One row's sampling: token ids in and out, no text, and the sampled token's log-probability alone."""
+    return SamplingParams(
+        max_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        seed=seed % 2**63,  # torch's generators take no more, and vLLM reads -1 as no seed
+        stop_token_ids=list(end_tokens) if sampling.stop_at_eos else None,
+        ignore_eos=not sampling.stop_at_eos,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def end_tokens(path: str) -> tuple[int, ...]:
+    """The end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = Path(path, name)
+        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()
+
+
+def check_order(order: BuildOrder) -> None:
+    """Raise InvalidInput for an order that this engine cannot carry out."""
+    if order.model.head != "lm":
+        raise InvalidInput(f"{order.model.role}.head", order.model.head, "lm, to generate with vllm")
+    if order.instance.strategy.pp != 1:
+        raise InvalidInput(f"{order.instance.name}: pp", order.instance.strategy.pp, "1 with engine vllm")
+
+
+def _cache_bytes(order: BuildOrder) -> int:
+    """Key-value cache for max_rows sequences of max_sequence_length at once, and vLLM's null block."""
+    shape, tp = order.model.shape, order.instance.strategy.tp
+    heads = max(1, shape.num_kv_heads // tp)
+    item_bytes: int = getattr(torch, order.model.dtype).itemsize
+    block_bytes = 2 * shape.num_layers * heads * shape.head_dim * item_bytes * _BLOCK
+    blocks_per_row = -(-order.max_sequence_length // _BLOCK)
+    return (order.max_rows * blocks_per_row + 2) * block_bytes
