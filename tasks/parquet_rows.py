@@ -40,6 +40,8 @@ class ParquetRows:
             schema = pq.ParquetDataset(self.path).schema
         except (pa.ArrowException, OSError, IndexError) as error:
             raise InvalidInput(f"{self.field}.path", self.path, f"Parquet that can be read ({error!s:.80})") from error
+        if not schema.names:
+            raise InvalidInput(f"{self.field}.path", self.path, "Parquet with columns; there is none")
         if self.split_column is not None and self.split_column not in schema.names:
             expected = f"a column of {self.path}, or empty to read all rows; {_has(schema)}"
             raise InvalidInput(f"{self.field}.split_column", self.split_column, expected)
