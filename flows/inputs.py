@@ -6,17 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from prefect_rlhf.tasks.datasets import PreferenceDataset, PromptDataset
-
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.tasks.checkpoints import read_model_spec
+from prefect_rlhf.tasks.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.settings import Sampling
-
-Source = PromptDataset | PreferenceDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +21,15 @@ class Inputs:
     """The models and datasets among a run's parameters, by parameter name."""
 
     models: Mapping[str, ModelSpec]
-    sources: Mapping[str, Source]
+    sources: Mapping[str, PromptDataset | PreferenceDataset]
+    datasets: Mapping[str, Dataset]
+    longest: Mapping[str, int]  # tokens of each dataset's longest row
     tokenizer: str
 
     @property
     def context(self) -> int:
         """The longest sequence that every model takes."""
         return min(model.shape.max_position_embeddings for model in self.models.values())
-
-    @property
-    def datasets(self) -> dict[str, Dataset]:
-        return {name: source.dataset for name, source in self.sources.items()}
 
 
 def read_inputs(arguments: Mapping[str, Any]) -> Inputs:
@@ -49,31 +44,30 @@ def read_inputs(arguments: Mapping[str, Any]) -> Inputs:
     _check_vocabularies(models)
     tokenizer = next(iter(models.values())).path
     context = min(model.shape.max_position_embeddings for model in models.values())
-    sources = {
-        name: open_source(name, value, tokenizer, context)
-        for name, value in arguments.items()
-        if isinstance(value, Prompts | Preferences)
-    }
-    return Inputs(models, sources, tokenizer)
+    given = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
+    sources = {name: open_source(name, value, tokenizer) for name, value in given.items()}
+    longest = {name: source.check(context) for name, source in sources.items()}
+    datasets = {name: value.to_spec(name, sources[name].num_items) for name, value in given.items()}
+    return Inputs(models, sources, datasets, longest, tokenizer)
 
 
-def open_source(name: str, value: Prompts | Preferences, tokenizer: str, max_tokens: int) -> Source:
-    """The dataset as ranks read it, checked row by row."""
+def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> PromptDataset | PreferenceDataset:
+    """The dataset as ranks read it."""
     kind = PromptDataset if isinstance(value, Prompts) else PreferenceDataset
-    return kind.open(name, tokenizer=tokenizer, max_tokens=max_tokens, **value.model_dump(exclude={"saved"}))
+    return kind(name, tokenizer=tokenizer, **value.model_dump(exclude={"saved"}))
 
 
-def longest_sequence(graph: DataflowGraph, sources: Mapping[str, Source], context: int) -> int:
+def longest_sequence(graph: DataflowGraph, inputs: Inputs) -> int:
     """The most tokens that any row can have, prompt and response. Raises InvalidInput when the models take fewer."""
-    longest = max(source.longest for source in sources.values())
+    longest = max(inputs.longest.values())
     for call in graph:
         if call.kind == "generate":
             sampling = Sampling.model_validate_json(call.operation.settings)
-            needed = sources[call.rows_from].longest + sampling.max_new_tokens
-            if needed > context:
-                expected = f"at most {context - sources[call.rows_from].longest}, which the context leaves"
-                raise InvalidInput(f"{call.name}.sampling.max_new_tokens", sampling.max_new_tokens, expected)
-            longest = max(longest, needed)
+            left = inputs.context - inputs.longest[call.rows_from]
+            if sampling.max_new_tokens > left:
+                field, expected = f"{call.name}.sampling.max_new_tokens", f"at most {left}, which the context leaves"
+                raise InvalidInput(field, sampling.max_new_tokens, expected)
+            longest = max(longest, inputs.longest[call.rows_from] + sampling.max_new_tokens)
     return longest
 
 

@@ -50,7 +50,7 @@ def failed(error: RlhfError) -> State[Any]:
 def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
     inputs = read_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
-    longest = longest_sequence(graph, inputs.sources, inputs.context)
+    longest = longest_sequence(graph, inputs)
     with run_lease(options) as held:
         plan = choose_plan(options.plan, graph, held)
         augmented = augment(graph, plan, options.steps)

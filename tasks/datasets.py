@@ -8,7 +8,7 @@ the file's order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, final
@@ -51,11 +51,13 @@ class ParquetSource:
             if not isinstance(text, str) or not text.strip():
                 raise InvalidInput(f"{self.name} row {row}", prompt, f"a prompt that is not empty, in {self.path}")
 
-    def check_length(self, row: int, tokens: Sequence[int], max_tokens: int) -> None:
-        """Raise InvalidInput for a row that does not fit."""
-        if len(tokens) > max_tokens:
-            expected = f"at most {max_tokens} to fit the context; shorten or remove the row of {self.path}"
-            raise InvalidInput(f"{self.name} row {row}", f"{len(tokens)} tokens", expected)
+    def check_lengths(self, rows: Sequence[Sequence[int]], max_tokens: int, rows_per_item: int = 1) -> int:
+        """The longest row's number of tokens. Raises InvalidInput for the first row that does not fit."""
+        for row, tokens in enumerate(rows):
+            if len(tokens) > max_tokens:
+                expected = f"at most {max_tokens} to fit the context; shorten or remove the row of {self.path}"
+                raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"{len(tokens)} tokens", expected)
+        return max(map(len, rows))
 
 
 @final
@@ -80,15 +82,17 @@ class PromptDataset(ParquetSource):
         tokenizer = load_tokenizer(self.tokenizer)
         return {"prompt_tokens": [prompt_tokens(tokenizer, self._prompts[i], self.chat_template) for i in row_ids]}
 
-    def check(self, max_tokens: int) -> None:
-        """Raise InvalidInput for data that some step would choke on. `max_tokens` is the longest prompt that fits."""
+    def check(self, max_tokens: int) -> int:
+        """Raise InvalidInput for data that some step would choke on; return the longest prompt's number of tokens.
+
+        `max_tokens` is the longest prompt that fits.
+        """
         self.rows.read([self.prompt_column])
         require_text(self.rows, self.prompt_column, allow_messages=True)
         for row, prompt in enumerate(self._prompts):
             self.check_prompt(row, prompt)
         self.check_tokenizer(has_chats=not isinstance(self._prompts[0], str))
-        for row in range(len(self)):
-            self.check_length(row, self.read([row])["prompt_tokens"][0], max_tokens)
+        return self.check_lengths(self.read(range(len(self)))["prompt_tokens"], max_tokens)
 
     @cached_property
     def _prompts(self) -> list[Prompt]:
@@ -124,8 +128,11 @@ class PreferenceDataset(ParquetSource):
         rows = [self._tokens(i) for i in row_ids]
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
-    def check(self, max_tokens: int) -> None:
-        """Raise InvalidInput for data that some step would choke on. `max_tokens` is the longest row that fits."""
+    def check(self, max_tokens: int) -> int:
+        """Raise InvalidInput for data that some step would choke on; return the longest row's number of tokens.
+
+        `max_tokens` is the longest row that fits.
+        """
         self.rows.read(self._columns)
         for column in (self.chosen_column, self.rejected_column):
             require_text(self.rows, column)
@@ -134,8 +141,7 @@ class PreferenceDataset(ParquetSource):
         for pair, values in enumerate(self._pairs):
             self._check_pair(pair, *values)
         self.check_tokenizer(has_chats=not isinstance(self._pairs[0][0], str))
-        for row, tokens in enumerate(self._all_tokens()):
-            self.check_length(row // 2, tokens, max_tokens)
+        return self.check_lengths(self.read(range(len(self)))["tokens"], max_tokens, rows_per_item=2)
 
     def _check_pair(self, pair: int, prompt: Prompt | None, chosen: str | None, rejected: str | None) -> None:
         where = f"{self.name} row {pair}"
@@ -151,9 +157,6 @@ class PreferenceDataset(ParquetSource):
         prompt, *answers = self._pairs[row_id // 2]
         tokenizer = load_tokenizer(self.tokenizer)
         return answered_tokens(tokenizer, prompt, answers[row_id % 2], self.chat_template, self.end_of_text)
-
-    def _all_tokens(self) -> Iterator[list[int]]:
-        return (self._tokens(row)[0] for row in range(len(self)))
 
     @property
     def _columns(self) -> list[str]:

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.versions import Fingerprints
-from prefect_rlhf.tasks.sampling_order import row_ids
-
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.gang import Gang
 from prefect_rlhf.engines.orders import (
@@ -20,6 +17,7 @@ from prefect_rlhf.engines.orders import (
     RowTransfer,
     TransferOrder,
 )
+from prefect_rlhf.engines.versions import Fingerprints
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.instances import instances, offloaded_instances
 from prefect_rlhf.placement.layout import layout_of
@@ -27,6 +25,7 @@ from prefect_rlhf.placement.node import Node
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows import needed_rows, row_transfers
 from prefect_rlhf.tasks.operations import Bound
+from prefect_rlhf.tasks.sampling_order import row_ids
 from prefect_rlhf.tasks.settings import Sampling, Temperature
 from prefect_rlhf.tasks.training_run import TrainingRun
 

@@ -32,7 +32,7 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
     """
 
     def __init__(self, locks: DeviceLocks, max_workers: int = 64) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # Prefect leaves it unannotated
         self._locks = locks
         self._max_workers = max_workers
         self._threads: ThreadPoolExecutor | None = None

@@ -43,7 +43,7 @@ class Trace:
 
     def role(self, argument: object, call: str) -> str:
         """The role that `argument` stands for. Raises GraphError for anything that is not a model parameter."""
-        name = self.given.get(id(argument))
+        name = self.given.get(id(argument), "")
         if name not in self.models:
             raise GraphError(f"flow {self.flow}: {call} needs a Model parameter of the flow, got {argument!r:.80}")
         self.used.add(name)
@@ -55,7 +55,7 @@ class Trace:
             if argument.source not in {*self.datasets, *(made.name for made in self.calls)}:
                 raise GraphError(f"flow {self.flow}: {call} reads {argument.source!r}, which another flow made")
             return argument
-        name = self.given.get(id(argument))
+        name = self.given.get(id(argument), "")
         if name not in self.datasets:
             raise GraphError(f"flow {self.flow}: {call} needs rows or a dataset parameter, got {argument!r:.80}")
         self.used.add(name)
