@@ -58,6 +58,18 @@ class AugmentedGraph:
         """For each step the id of its last node in the order; rows of the step are not read after all of it ended."""
         return {node.step: node.id for node in self.nodes}
 
+    def in_groups(self, num_steps: int) -> tuple[tuple[Node, ...], ...]:
+        """Nodes in groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
+
+        A node joins a later group than its step's when it waits for one of a later step, as with staleness a train_step
+        waits for what still reads the weights that it overwrites.
+        """
+        group: dict[str, int] = {}
+        for node in self.nodes:
+            group[node.id] = max([node.step // num_steps, *(group[name] for name in node.depends_on)])
+        count = 1 + max(group.values(), default=-1)
+        return tuple(tuple(node for node in self.nodes if group[node.id] == index) for index in range(count))
+
     def to_networkx(self) -> nx.DiGraph[str]:
         """Nodes by id with attribute `node`; edges with `kind` and `label` of the dependency."""
         graph: nx.DiGraph[str] = nx.DiGraph()

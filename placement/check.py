@@ -8,6 +8,7 @@ from types import MappingProxyType
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.instances import instances
+from prefect_rlhf.placement.layout import padded_vocabulary
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
@@ -15,7 +16,6 @@ from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
 ENGINES: Mapping[CallKind, EngineKind] = MappingProxyType(
     {"generate": "vllm", "inference": "megatron", "train_step": "megatron", "compute": "python"}
 )
-VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this before it splits it over tp
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
@@ -102,8 +102,8 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
         "key-value heads": shape.num_kv_heads,
         "columns of the feed-forward layer": shape.intermediate_size,
     }
-    if placement.engine == "vllm":
-        divided["tokens of the padded vocabulary"] = -(-shape.vocab_size // VLLM_VOCAB_MULTIPLE) * VLLM_VOCAB_MULTIPLE
+    vllm = placement.engine == "vllm"
+    divided["tokens of the (padded) vocabulary"] = padded_vocabulary(model) if vllm else shape.vocab_size
     for what, count in divided.items():
         if count % tp:
             yield InvalidInput(_field(call.name, "tp"), tp, f"a divisor of the {count} {what} of {model.role}")

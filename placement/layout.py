@@ -8,9 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.parameters import Parameter, parameters
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 Region = tuple[tuple[int, int], ...]
 """(start, stop) for each axis of the global tensor."""
+
+VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this before it splits it over tp
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +29,92 @@ class Layout:
 
     shapes: Mapping[str, tuple[int, ...]]
     regions: Mapping[str, Mapping[int, Region]]
+
+    def of_rank(self, rank: int) -> dict[str, Region]:
+        """What one rank holds, by parameter."""
+        return {name: regions[rank] for name, regions in self.regions.items() if rank in regions}
+
+
+def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> Layout:
+    """The layout of an instance. A rank is the position of its device in `lease.devices()`."""
+    position = {device: rank for rank, device in enumerate(lease.devices())}
+    ranks = tuple(position[device] for device in instance.mesh.devices())
+    layout = vllm_layout if instance.engine == "vllm" else megatron_layout
+    return layout(model, instance.strategy, ranks)
+
+
+def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
+    """tp splits heads, feed-forward columns and vocabulary evenly; pp gives each stage equally many layers.
+
+    `ranks` are in the mesh's order. The first stage has the embedding, the last the final norm and the output; with
+    tied embeddings and a language-model head the last stage has a copy of the embedding too.
+    """
+    _divides("tp", strategy.tp, {"tokens of the vocabulary": model.shape.vocab_size, **_split_sizes(model)})
+    _divides("pp", strategy.pp, {"layers": model.shape.num_layers})
+    return _layout(model, strategy, ranks, model.shape.vocab_size)
+
+
+def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
+    """As Megatron's without pp; the vocabulary is padded before it is split, so the last rank may hold less of it."""
+    padded = padded_vocabulary(model)
+    _divides("tp", strategy.tp, {"tokens of the padded vocabulary": padded, **_split_sizes(model)})
+    if strategy.pp != 1:
+        raise InvalidInput("pp", strategy.pp, "1: vllm runs no pipeline here")
+    return _layout(model, strategy, ranks, padded)
+
+
+def padded_vocabulary(model: ModelSpec) -> int:
+    """The rows of vLLM's embedding, over all tp ranks."""
+    return -(-model.shape.vocab_size // VLLM_VOCAB_MULTIPLE) * VLLM_VOCAB_MULTIPLE
+
+
+def _layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...], padded_vocab: int) -> Layout:
+    every = parameters(model)
+    coordinates = dict(zip(ranks, strategy.coordinates(), strict=True))
+    held = {
+        parameter.name: {
+            rank: _region(parameter, at.tp, strategy.tp, padded_vocab)
+            for rank, at in coordinates.items()
+            if _on_stage(parameter, at, strategy, model)
+        }
+        for parameter in every
+    }
+    kept = {name: {rank: r for rank, r in found.items() if _not_empty(r)} for name, found in held.items()}
+    return Layout({parameter.name: parameter.shape for parameter in every}, kept)
+
+
+def _region(parameter: Parameter, tp: int, degree: int, padded_vocab: int) -> Region:
+    whole = [(0, size) for size in parameter.shape]
+    if parameter.split_axis is not None:
+        size = parameter.shape[parameter.split_axis]
+        part = (padded_vocab if parameter.over_vocabulary else size) // degree
+        whole[parameter.split_axis] = (min(size, tp * part), min(size, (tp + 1) * part))
+    return tuple(whole)
+
+
+def _not_empty(region: Region) -> bool:
+    return all(start < stop for start, stop in region)
+
+
+def _on_stage(parameter: Parameter, at: Coordinate, strategy: Strategy, model: ModelSpec) -> bool:
+    last = strategy.pp - 1
+    if parameter.layer is not None:
+        return parameter.layer // (model.shape.num_layers // strategy.pp) == at.pp
+    if parameter.name == "model.embed_tokens.weight":
+        return at.pp == 0 or (at.pp == last and model.head == "lm" and model.shape.tied_embeddings)
+    return at.pp == last
+
+
+def _split_sizes(model: ModelSpec) -> dict[str, int]:
+    shape = model.shape
+    return {
+        "attention heads": shape.num_attention_heads,
+        "key-value heads": shape.num_kv_heads,
+        "columns of the feed-forward layer": shape.intermediate_size,
+    }
+
+
+def _divides(axis: Literal["tp", "pp"], degree: int, counts: Mapping[str, int]) -> None:
+    for what, count in counts.items():
+        if count % degree:
+            raise InvalidInput(axis, degree, f"a divisor of the {count} {what}")

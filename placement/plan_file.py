@@ -97,11 +97,11 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
 def write_plan(plan: ExecutionPlan, path: Path | str) -> Path:
     """Write `plan` as YAML, one line per call; `read_plan` gives an equal plan for the same cluster."""
     target = Path(path)
-    target.write_text(plan_text(plan))
+    target.write_text(plan_yaml(plan))
     return target
 
 
-def plan_text(plan: ExecutionPlan) -> str:
+def plan_yaml(plan: ExecutionPlan) -> str:
     """The plan as YAML, one line per call."""
     entries = {name: CallEntry.of(placement) for name, placement in plan.placements}
     lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}", "calls:"]

@@ -1,0 +1,135 @@
+"""Which part of which parameter goes from which rank to which, so that a target layout is filled from a source.
+
+A target rank is sent nothing that it holds already, and nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout import Layout, Region
+from prefect_rlhf.placement.mesh import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A region of a parameter that rank `target` copies from rank `source`; the same rank when it stays there."""
+
+    source: int
+    target: int
+    parameter: str
+    region: Region
+
+    @property
+    def num_elements(self) -> int:
+        return num_elements(self.region)
+
+
+@dataclass(frozen=True, slots=True)
+class ReshardPlan:
+    """`local` pieces are copied within a rank, `moved` ones between ranks. Iterates over all of them."""
+
+    local: tuple[Piece, ...]
+    moved: tuple[Piece, ...]
+
+    def __iter__(self) -> Iterator[Piece]:
+        yield from self.local
+        yield from self.moved
+
+
+def reshard(source: Layout, target: Layout, devices: Sequence[Device] = ()) -> ReshardPlan:
+    """The pieces that fill `target` from `source`: every element of it exactly once.
+
+    `devices[rank]` says where a rank is, so that the nearest holder is asked, the least loaded of equally near ones;
+    without it all ranks are equally near. Raises InvalidInput when `source` lacks something or shapes differ.
+    """
+    if dict(source.shapes) != dict(target.shapes):
+        names = sorted(set(source.shapes.items()) ^ set(target.shapes.items()))
+        raise InvalidInput("layout", names[0], "the same parameters with the same shapes in both layouts")
+    sent: dict[int, int] = defaultdict(int)
+    local: list[Piece] = []
+    moved: list[Piece] = []
+    for name in target.shapes:
+        holders = _holders(source.regions.get(name, {}))
+        for rank, wanted in sorted(target.regions.get(name, {}).items()):
+            for piece in _fill(name, rank, wanted, holders, sent, devices):
+                (local if piece.source == rank else moved).append(piece)
+    return ReshardPlan(tuple(local), tuple(moved))
+
+
+def intersection(one: Region, other: Region) -> Region | None:
+    """What two regions share, or None.
+
+    >>> intersection(((0, 4), (0, 8)), ((2, 6), (4, 8)))
+    ((2, 4), (4, 8))
+    """
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return common if all(start < stop for start, stop in common) else None
+
+
+def subtract(region: Region, hole: Region) -> list[Region]:
+    """Disjoint regions that together are `region` without `hole`; the hole lies inside.
+
+    >>> subtract(((0, 4), (0, 8)), ((2, 4), (4, 8)))
+    [((0, 2), (0, 8)), ((2, 4), (0, 4))]
+    """
+    rest: list[Region] = []
+    core = list(region)
+    for axis, ((start, stop), (first, last)) in enumerate(zip(region, hole, strict=True)):
+        for side in ((start, first), (last, stop)):
+            if side[0] < side[1]:
+                rest.append((*core[:axis], side, *core[axis + 1 :]))
+        core[axis] = (first, last)
+    return rest
+
+
+def num_elements(region: Region) -> int:
+    """Elements of a region."""
+    return prod(stop - start for start, stop in region)
+
+
+def _holders(regions: Mapping[int, Region]) -> dict[Region, list[int]]:
+    """The ranks that hold each distinct region."""
+    found: dict[Region, list[int]] = defaultdict(list)
+    for rank, region in sorted(regions.items()):
+        found[region].append(rank)
+    return found
+
+
+def _fill(
+    name: str,
+    rank: int,
+    wanted: Region,
+    holders: Mapping[Region, Sequence[int]],
+    sent: dict[int, int],
+    devices: Sequence[Device],
+) -> Iterator[Piece]:
+    """Pieces that cover `wanted`, what `rank` holds itself first; `sent` counts elements by source and is updated."""
+    missing = [wanted]
+    for region, ranks in sorted(holders.items(), key=lambda item: rank not in item[1]):
+        rest: list[Region] = []
+        for part in missing:
+            common = intersection(part, region)
+            if common is None:
+                rest.append(part)
+                continue
+            source = rank if rank in ranks else _nearest(rank, ranks, sent, devices)
+            if source != rank:
+                sent[source] += num_elements(common)
+            yield Piece(source, rank, name, common)
+            rest.extend(subtract(part, common))
+        missing = rest
+    if missing:
+        raise InvalidInput(f"layout.{name}", missing[0], "a region that some rank of the source layout holds")
+
+
+def _nearest(rank: int, holders: Sequence[int], sent: Mapping[int, int], devices: Sequence[Device]) -> int:
+    def cost(holder: int) -> tuple[bool, int, int]:
+        far = bool(devices) and devices[holder].node != devices[rank].node
+        return far, sent.get(holder, 0), holder
+
+    return min(holders, key=cost)

@@ -1,0 +1,168 @@
+"""A picture of what ran where and when: one lane per device, one bar per node, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+from math import floor, log10
+from types import MappingProxyType
+
+WIDTH = 1200
+LEFT, RIGHT, TOP = 64, 16, 44
+LANE, GAP, AXIS = 44, 10, 34  # heights of a lane, between lanes, and of the time axis below them
+TEXT_WIDTH = 6.3  # a character at 11 px
+
+COLOURS: Mapping[str, str] = MappingProxyType(
+    {
+        "generate": "#4269d0",
+        "inference": "#3ca951",
+        "train_step": "#ff725c",
+        "compute": "#efb118",
+        "transfer": "#9498a0",
+        "reallocate": "#a463f2",
+        "offload": "#9c6b4e",
+        "reload": "#6cc5b0",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds of any one clock."""
+
+    title: str
+    kind: str
+    devices: tuple[str, ...]
+    start: float
+    end: float
+
+
+def timeline_svg(bars: Sequence[Bar]) -> str:
+    """Draw bars, 1200 px wide. Bars that overlap in time on one device share its lane's height.
+
+    Neighbouring devices that run one node show it as one bar. The whole title shows where it fits and on hovering.
+    """
+    lanes = sorted({device for bar in bars for device in bar.devices}, key=_device_key)
+    begin = min((bar.start for bar in bars), default=0.0)
+    seconds = max((bar.end for bar in bars), default=begin) - begin or 1.0
+    height = TOP + len(lanes) * (LANE + GAP) + AXIS
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        *_legend(bars),
+        *_axis(seconds, TOP + len(lanes) * (LANE + GAP)),
+        *_lanes(lanes),
+    ]
+    for bar, first, last, row, rows in _placed(bars, lanes):
+        parts.append(_bar(bar, begin, seconds, _box(first, last, row, rows)))
+    return "\n".join([*parts, "</svg>"])
+
+
+def _device_key(device: str) -> tuple[tuple[int, ...], str]:
+    digits = "".join(character if character.isdigit() else " " for character in device).split()
+    return tuple(map(int, digits)), device
+
+
+def _placed(bars: Sequence[Bar], lanes: Sequence[str]) -> Iterator[tuple[Bar, int, int, int, int]]:
+    """Each bar with first and last lane of every unbroken run of its lanes, its row there, and the number of rows."""
+    order = sorted(bars, key=lambda bar: (bar.start, bar.end, bar.title))
+    rows = _rows(order)
+    for bar in order:
+        together = {other: rows[other] for other in order if _touch(bar, other)}
+        count = 1 + max(together.values())
+        indices = sorted(lanes.index(device) for device in set(bar.devices))
+        starts = [indices[0], *(b for a, b in pairwise(indices) if b != a + 1)]
+        ends = [*(a for a, b in pairwise(indices) if b != a + 1), indices[-1]]
+        for first, last in zip(starts, ends, strict=True):
+            yield bar, first, last, rows[bar], count
+
+
+def _rows(order: Sequence[Bar]) -> dict[Bar, int]:
+    """The lowest row in which no earlier bar is in the way."""
+    rows: dict[Bar, int] = {}
+    for bar in order:
+        taken = {rows[other] for other in rows if _touch(bar, other)}
+        rows[bar] = next(row for row in range(len(taken) + 1) if row not in taken)
+    return rows
+
+
+def _touch(one: Bar, other: Bar) -> bool:
+    overlap = one.start < other.end and other.start < one.end
+    return one is other or (overlap and not set(one.devices).isdisjoint(other.devices))
+
+
+def _box(first: int, last: int, row: int, rows: int) -> tuple[float, float]:
+    """Top and height of a bar that spans lanes `first` to `last`."""
+    top = TOP + first * (LANE + GAP)
+    whole = (last - first + 1) * (LANE + GAP) - GAP
+    return top + whole * row / rows, whole / rows
+
+
+def _bar(bar: Bar, begin: float, seconds: float, box: tuple[float, float]) -> str:
+    scale = (WIDTH - LEFT - RIGHT) / seconds
+    x, width = LEFT + (bar.start - begin) * scale, max(1.0, (bar.end - bar.start) * scale)
+    top, height = box
+    colour = COLOURS.get(bar.kind, "#bbbbbb")
+    tip = escape(f"{bar.title} · {bar.end - bar.start:.3g} s")
+    label = _label(bar.title, width)
+    text = (
+        f'<text x="{x + 5:.1f}" y="{top + height / 2 + 4:.1f}" fill="#ffffff">{escape(label)}</text>'
+        if label and height >= 13
+        else ""
+    )
+    return (
+        f"<g><title>{tip}</title>"
+        f'<rect x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" rx="2" fill="{colour}" '
+        f'stroke="#ffffff" stroke-width="0.6"/>{text}</g>'
+    )
+
+
+def _label(title: str, width: float) -> str:
+    """As much of the title, cut at its separators, as fits; nothing rather than a fragment."""
+    parts = title.split(" · ")
+    for count in range(len(parts), 0, -1):
+        label = " · ".join(parts[:count])
+        if len(label) * TEXT_WIDTH + 10 <= width:
+            return label
+    return ""
+
+
+def _legend(bars: Sequence[Bar]) -> Iterator[str]:
+    x = float(LEFT)
+    for kind in [kind for kind in COLOURS if any(bar.kind == kind for bar in bars)]:
+        yield f'<rect x="{x:.1f}" y="14" width="12" height="12" rx="2" fill="{COLOURS[kind]}"/>'
+        yield _text(x + 17, 24, kind)
+        x += 17 + len(kind) * TEXT_WIDTH + 22
+
+
+def _lanes(lanes: Sequence[str]) -> Iterator[str]:
+    width = WIDTH - LEFT - RIGHT
+    for index, device in enumerate(lanes):
+        top = TOP + index * (LANE + GAP)
+        yield f'<rect x="{LEFT}" y="{top}" width="{width}" height="{LANE}" fill="#7f7f7f" opacity="0.07"/>'
+        yield _text(LEFT - 10, top + LANE / 2 + 4, device, "end")
+
+
+def _axis(seconds: float, bottom: float) -> Iterator[str]:
+    step = _nice(seconds / 10)
+    for tick in range(floor(seconds / step + 1e-9) + 1):
+        x = LEFT + tick * step / seconds * (WIDTH - LEFT - RIGHT)
+        yield f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom:.1f}" stroke="#dddddd"/>'
+        yield _text(x, bottom + 14, f"{tick * step:g}{' s' if tick == 0 else ''}", "middle")
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#444444">{escape(text)}</text>'
+
+
+def _nice(seconds: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least `seconds`.
+
+    >>> _nice(0.7), _nice(3.1), _nice(11)
+    (1.0, 5.0, 20.0)
+    """
+    power = 10.0 ** floor(log10(seconds))
+    return next(power * factor for factor in (1.0, 2.0, 5.0, 10.0) if power * factor >= seconds * (1 - 1e-9))
