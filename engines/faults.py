@@ -36,7 +36,7 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "torch.cuda.DeferredCudaCallError": EngineFailed,
         "torch.distributed.DistError": CollectiveFailed,
         "vllm.exceptions.VLLMError": EngineFailed,
-        "safetensors.SafetensorError": bad_checkpoint,
+        "safetensors._safetensors_rust.SafetensorError": bad_checkpoint,
     }
 )
 """Class -> ours; a subclass is found through its base, the most specific class first."""

@@ -4,11 +4,11 @@ By definition, modulo 2**64, a parameter's fingerprint is
 
     name_factor * sum over its elements of  bits(element) * row_factor(row) * column_factor(word) * 2**(bits * lane)
 
-where bits are the element's as an unsigned integer, `row` its global index on all axes but the last (0 for a vector), and
-its index on the last axis is word * lanes + lane, with as many lanes as elements fit in 8 bytes. So the shards of a
-parameter add up to the same number under every layout. Eight bytes of adjacent elements are one little-endian integer,
-hence an element's contribution is that of a word with zeros elsewhere: whole words are weighed by one integer
-matrix-vector product, at the speed of memory. Factors are odd: no change of a single element goes unseen.
+where bits(element) is an unsigned integer, `row` the index on the first of two axes in the global tensor (0 for a
+vector), and the index on the last axis is word * lanes + lane, with as many lanes as elements fit in 8 bytes. So shards
+of a parameter add up to the same number under every layout. And as 8 bytes of adjacent elements are one little-endian
+integer, whole words are weighed by one integer matrix-vector product, at the speed of memory. Factors are odd: no
+change of a single element goes unseen.
 """
 
 from __future__ import annotations
@@ -33,12 +33,19 @@ class Factors:
 
     def __init__(self) -> None:
         self._tables: dict[tuple[str, torch.device], Tensor] = {}
+        self._slices: dict[tuple[str, int, int, torch.device], Tensor] = {}  # slicing would be half of a sample's time
 
     def rows(self, start: int, stop: int, device: torch.device) -> Tensor:
-        return self._table("row", stop, device)[start:stop]
+        return self._slice("row", start, stop, device)
 
     def columns(self, start: int, stop: int, device: torch.device) -> Tensor:
-        return self._table("column", stop, device)[start:stop]
+        return self._slice("column", start, stop, device)
+
+    def _slice(self, axis: str, start: int, stop: int, device: torch.device) -> Tensor:
+        key = axis, start, stop, device
+        if key not in self._slices:
+            self._slices[key] = self._table(axis, stop, device)[start:stop]
+        return self._slices[key]
 
     def _table(self, axis: str, size: int, device: torch.device) -> Tensor:
         table = self._tables.get((axis, device))
@@ -114,7 +121,7 @@ def _is_word_aligned(shard: Shard) -> bool:
 def _weigh_words(words: Tensor, row_factors: Tensor, column_factors: Tensor) -> int:
     """The sum of words * row factor * column factor; leading axes of `words` are the row axis, split."""
     rows = torch.cat([_row_sums(part, column_factors) for part in _matrices(words)])
-    return int((rows * row_factors).sum())
+    return _weighed(rows, row_factors)
 
 
 def _matrices(words: Tensor) -> Iterator[Tensor]:
@@ -132,6 +139,10 @@ def _row_sums(words: Tensor, column_factors: Tensor) -> Tensor:
     return torch.mv(words, column_factors)
 
 
+def _weighed(rows: Tensor, factors: Tensor) -> int:
+    return int((rows * factors).sum()) if rows.is_cuda else int(torch.dot(rows, factors))
+
+
 def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -> int:
     """The definition, element by element: for regions that cut a word, and views that cut a row."""
     size = shard.view.element_size()
@@ -142,8 +153,8 @@ def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -
     matrix = shard.view.reshape(-1, last - first).view(_BITS_DTYPE[size])
     unsigned = 2 ** (8 * size) - 1 if size < WORD_BYTES else -1
     per_chunk = max(1, _CHUNK_ELEMENTS // (last - first))
-    chunks = zip(matrix.split(per_chunk), row_factors.split(per_chunk), strict=True)
-    return sum(int((_row_sums(part.long() & unsigned, factors) * rows).sum()) for part, rows in chunks)
+    chunks = zip(torch.split(matrix, per_chunk), torch.split(row_factors, per_chunk), strict=True)
+    return sum(_weighed(_row_sums(part.long() & unsigned, factors), rows) for part, rows in chunks)
 
 
 def _sample_of(view: Tensor, start: int, table: Factors) -> int:
@@ -154,7 +165,7 @@ def _sample_of(view: Tensor, start: int, table: Factors) -> int:
     for matrix in _matrices(view.view(torch.int64)):
         picked = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
         rows = _row_sums(picked, table.columns(0, picked.shape[1], view.device))
-        total = 31 * total + int((rows * table.rows(0, len(rows), view.device)).sum())
+        total = 31 * total + _weighed(rows, table.rows(0, len(rows), view.device))
     return total % _MODULUS
 
 

@@ -19,8 +19,8 @@ class Gang(Protocol):
     ) -> dict[int, Any]:
         """Run `method` on each rank of `arguments` at the same time; return each rank's result.
 
-        Raises RankFailed (a rank raised: its reason, in one line), RankLost (a rank died) or RankSilent (no answer before
-        the deadline), each naming the rank and `doing`. After RankLost or RankSilent the gang is closed.
+        Raises RankFailed (a rank raised: its reason, in one line), RankLost (a rank died) or RankSilent (no answer
+        before the deadline), each naming the rank and `doing`. After RankLost or RankSilent the gang is closed.
         """
         ...
 

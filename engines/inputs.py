@@ -47,7 +47,7 @@ class Inputs:
         return Sequences(pad(tokens), torch.stack(list(prompt_lengths)).long(), lengths)
 
     def training_batch(self, sequences: Sequences) -> dict[str, Tensor]:
-        """What a loss sees: each column under `port.key` and, of the first port that has it, under `key`; and `mask`."""
+        """What a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`."""
         batch: dict[str, Tensor] = {}
         for port, columns in zip(self.ports, self.columns, strict=True):
             for key, column in columns.items():

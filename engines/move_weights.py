@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +13,7 @@ from prefect_rlhf.engines.orders import MoveWeightsOrder
 from prefect_rlhf.engines.swap import swap
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout import Region
-
-if TYPE_CHECKING:
-    from prefect_rlhf.placement.reshard import Piece
+from prefect_rlhf.placement.reshard import Piece, reshard
 
 BUCKET_BYTES = 64 << 20  # the most that is staged at once for one peer
 
@@ -27,15 +23,13 @@ def move_weights(source: Engine | None, target: Engine | None, order: MoveWeight
 
     `source` and `target` are this rank's engines of the two instances, None where it has none.
     """
-    from prefect_rlhf.placement.reshard import reshard
-
     read = source.weights() if source is not None else {}
     write = target.weights() if target is not None else {}
     _check_formats(read, write, order)
-    pieces = reshard(order.source_layout, order.target_layout)
+    plan = reshard(order.source_layout, order.target_layout)
     writer = RegionWriter(write)
-    written = _copy_local([p for p in pieces if p.source == p.target == rank], read, writer)
-    written += _copy_remote([p for p in pieces if p.source != p.target], read, writer, rank)
+    written = _copy_local([piece for piece in plan.local if piece.target == rank], read, writer)
+    written += _copy_remote(plan.moved, read, writer, rank)
     writer.flush()
     if target is not None:
         target.weights_written()
@@ -109,7 +103,7 @@ def _cut(piece: Piece, shards: Mapping[str, Shard], limit: int) -> list[Piece]:
 
 
 def _num_bytes(piece: Piece, shards: Mapping[str, Shard]) -> int:
-    return prod(stop - start for start, stop in piece.region) * shards[piece.parameter].view.element_size()
+    return piece.num_elements * shards[piece.parameter].view.element_size()
 
 
 def _copy_local(pieces: Iterable[Piece], read: Mapping[str, Shard], writer: RegionWriter) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
 
 from prefect_rlhf.engines.compute import Computed, Context
-from prefect_rlhf.engines.engine import GenerationEngine, TrainingEngine
+from prefect_rlhf.engines.engine import Engine, GenerationEngine, TrainingEngine
 from prefect_rlhf.engines.exchange import exchange_rows
-from prefect_rlhf.engines.move_weights import move_weights
 from prefect_rlhf.engines.export import export
 from prefect_rlhf.engines.inputs import Inputs, read_inputs, read_prompts
 from prefect_rlhf.engines.memory import release_free_memory, resident_bytes
+from prefect_rlhf.engines.move_weights import move_weights
 from prefect_rlhf.engines.orders import (
     BuildOrder,
     CallOrder,
@@ -35,12 +35,26 @@ from prefect_rlhf.placement.layout import Layout
 from prefect_rlhf.placement.plan import ModelInstance
 
 
+def build_engine(order: BuildOrder, rank: int) -> Engine:
+    """The engine that the instance names, imported only where it is used."""
+    if order.instance.engine == "vllm":
+        from prefect_rlhf.engines.vllm.engine import VllmEngine
+
+        return VllmEngine(order, rank)
+    from prefect_rlhf.engines.megatron.engine import MegatronEngine
+
+    return MegatronEngine(order, rank)
+
+
 @final
 class Rank:
     """What one rank process holds and can do. Every method that does work returns a Report."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(
+        self, rank: int, size: int, engine_factory: Callable[[BuildOrder, int], Engine] = build_engine
+    ) -> None:
         self.rank, self.size = rank, size
+        self._engine_factory = engine_factory
         self.store = RowStore()
         self._residents: dict[ModelInstance, Resident] = {}
         self._datasets: dict[str, RowSource] = {}
@@ -49,12 +63,7 @@ class Rank:
     def build(self, order: BuildOrder) -> Report:
         """Make the instance's engine and load its weights, which are version 0. Collective over `order.ranks`."""
         began = time.perf_counter()
-        if order.instance.engine == "vllm":
-            from prefect_rlhf.engines.vllm.engine import VllmEngine as Engine
-        else:
-            from prefect_rlhf.engines.megatron.engine import MegatronEngine as Engine
-        resident = Resident(Engine(order, self.rank), order)
-        self._residents[order.instance] = resident
+        resident = self._residents[order.instance] = Resident(self._engine_factory(order, self.rank), order)
         return self._report(began, resident, digest=resident.written(0))
 
     def open_dataset(self, source: RowSource) -> None:
@@ -128,7 +137,9 @@ class Rank:
         doing = f"reallocate {order.source.name} to {order.target.name}"
         if source is not None:
             source.require(order.version, doing)
-        bytes_moved = move_weights(source and source.engine, target and target.engine, order, self.rank)
+        read = None if source is None else source.engine
+        write = None if target is None else target.engine
+        bytes_moved = move_weights(read, write, order, self.rank)
         digest = target.written(order.version) if target is not None else None
         return self._report(began, *filter(None, (source, target)), digest=digest, bytes_moved=bytes_moved)
 

@@ -8,7 +8,7 @@ from prefect_rlhf.engines.orders import CallOrder
 
 
 def row_seeds(order: CallOrder) -> list[int]:
-    """A seed of 63 bits for each row of a generate: of the run's seed, step, row of the dataset, number of the sample."""
+    """A seed of 63 bits for each row of a generate: from the run's seed, the step, the dataset's row and the sample."""
     samples = (row % order.samples_per_prompt for row in order.rows)
     rows = zip(order.row_ids, samples, strict=True)
     return [_seed(order.seed, order.step, row_id, sample) for row_id, sample in rows]

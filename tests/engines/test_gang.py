@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from prefect_rlhf.engines.gang import Gang
 from prefect_rlhf.engines.in_process_gang import InProcessGang
 from prefect_rlhf.engines.local_gang import LocalGang
 from prefect_rlhf.placement.errors import (
@@ -84,13 +83,9 @@ class Probe:
         os._exit(status)
 
 
-def everywhere(gang: Gang, *arguments):
-    return {rank: arguments for rank in range(gang.size)}
-
-
 def call(gang, method, *arguments, ranks=None, seconds=30.0):
     ranks = range(gang.size) if ranks is None else ranks
-    return gang.call(method, {rank: arguments for rank in ranks}, doing="a test", deadline_seconds=seconds)
+    return gang.call(method, dict.fromkeys(ranks, arguments), doing="a test", deadline_seconds=seconds)
 
 
 @pytest.fixture
@@ -126,23 +121,23 @@ def assert_group_gone(group, seconds=2.0):
     end = time.monotonic() + seconds
     while processes_of(group) and time.monotonic() < end:
         time.sleep(0.02)
-    assert [] == processes_of(group)
+    assert processes_of(group) == []
 
 
 def test_a_call_runs_on_each_rank_it_names(shared):
     """A call returns each rank's own answer, and only ranks that have arguments take part."""
-    assert {0: (0, 4), 2: (2, 4)} == call(shared, "place", ranks=[0, 2])
+    assert call(shared, "place", ranks=[0, 2]) == {0: (0, 4), 2: (2, 4)}
 
 
 def test_ranks_are_one_world(shared):
     """Ranks of any subset can make a group among themselves."""
     totals = shared.call("total", {rank: ([1, 3], rank) for rank in (1, 3)}, doing="sum", deadline_seconds=20)
-    assert {1: 4, 3: 4} == totals
+    assert totals == {1: 4, 3: 4}
 
 
 def test_ranks_carry_the_environment(shared):
     """Whoever looks from outside finds the flow run's id in every rank's environment; threads are as asked."""
-    assert ["run-7"] * 4 == list(call(shared, "environment", "PREFECT__FLOW_RUN_ID").values())
+    assert list(call(shared, "environment", "PREFECT__FLOW_RUN_ID").values()) == ["run-7"] * 4
     assert all("PREFECT__FLOW_RUN_ID=run-7" in seen for seen in call(shared, "initial_environment").values())
     assert {1} == set(call(shared, "threads").values())
 
@@ -178,14 +173,14 @@ def test_an_error_in_a_rank_comes_back(shared, error, kind, text):
         call(shared, "raise_error", error, ranks=[2])
     assert text == str(caught.value)
     assert "rank 2" in str(caught.value) or "rank 2" in caught.value.__notes__[0]
-    assert {2: (2, 4)} == call(shared, "place", ranks=[2])
+    assert call(shared, "place", ranks=[2]) == {2: (2, 4)}
 
 
 def test_an_answer_that_does_not_pickle_is_an_error(shared):
     """A rank survives a result that cannot be sent."""
     with pytest.raises(RankFailed, match="rank 1 failed in a test"):
         call(shared, "give_unpicklable", ranks=[1])
-    assert {1: (1, 4)} == call(shared, "place", ranks=[1])
+    assert call(shared, "place", ranks=[1]) == {1: (1, 4)}
 
 
 def test_a_silent_rank_ends_the_gang(gang):
@@ -278,9 +273,9 @@ def test_no_process_survives_a_killed_controller(method):
 def test_one_rank_in_process_behaves_alike():
     """World size 1 gives the same answers and errors without another process."""
     gang = InProcessGang(Probe)
-    assert {0: (0, 1)} == call(gang, "place")
+    assert call(gang, "place") == {0: (0, 1)}
     assert {0: os.getpid()} == call(gang, "pid")
-    assert {0: 5} == call(gang, "total", [0], 5)
+    assert call(gang, "total", [0], 5) == {0: 5}
     with pytest.raises(RankFailed, match="rank 0 failed in a test: ValueError: no"):
         call(gang, "raise_error", ValueError("no"))
     with pytest.raises(RankSilent, match="rank 0 gave no answer within 0.1 s to a test"):
