@@ -1,0 +1,41 @@
+"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300): a group's mean score replaces the critic."""
+
+from __future__ import annotations
+
+from prefect_rlhf.blocks.dataset import Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.advantages import grpo_advantages
+from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.hyperparameters import GRPO
+from prefect_rlhf.tasks.losses import grpo as grpo_loss
+from prefect_rlhf.tasks.rollouts import record_evaluation, record_rollouts
+
+
+@rlhf_flow("grpo")
+def grpo(prompts: Prompts, held_out: Prompts, actor: Model, ref: Model, reward: Model, algo: GRPO = GRPO()) -> None:
+    """One iteration: several responses to each prompt, each measured against its group."""
+    rollout = generate(
+        actor,
+        prompts,
+        batch_size=algo.batch_size,
+        sampling=algo.sampling,
+        samples_per_prompt=algo.samples_per_prompt,
+    )
+    scores = inference(reward, rollout, output="scores")
+    ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
+    advantages = compute(grpo_advantages, rollout, scores, settings=algo)
+    compute(record_rollouts, rollout, scores, advantages, settings=algo)
+    train_step(
+        actor,
+        rollout,
+        ref_logprobs,
+        advantages,
+        loss=grpo_loss(algo),
+        optimizer=algo.optimizer,
+        update=algo.update,
+    )
+    every = algo.evaluate_every
+    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
+    greedy_scores = inference(reward, greedy, output="scores", every=every, name="reward_evaluation")
+    compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

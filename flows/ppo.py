@@ -1,0 +1,43 @@
+"""PPO (Schulman et al. 2017, arXiv:1707.06347) with a learned reward and a KL penalty (Ouyang et al. 2022).
+
+Six calls to models, as in figure 1 of ReaL (Mei et al. 2024), and computations on their rows.
+"""
+
+from __future__ import annotations
+
+from prefect_rlhf.blocks.dataset import Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.advantages import gae
+from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.hyperparameters import PPO
+from prefect_rlhf.tasks.losses import ppo_clip, value_clip
+from prefect_rlhf.tasks.rewards import compare_logprobs, kl_penalised_rewards
+from prefect_rlhf.tasks.rollouts import record_evaluation, record_rollouts
+
+
+@rlhf_flow("ppo")
+def ppo(
+    prompts: Prompts, held_out: Prompts, actor: Model, critic: Model, ref: Model, reward: Model, algo: PPO = PPO()
+) -> None:
+    """One iteration: respond, score, estimate advantages, train policy and values; evaluate now and then."""
+    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
+    scores = inference(reward, rollout, output="scores")
+    ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
+    values = inference(critic, rollout, output="values")
+    old = rollout
+    if algo.old_logprobs == "recompute":
+        old = inference(actor, rollout, output="logprobs", temperature=algo.temperature)
+        compute(compare_logprobs, rollout, old, settings=algo)
+    rewards = compute(kl_penalised_rewards, old, ref_logprobs, scores, settings=algo)
+    advantages = compute(gae, rewards, values, settings=algo)
+    compute(record_rollouts, rollout, scores, advantages, settings=algo)
+    policy_inputs = (rollout, advantages) if old is rollout else (old, rollout, advantages)  # first logprobs count
+    train_step(actor, *policy_inputs, loss=ppo_clip(algo), optimizer=algo.actor_optimizer, update=algo.update)
+    train_step(
+        critic, rollout, values, advantages, loss=value_clip(algo), optimizer=algo.critic_optimizer, update=algo.update
+    )
+    every = algo.evaluate_every
+    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
+    greedy_scores = inference(reward, greedy, output="scores", every=every, name="reward_evaluation")
+    compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

@@ -1,0 +1,33 @@
+"""ReMax (Li et al. 2023, arXiv:2310.10505): REINFORCE with the greedy response's score as baseline; no critic."""
+
+from __future__ import annotations
+
+from prefect_rlhf.blocks.dataset import Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.advantages import remax_advantages
+from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.hyperparameters import ReMax
+from prefect_rlhf.tasks.losses import policy_gradient
+from prefect_rlhf.tasks.rewards import kl_penalised_rewards
+from prefect_rlhf.tasks.rollouts import record_evaluation, record_rollouts
+
+
+@rlhf_flow("remax")
+def remax(prompts: Prompts, held_out: Prompts, actor: Model, ref: Model, reward: Model, algo: ReMax = ReMax()) -> None:
+    """One iteration: two generations of one weight version, three inferences, one train_step."""
+    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
+    baseline = generate(
+        actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling.greedy(), name="actor_baseline"
+    )
+    scores = inference(reward, rollout, output="scores")
+    baseline_scores = inference(reward, baseline, output="scores", name="reward_baseline")
+    ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
+    rewards = compute(kl_penalised_rewards, rollout, ref_logprobs, scores, settings=algo)
+    advantages = compute(remax_advantages, rewards, baseline_scores, settings=algo)
+    compute(record_rollouts, rollout, scores, advantages, settings=algo)
+    train_step(actor, rollout, advantages, loss=policy_gradient(algo), optimizer=algo.optimizer)
+    every = algo.evaluate_every
+    greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
+    greedy_scores = inference(reward, greedy, output="scores", every=every, name="reward_evaluation")
+    compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

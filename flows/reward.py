@@ -1,0 +1,26 @@
+"""A reward model from preferences (Bradley & Terry 1952; Ouyang et al. 2022, arXiv:2203.02155, equation 1)."""
+
+from __future__ import annotations
+
+from prefect_rlhf.blocks.dataset import Preferences
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.calls import compute, inference, train_step
+from prefect_rlhf.tasks.evaluation import pair_accuracy
+from prefect_rlhf.tasks.hyperparameters import Reward
+from prefect_rlhf.tasks.losses import bradley_terry
+
+
+@rlhf_flow("reward")
+def reward(pairs: Preferences, held_out: Preferences, reward: Model, algo: Reward = Reward()) -> None:
+    """One iteration: train on a batch of pairs; now and then, the accuracy on pairs that are never trained on."""
+    train_step(
+        reward,
+        pairs,
+        loss=bradley_terry(algo),
+        optimizer=algo.optimizer,
+        update=algo.update,
+        batch_size=algo.batch_size,
+    )
+    scores = inference(reward, held_out, output="scores", every=algo.evaluate_every, name="reward_evaluation")
+    compute(pair_accuracy, scores, settings=algo, every=algo.evaluate_every)
