@@ -138,10 +138,8 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         if cancelled:
             await records.cancelled()
             return GpuMeshResult(identifier=process.identifier, status_code=0)
-        state = await records.state()
-        if process.status != 0 or state is None or not state.is_completed():
-            await anyio.sleep(LATE_EVENTS_SECONDS)
-            await records.close_children("The flow run ended before this.")
+        assert self._runs_task_group is not None  # set while the worker runs
+        self._runs_task_group.start_soon(self._close_children, records)
         return GpuMeshResult(identifier=process.identifier, status_code=process.status)
 
     @contextlib.asynccontextmanager
@@ -175,6 +173,13 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
                 await self._control.signal(records.id, "cancel")
                 return True
         return await records.is_cancelled()
+
+    async def _close_children(self, records: RunRecords) -> None:
+        """Leave no task run Pending or Running under a run that did not complete."""
+        await anyio.sleep(LATE_EVENTS_SECONDS)
+        state = await records.state()
+        if state is not None and state.is_final() and not state.is_completed():
+            await records.close_children("The flow run ended before this.")
 
     async def kill_infrastructure(
         self, infrastructure_pid: str, configuration: GpuMeshConfiguration, grace_seconds: int = 30
