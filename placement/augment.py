@@ -82,9 +82,10 @@ def _add_reallocations(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) 
             if version > 0:
                 trained = _trained_by(graph, instance.role, version)
                 node = _reallocation(source, instance, version, readers[0], names[instance], trained)
-                # while a source that will leave its devices is still there; else just before the first reader
-                early = source in offloaded and instance not in offloaded
-                at = (*draft.priority(trained)[:2], 1) if early else (*draft.priority(readers[0].id)[:2], -2)
+                # at once, before disjoint calls keep its meshes from being free together; but do not bring a target
+                # back to its devices long before it is used
+                late = instance in offloaded
+                at = (*draft.priority(readers[0].id)[:2], -2) if late else (*draft.priority(trained)[:2], 1)
                 draft.add(node, at)
                 draft.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in held))
                 for reader in readers:
@@ -139,7 +140,9 @@ def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> N
         feed = by_call[node.call.name]
         if feed.moves:
             transfer = _transfer(plan, node, feed)
-            draft.add(transfer, (*draft.priority(node.id)[:2], -1))
+            # at once: it occupies several meshes, and calls on each of them would keep it from others
+            last = max(draft.priority(made) for made in transfer.depends_on)
+            draft.add(transfer, (*last[:2], 1))
             draft.wait(node.id, Dependency(transfer.id, "data", _keys(feed.moves)))
         for share in feed.shared:
             brought = Dependency(_transfer_id(share.consumer, node.step), "data", _keys((share.move,)))

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from prefect_rlhf.placement.check import ENGINES, problems
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.memory import DEFAULT_SEQUENCE_LENGTH, check_memory, offload_to_fit
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.strategy import Strategy
@@ -17,14 +18,31 @@ Rule = Callable[[Call, DeviceMesh], DeviceMesh]
 """Which part of the leased mesh a call with a model gets."""
 
 
-def preset(name: str, graph: DataflowGraph, cluster: ClusterShape, mesh: DeviceMesh) -> ExecutionPlan:
-    """The plan that preset `name` gives `graph` on the leased `mesh`. Raises InvalidInput when no legal one exists."""
+def preset(
+    name: str,
+    graph: DataflowGraph,
+    cluster: ClusterShape,
+    mesh: DeviceMesh,
+    max_sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+) -> ExecutionPlan:
+    """The plan that preset `name` gives `graph` on the leased `mesh`: as much data parallelism as is legal and fits.
+
+    Where memory is short, frozen roles are offloaded, and then models are split over more devices. Raises InvalidInput
+    when no legal plan exists or none fits.
+    """
     rule = PRESETS.get(name)
     if rule is None:
         raise InvalidInput("plan", name, f"a plan file or one of the presets {', '.join(PRESETS)}")
     cluster.check_mesh(mesh)
-    placements = tuple((call.name, _place(call, rule(call, mesh), graph, mesh)) for call in graph)
-    return ExecutionPlan(name, cluster, placements)
+    refused: list[InvalidInput] = []
+    for least in range(1, mesh.num_devices + 1):
+        try:
+            placements = tuple((call.name, _place(call, rule(call, mesh), graph, mesh, least)) for call in graph)
+            plan = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, max_sequence_length)
+            return check_memory(plan, graph, max_sequence_length)
+        except InvalidInput as error:
+            refused.append(error)
+    raise refused[0]
 
 
 def flattening(call: Call, mesh: DeviceMesh) -> DeviceMesh:
@@ -63,12 +81,15 @@ def halves(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
     return first, replace(first, first_device=mesh.first_device + count)
 
 
-def _place(call: Call, mesh: DeviceMesh, graph: DataflowGraph, lease: DeviceMesh) -> Placement:
+def _place(call: Call, mesh: DeviceMesh, graph: DataflowGraph, lease: DeviceMesh, least: int) -> Placement:
+    """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh."""
     if call.kind == "compute":
         first = DeviceMesh(lease.first_node, 1, lease.first_device, 1)
         return Placement(first, Strategy(), "python")
     refused: list[InvalidInput] = []
     for strategy in strategies(mesh.num_devices):
+        if strategy.tp * strategy.pp < min(least, mesh.num_devices):
+            continue
         placement = Placement(mesh, strategy, ENGINES[call.kind])
         found = list(problems(call, placement, graph))
         if not found:

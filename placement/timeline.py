@@ -121,13 +121,11 @@ def _bar(bar: Bar, begin: float, seconds: float, box: tuple[float, float]) -> st
 
 
 def _label(title: str, width: float) -> str:
-    """As much of the title, cut at its separators, as fits; nothing rather than a fragment."""
+    """As much of the title, cut at its separators, as fits, at least the role; nothing rather than a fragment."""
     parts = title.split(" · ")
-    for count in range(len(parts), 0, -1):
-        label = " · ".join(parts[:count])
-        if len(label) * TEXT_WIDTH + 10 <= width:
-            return label
-    return ""
+    labels = [" · ".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    fitting = (text for text in (*labels, parts[0].partition(".")[0]) if len(text) * TEXT_WIDTH + 10 <= width)
+    return next(fitting, "")
 
 
 def _legend(bars: Sequence[Bar]) -> Iterator[str]:
