@@ -1,0 +1,162 @@
+"""One vLLM engine in this process, against transformers and against itself under other circumstances."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+from vllm_cases import END_TOKENS, MAX_LENGTH, Oracle, make_folder, make_order, make_prompts, write_weights
+
+from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.vllm.engine import VllmEngine
+from prefect_rlhf.placement.errors import InvalidInput
+
+pytestmark = pytest.mark.slow
+PROMPTS = make_prompts(12)
+SEEDS = list(range(100, 112))
+GREEDY = SamplingSettings(12, temperature=0.0, stop_at_eos=False)
+SAMPLED = SamplingSettings(16, stop_at_eos=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    """The engine makes a world of one when there is none; other tests in this process must not find it."""
+    alone = not dist.is_initialized()
+    torch.set_num_threads(1)
+    yield
+    if alone and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return make_folder(root / "a", 1, tied=True), make_folder(root / "b", 2, tied=True)
+
+
+@pytest.fixture(scope="module")
+def engine(folders):
+    return VllmEngine(make_order(folders[0]), 0)
+
+
+@pytest.fixture(scope="module")
+def oracle(folders):
+    return Oracle(folders[0])
+
+
+def test_greedy_tokens_are_those_of_transformers(engine, oracle):
+    made = engine.generate(PROMPTS, GREEDY, SEEDS)
+    assert [oracle.greedy(prompt, 12) for prompt in PROMPTS] == made.tokens
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 1.0), (1.3, 0.6)])
+def test_logprobs_are_of_the_distribution_sampled_from(engine, oracle, temperature, top_p):
+    made = engine.generate(PROMPTS, SamplingSettings(16, temperature, top_p, stop_at_eos=False), SEEDS)
+    for prompt, response, logprobs in zip(PROMPTS, made.tokens, made.logprobs, strict=True):
+        assert oracle.logprobs(prompt, response, temperature, top_p) == pytest.approx(logprobs, abs=1e-4)
+
+
+def test_sampling_follows_the_model(engine, oracle):
+    """First tokens of 4000 draws have the model's frequencies (chi-square over the likely tokens)."""
+    prompt = PROMPTS[3]
+    probs = oracle.logits(prompt)[-1].softmax(-1)
+    counts = torch.zeros(512)
+    made = engine.generate([prompt] * 4000, SamplingSettings(1, stop_at_eos=False), range(4000))
+    for (token,) in made.tokens:
+        counts[token] += 1
+    likely = probs * 4000 > 10
+    chi = ((counts - probs * 4000)[likely] ** 2 / (probs * 4000)[likely]).sum() / likely.sum()
+    assert likely.sum() > 20
+    assert chi < 1.6
+
+
+def test_a_row_depends_on_its_seed_alone(engine):
+    """Alone, in a batch and in a reversed batch a row gets the same tokens; another seed gives others."""
+    batch = engine.generate(PROMPTS, SAMPLED, SEEDS)
+    backwards = engine.generate(PROMPTS[::-1], SAMPLED, SEEDS[::-1])
+    alone = [engine.generate([prompt], SAMPLED, [seed]).tokens[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    assert batch.tokens == backwards.tokens[::-1] == alone
+    assert all(a != b for a, b in zip(batch.tokens, engine.generate(PROMPTS, SAMPLED, range(12)).tokens, strict=True))
+
+
+def test_seeds_are_any_whole_numbers(engine):
+    made = engine.generate(PROMPTS[:4], SAMPLED, [-1, 0, 2**63, 2**64 - 1])
+    again = engine.generate(PROMPTS[:4], SAMPLED, [-1, 0, 2**63, 2**64 - 1])
+    assert made.tokens == again.tokens
+
+
+def test_a_response_ends_with_the_first_end_token(engine):
+    """With stop_at_eos a response is the unstopped one up to and including the first end token."""
+    prompts, seeds = make_prompts(48), range(48)
+    whole = engine.generate(prompts, SamplingSettings(16, 2.0, stop_at_eos=False), seeds).tokens
+    stopped = engine.generate(prompts, SamplingSettings(16, 2.0), seeds)
+    ends = [next((i + 1 for i, token in enumerate(row) if token in END_TOKENS), 16) for row in whole]
+    assert [row[:end] for row, end in zip(whole, ends, strict=True)] == stopped.tokens
+    assert 1 in ends
+    assert [len(row) for row in stopped.tokens] == [len(row) for row in stopped.logprobs]
+
+
+def test_weights_are_the_checkpoint(engine, oracle):
+    state = {name: w for name, w in oracle.model.state_dict().items() if name != "lm_head.weight"}
+    shards = engine.weights()
+    assert set(state) == set(shards)
+    for name, weight in state.items():
+        assert tuple(weight.shape) == shards[name].shape
+        assert torch.equal(weight, shards[name].view.reshape(weight.shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_written_in_place_answer_like_a_fresh_engine(folders, dtype):
+    """Also with prompts longer than a cache block, whose old keys and values would show."""
+    prompts = [*make_prompts(4, 150, 200), *make_prompts(4)]
+    fresh = VllmEngine(make_order(folders[1], dtype=dtype), 0)
+    written = VllmEngine(make_order(folders[0], dtype=dtype), 0)
+    before = written.generate(prompts, SAMPLED, range(8))
+    write_weights(written.weights(), folders[1])
+    written.weights_written()
+    assert fresh.generate(prompts, SAMPLED, range(8)) == written.generate(prompts, SAMPLED, range(8))
+    assert before.tokens != written.generate(prompts, SAMPLED, range(8)).tokens
+
+
+def test_offload_empties_the_device_and_reload_restores_the_answers(engine):
+    before, held = engine.generate(PROMPTS, SAMPLED, SEEDS), engine.device_bytes()
+    assert (held, 0, 0) == (engine.offload(), engine.offload(), engine.device_bytes())
+    assert (held, 0, held) == (engine.reload(), engine.reload(), engine.device_bytes())
+    assert before == engine.generate(PROMPTS, SAMPLED, SEEDS)
+
+
+def test_device_bytes_count_weights_and_cache(engine, oracle):
+    """At least the weights, their packed copies, and the keys and values of 64 rows of 256 tokens."""
+    weights = sum(w.nbytes for w in oracle.model.parameters())
+    linear = sum(w.nbytes for w in oracle.model.parameters() if w.dim() == 2)
+    cache = 64 * MAX_LENGTH * 2 * 4 * 2 * 32 * 4
+    assert weights + linear + cache <= engine.device_bytes() < 1.1 * (weights + linear + cache)
+
+
+def test_an_engine_leaves_the_process_as_it_was(folders):
+    """Random numbers, thread count and torch's world survive the making, use and end of an engine."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    engine = VllmEngine(make_order(folders[0]), 0)
+    engine.generate(PROMPTS[:2], SAMPLED, SEEDS[:2])
+    del engine
+    gc.collect()
+    assert torch.equal(expected, torch.rand(3))
+    torch.set_num_threads(2)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
+    assert dist.is_initialized()
+
+
+@pytest.mark.parametrize("wrong", [{"head": "scalar"}, {"pp": 2, "ranks": (0, 1)}])
+def test_what_vllm_cannot_generate_with_is_refused(folders, wrong):
+    with pytest.raises(InvalidInput, match="vllm"):
+        VllmEngine(make_order(folders[0], **wrong), 0)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused(engine):
+    with pytest.raises(InvalidInput, match="at most 244"):
+        engine.generate([[20] * 245], GREEDY, [0])

@@ -1,0 +1,107 @@
+"""Tiny random Llamas as Hugging Face folders, orders to build them in vLLM, and transformers as the oracle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.engines.orders import BuildOrder
+from prefect_rlhf.placement.layout import Layout
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.strategy import Strategy
+
+SHAPE = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+}
+END_TOKENS = list(range(16))
+MAX_LENGTH = 256
+
+
+def make_folder(path: Path, seed: int, *, tied: bool) -> str:
+    """Write a random Llama (fp32, weights of standard deviation 0.15); return the folder."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(**SHAPE, tie_word_embeddings=tied, initializer_range=0.15, bos_token_id=1, eos_token_id=2)
+    model = LlamaForCausalLM(config)
+    model.generation_config = GenerationConfig(eos_token_id=END_TOKENS, bos_token_id=1)
+    model.save_pretrained(path)
+    return str(path)
+
+
+def make_order(
+    folder: str,
+    *,
+    ranks: tuple[int, ...] = (0,),
+    dp: int = 1,
+    tp: int = 1,
+    pp: int = 1,
+    tied: bool = True,
+    dtype: str = "float32",
+    head: str = "lm",
+) -> BuildOrder:
+    shape = TransformerShape(128, 256, 4, 4, 2, 32, 512, 512, 10000.0, 1e-5, tied)
+    model = ModelSpec("actor", folder, head, shape, dtype)
+    instance = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, len(ranks)), Strategy(dp, tp, pp))
+    return BuildOrder(model, instance, ranks, Layout({}, {}), MAX_LENGTH, max_rows=64)
+
+
+def make_prompts(count: int, shortest: int = 3, longest: int = 40) -> list[list[int]]:
+    """Random prompts of many lengths, no two alike."""
+    generator = torch.Generator().manual_seed(count + 1000 * shortest)
+    lengths = torch.linspace(shortest, longest, count).int().tolist()
+    return [torch.randint(16, 512, (length,), generator=generator).tolist() for length in lengths]
+
+
+def write_weights(shards: dict[str, Shard], folder: str) -> None:
+    """Write another model's weights through the views, as a hand-over from a training engine does."""
+    state = LlamaForCausalLM.from_pretrained(folder).state_dict()
+    for name, shard in shards.items():
+        shard.view.copy_(state[name][tuple(slice(*bounds) for bounds in shard.region)])
+
+
+class Oracle:
+    """transformers' own forward pass, one sequence at a time, without a cache."""
+
+    def __init__(self, folder: str) -> None:
+        self.model = LlamaForCausalLM.from_pretrained(folder).eval()
+
+    @torch.no_grad()
+    def logits(self, tokens: list[int]) -> Tensor:
+        """[S, V]"""
+        return self.model(torch.tensor([tokens])).logits[0].float()
+
+    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+        tokens = list(prompt)
+        for _ in range(num_tokens):
+            tokens.append(int(self.logits(tokens)[-1].argmax()))
+        return tokens[len(prompt) :]
+
+    def logprobs(self, prompt: list[int], response: list[int], temperature: float, top_p: float) -> list[float]:
+        """Of each response token under temperature and nucleus sampling, computed one token at a time."""
+        logits = self.logits([*prompt, *response])[len(prompt) - 1 : -1].double() / temperature
+        return [_nucleus(row, top_p)[token].log().item() for row, token in zip(logits, response, strict=True)]
+
+
+def _nucleus(logits: Tensor, top_p: float) -> Tensor:
+    """[V]: keep the fewest most likely tokens that together have top_p, renormalised."""
+    probs = logits.softmax(-1)
+    kept, total = torch.zeros_like(probs), 0.0
+    for token in probs.argsort(descending=True).tolist():
+        if total >= top_p:
+            break
+        kept[token] = probs[token]
+        total += probs[token].item()
+    return kept / kept.sum()
