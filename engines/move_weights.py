@@ -47,12 +47,14 @@ class RegionWriter:
         shard = self.shards[parameter]
         if region == shard.region:
             shard.view.copy_(values.reshape(shard.view.shape))
-        elif shard.view.shape == shard.shape:
-            shard.view[within(region, shard.region)] = values
-        else:
+            return
+        whole = shard.view
+        if whole.shape != shard.shape:
             if parameter not in self._aside:
                 self._aside[parameter] = shard.view.reshape(shard.shape).clone()
-            self._aside[parameter][within(region, shard.region)] = values
+            whole = self._aside[parameter]
+        part = whole[within(region, shard.region)]
+        part.copy_(values.reshape(part.shape))
 
     def flush(self) -> None:
         for parameter, whole in self._aside.items():
@@ -62,7 +64,7 @@ class RegionWriter:
 
 
 def read_region(shard: Shard, region: Region) -> Tensor:
-    """The values of a region that lies within the shard's; a view of them where that is possible."""
+    """The values of a region within the shard's, in row-major order; a view of them where that is possible."""
     if region == shard.region:
         return shard.view
     return shard.view.reshape(shard.shape)[within(region, shard.region)]
@@ -135,7 +137,7 @@ def _copy_remote(pieces: Sequence[Piece], read: Mapping[str, Shard], writer: Reg
 def _pack(pieces: Iterable[Piece], read: Mapping[str, Shard]) -> Tensor:
     """The pieces' bytes, one after the other."""
     values = (read_region(read[piece.parameter], piece.region) for piece in pieces)
-    return torch.cat([part.reshape(-1).view(torch.uint8) for part in values])
+    return torch.cat([part.contiguous().flatten().view(torch.uint8) for part in values])
 
 
 def _room(pieces: Sequence[Piece], writer: RegionWriter) -> Tensor:
