@@ -104,7 +104,8 @@ def _run_on(held: Lease, flow: AlgorithmFlow, parameters: Mapping[str, Any]) -> 
         raise InvalidInput(unknown[0], parameters[unknown[0]], f"one of {', '.join(flow.parameters.properties)}")
     os.environ[ENVIRONMENT_VARIABLE] = held.to_json()
     RunOptions(**{key: parameters[key] for key in RunOptions.model_fields if key in parameters})
-    state: State[Any] = flow(**flow.validate_parameters(dict(parameters)), return_state=True)
+    checked = flow.validate_parameters(dict(parameters))
+    state: State[Any] = flow(**checked, return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
     print(state.message or state.name)
     return 0 if state.is_completed() else 1
 

@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
-from prefect.states import Failed
 
 from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.inputs import Inputs, longest_sequence, read_inputs
@@ -25,6 +23,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import read_plan
 from prefect_rlhf.placement.presets import PRESETS, preset
 from prefect_rlhf.tasks.algorithm import Algorithm
+from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.journal import Journal
 from prefect_rlhf.tasks.report import Report
 from prefect_rlhf.tasks.session import train
@@ -40,11 +39,6 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         return _run(algorithm, arguments, options)
     except RlhfError as error:  # a mistake that a person can mend: its one line, without a traceback
         return failed(error)
-
-
-def failed(error: RlhfError) -> State[Any]:
-    """The state of a run that ended by an error of ours."""
-    return Failed(message=f"{type(error).__name__}: {error}", data=error)
 
 
 def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:

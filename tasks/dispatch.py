@@ -79,7 +79,7 @@ class Dispatcher:
             on_built(instance, Outcome.of(reports))
 
     def execute(self, node: Node) -> Outcome:
-        """Run one node on its ranks. Raises what the ranks raise, and StaleWeights when weights are not their version."""
+        """Run one node on its ranks. Raises what the ranks raise; StaleWeights when weights are not their version."""
         match node.kind:
             case "transfer":
                 return Outcome.of(self._transfer(node))
@@ -143,7 +143,7 @@ class Dispatcher:
         """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
         ranks = self.run.ranks(instance.mesh)
         digests = {rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest}
-        self.fingerprints.verify(instance, version, self._layout(instance), digests)
+        self.fingerprints.settle(instance, version, digests, self._layout(instance))
 
     def _build_order(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildOrder:
         return BuildOrder(

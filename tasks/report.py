@@ -14,12 +14,12 @@ from prefect.artifacts import (
     create_table_artifact,
     update_progress_artifact,
 )
-from prefect_rlhf.placement.draw import graph_text, plan_rows, plan_text
-from prefect_rlhf.placement.timeline import Bar, timeline_svg
 
 from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.draw import graph_text, plan_rows, plan_text
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.timeline import Bar, timeline_svg
 from prefect_rlhf.tasks.dispatch import Outcome
 from prefect_rlhf.tasks.journal import Journal, Span
 

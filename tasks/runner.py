@@ -13,15 +13,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import groupby
+from typing import Any
 
 from prefect import Flow, Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
 from prefect.futures import PrefectFuture
 from prefect.utilities.annotations import quote
 
-from prefect_rlhf.placement.augment import Node
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.node import Node
 from prefect_rlhf.tasks.device_locks import DeviceLocks
 from prefect_rlhf.tasks.dispatch import Dispatcher, Outcome
+from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.journal import Journal, Span
 from prefect_rlhf.tasks.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.training_run import TrainingRun
@@ -37,7 +41,7 @@ class GraphRunner:
         self._groups = group_by_steps(run.augmented.nodes, steps_per_group)
         self._order = {node.id: index for index, node in enumerate(run.augmented.nodes)}
         self._left = Counter(node.step for node in run.augmented.nodes)
-        self._futures: dict[str, PrefectFuture[None]] = {}
+        self._futures: dict[str, PrefectFuture[Any]] = {}
         self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._step_began = {step: threading.Event() for step in self._left}
         self._submitted = {steps: threading.Event() for steps, _ in self._groups}
@@ -79,23 +83,26 @@ class GraphRunner:
             lambda: self._submit(steps, nodes),
             name="rlhf-steps",
             flow_run_name=name,
-            task_runner=MeshTaskRunner(self._locks),
+            task_runner=MeshTaskRunner(self._locks),  # type: ignore[arg-type]  # a runner of Any is one of Any's futures
             validate_parameters=False,
         )
         try:
-            flow()
+            flow(return_state=True)
         except Exception as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
             self._fail(error)
 
-    def _submit(self, steps: tuple[int, ...], nodes: tuple[Node, ...]) -> None:
+    def _submit(self, steps: tuple[int, ...], nodes: tuple[Node, ...]) -> State[Any] | None:
         futures = [self._submit_node(node) for node in nodes]
         self._submitted[steps].set()
         for future in futures:
             future.wait()
+        if isinstance(self._failure, RlhfError):
+            return failed(self._failure)
         if self._failure is not None:
             raise self._failure
+        return None
 
-    def _submit_node(self, node: Node) -> PrefectFuture[None]:
+    def _submit_node(self, node: Node) -> PrefectFuture[Any]:
         future = self._tasks[node.kind].submit(
             node=quote(node),
             title=node.title,
@@ -105,9 +112,9 @@ class GraphRunner:
         self._futures[node.id] = future
         return future
 
-    def _task(self, kind: str) -> Task[..., None]:
-        def body(node: Node, title: str, order: int) -> None:
-            self._run_node(node)
+    def _task(self, kind: str) -> Task[..., Any]:
+        def body(node: Node, title: str, order: int) -> State[Any] | None:
+            return self._run_node(node)
 
         return Task(
             fn=body,
@@ -117,7 +124,7 @@ class GraphRunner:
             persist_result=False,
         )
 
-    def _run_node(self, node: Node) -> None:
+    def _run_node(self, node: Node) -> State[Any] | None:
         self._step_began[node.step].set()
         lease = self.run.lease
         devices = tuple(map(str, sorted(node.devices)))
@@ -127,9 +134,12 @@ class GraphRunner:
             outcome = self.dispatcher.execute(node)
         except Exception as error:
             self._fail(error)
+            if isinstance(error, RlhfError):
+                return failed(error)
             raise
         self.journal.record(_span(node, self.run, devices, start, outcome))
         self._end_node(node)
+        return None
 
     def _end_node(self, node: Node) -> None:
         with self._lock:

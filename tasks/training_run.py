@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_rlhf.engines.orders import RowSource
-from prefect_rlhf.placement.augment import AugmentedGraph
+from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 
