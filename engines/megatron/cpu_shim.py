@@ -6,6 +6,8 @@ names with `torch.cuda.FloatTensor`. Each replacement below answers one of these
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,9 @@ from megatron.core import utils
 from megatron.core.optimizer import clip_grads, optimizer
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class _TorchOnCpu:
@@ -41,7 +46,20 @@ def install() -> None:
     setattr(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor)  # noqa: B010
     for module in (schedules, optimizer, clip_grads, utils):
         module.torch = _TorchOnCpu()
+    _keep_freed_memory()
     random.initialize_rng_tracker(inference_rng_tracker=True)  # dropout is 0, so its fork() may do nothing
+
+
+def _keep_freed_memory() -> None:
+    """Let the allocator reuse freed blocks of any size.
+
+    Otherwise each activation of a megabyte or more is mapped anew and faulted in page by page, which takes longer than
+    the arithmetic on it. Offloading still gives memory back, by malloc_trim.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to set
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
 
 
 @contextmanager

@@ -13,9 +13,11 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.tensor_parallel import set_tensor_model_parallel_attributes
 from megatron.core.transformer import ModuleSpec, TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron.groups import Groups
+from prefect_rlhf.engines.megatron.layers import GatedSilu, NoCoreAttention, RMSNorm, Rotary, RotaryAttention
 from prefect_rlhf.placement.model import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -38,36 +40,22 @@ class ScalarHead(torch.nn.Module):
         self.weight.is_scalar_head = True  # type: ignore[attr-defined]  # the optimizer gives it its own learning rate
 
 
-class CausalAttention(torch.nn.Module):
-    """Core attention by torch's fused kernel. Rows are right-padded, so a causal mask is all that is needed."""
-
-    def __init__(self, config: TransformerConfig, layer_number: int, **_: Any) -> None:
-        super().__init__()
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """[S, B, heads, D] each (key and value with fewer heads) to [S, B, heads * D]."""
-        query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-        return mixed.permute(2, 0, 1, 3).flatten(2)
-
-
 def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
     """Allocate this rank's layers, weights unset. The embedding is on the first stage, the head on the last."""
-    config = transformer_config(spec, groups)
+    shape, config = spec.shape, transformer_config(spec, groups)
     model = Transformer(
         config,
-        _layer_spec(),
-        vocab_size=spec.shape.vocab_size,
-        max_sequence_length=spec.shape.max_position_embeddings,
+        TransformerBlockSubmodules([_layer_spec(spec)] * (shape.num_layers // groups.strategy.pp), RMSNorm),
+        vocab_size=shape.vocab_size,
+        max_sequence_length=shape.max_position_embeddings,
         pre_process=groups.is_first_stage,
         post_process=groups.is_last_stage,
-        position_embedding_type="rope",
-        rotary_base=spec.shape.rope_theta,
-        share_embeddings_and_output_weights=spec.head == "lm" and spec.shape.tied_embeddings,
+        position_embedding_type="none",  # RotaryAttention knows positions
+        share_embeddings_and_output_weights=spec.head == "lm" and shape.tied_embeddings,
         pg_collection=groups.collection,
     )
     if spec.head == "scalar" and groups.is_last_stage:
-        model.output_layer = ScalarHead(spec.shape.hidden_size, DTYPES[spec.dtype])
+        model.output_layer = ScalarHead(shape.hidden_size, DTYPES[spec.dtype])
     _mark_split_weights(model)
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return cast(Transformer, model.to(device=device, dtype=DTYPES[spec.dtype]))
@@ -94,6 +82,7 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
         layernorm_epsilon=shape.rms_norm_eps,
         gated_linear_unit=True,
         activation_func=F.silu,
+        use_te_activation_func=True,  # a module of the layer spec: GatedSilu
         add_bias_linear=False,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -115,10 +104,16 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
     )
 
 
-def _layer_spec() -> ModuleSpec:
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
-    spec.submodules.self_attention.submodules.core_attention = CausalAttention
-    return spec
+def _layer_spec(spec: ModelSpec) -> ModuleSpec:
+    """Megatron's layer with the pieces of `layers`."""
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    parts = layer.submodules
+    parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
+    parts.self_attention.module = RotaryAttention
+    parts.self_attention.params["rotary"] = Rotary(spec.shape.rope_theta, spec.shape.head_dim)
+    parts.self_attention.submodules.core_attention = NoCoreAttention
+    parts.mlp.submodules.activation_func = GatedSilu
+    return layer
 
 
 def _mark_split_weights(model: Transformer) -> None:

@@ -17,10 +17,24 @@ from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.model import OptimizerSpec
 
 
-def with_gradient_buffers(model: Transformer, groups: Groups) -> DistributedDataParallel:
+class GradientBuffers(DistributedDataParallel):  # type: ignore[misc]
+    """Megatron's data parallelism, without its copies through the collectives of a group of one."""
+
+    def finish_grad_sync(self, *args: Any, **options: Any) -> None:
+        """Sum gradients over replicas, each keeping its share."""
+        if self.dp_group.size() > 1:
+            super().finish_grad_sync(*args, **options)
+
+    def start_param_sync(self, *args: Any, **options: Any) -> None:
+        """Gather the shares of updated weights."""
+        if self.dp_group.size() > 1:
+            super().start_param_sync(*args, **options)
+
+
+def with_gradient_buffers(model: Transformer, groups: Groups) -> GradientBuffers:
     """Wrap a model so that its gradients gather in float32 buffers, summed over replicas once per mini-batch."""
     config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    wrapped = DistributedDataParallel(model.config, config, model, pg_collection=groups.collection)
+    wrapped = GradientBuffers(model.config, config, model, pg_collection=groups.collection)
     model.config.finalize_model_grads_func = _sum_gradients
     return wrapped
 
@@ -33,7 +47,7 @@ def _sum_gradients(model: list[Any], _: Tensor | None, **options: Any) -> None:
 class MainOptimizer:
     """AdamW on this rank's share of the main weights, with linear warm-up and clipping to a global norm."""
 
-    def __init__(self, model: DistributedDataParallel, spec: OptimizerSpec, groups: Groups) -> None:
+    def __init__(self, model: GradientBuffers, spec: OptimizerSpec, groups: Groups) -> None:
         self._spec = spec
         self._model = model
         self._steps = 0
@@ -83,7 +97,7 @@ class MainOptimizer:
             group["weight_decay"] = self._spec.weight_decay * group["wd_mult"]
 
 
-def _config(spec: OptimizerSpec, model: DistributedDataParallel) -> OptimizerConfig:
+def _config(spec: OptimizerSpec, model: GradientBuffers) -> OptimizerConfig:
     return OptimizerConfig(
         optimizer="adam",
         lr=spec.lr,

@@ -1,0 +1,161 @@
+"""Autograd functions for the CPU with as few passes over memory as torch's operators allow.
+
+Shapes: S tokens of a row, B rows, N = S * B tokens, H hidden, F feed-forward, G key-value heads, Q query heads for each
+of them, X = Q + 2 (queries, key, value), D head dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK_ROWS = 256  # tokens worked on at a time, so that what one pass writes is still in cache for the next
+LONGEST_EXPLICIT = 512  # up to here the S x S scores are cheap, and torch's own backward pass is 2-5 times slower
+
+
+def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight over the last axis, statistics in float32."""
+    apply: Callable[..., Tensor] = _RmsNorm.apply
+    return apply(x, weight_H, eps)
+
+
+def gated_silu(both: Tensor) -> Tensor:
+    """silu(gate) * up of [..., 2F] with gate first."""
+    apply: Callable[..., Tensor] = _GatedSilu.apply
+    return apply(both)
+
+
+def attend(qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate queries and keys by tables [S, D / 2], attend causally; return [S, B, G, Q, D]."""
+    apply: Callable[..., Tensor] = _Attend.apply
+    return apply(qkv_SBGXD, cos, sin)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+        x_NH = x.reshape(-1, x.shape[-1])
+        y_NH, inverse_N1 = torch.empty_like(x_NH), x_NH.new_empty((x_NH.shape[0], 1), dtype=torch.float32)
+        for rows in _blocks(x_NH):
+            wide = x_NH[rows].to(torch.float32, copy=True)
+            mean = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(wide.shape[-1])
+            torch.rsqrt(mean.add_(eps), out=inverse_N1[rows])
+            torch.mul(wide.mul_(inverse_N1[rows]), weight_H, out=y_NH[rows])
+        ctx.save_for_backward(x_NH, weight_H, inverse_N1)
+        return y_NH.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x_NH, weight_H, inverse_N1 = ctx.saved_tensors
+        gradient = gradients[0]
+        grad_NH = gradient.reshape(x_NH.shape)
+        grad_x_NH, grad_weight_H = torch.empty_like(x_NH), torch.zeros_like(weight_H, dtype=torch.float32)
+        for rows in _blocks(x_NH):
+            unit = x_NH[rows].to(torch.float32, copy=True).mul_(inverse_N1[rows])
+            wide = grad_NH[rows].to(torch.float32, copy=True)
+            shared = wide * unit
+            grad_weight_H += shared.sum(0)
+            wide.mul_(weight_H)
+            along = shared.mul_(weight_H).mean(-1, keepdim=True)
+            torch.mul(wide.addcmul_(unit, along, value=-1), inverse_N1[rows], out=grad_x_NH[rows])
+        return grad_x_NH.view(gradient.shape), grad_weight_H.to(weight_H.dtype), None
+
+
+class _GatedSilu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        both_NF = both.reshape(-1, both.shape[-1])
+        half = both.shape[-1] // 2
+        y_NF = both.new_empty(both_NF.shape[0], half)
+        for rows in _blocks(both_NF):
+            torch.ops.aten.silu.out(both_NF[rows, :half], out=y_NF[rows]).mul_(both_NF[rows, half:])
+        ctx.save_for_backward(both_NF)
+        return y_NF.view(*both.shape[:-1], half)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (both_NF,) = ctx.saved_tensors
+        half = both_NF.shape[-1] // 2
+        gradient = gradients[0]
+        grad_NF, grad_both_NF = gradient.reshape(-1, half), torch.empty_like(both_NF)
+        for rows in _blocks(both_NF):
+            gate, up, above = both_NF[rows, :half], both_NF[rows, half:], grad_NF[rows]
+            scratch = torch.nn.functional.silu(gate)
+            torch.mul(above, scratch, out=grad_both_NF[rows, half:])
+            torch.mul(above, up, out=scratch)
+            torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_both_NF[rows, :half])
+        return grad_both_NF.view(*gradient.shape[:-1], 2 * half)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        length, num_rows, groups, width, dim = qkv_SBGXD.shape
+        heads_BGXSD = qkv_SBGXD.new_empty(num_rows, groups, width, length, dim)
+        as_given = heads_BGXSD.permute(3, 0, 1, 2, 4)
+        _rotate(qkv_SBGXD[..., :-1, :], cos, sin, out=as_given[..., :-1, :])
+        as_given[..., -1, :].copy_(qkv_SBGXD[..., -1, :])
+        query, key, value = heads_BGXSD.flatten(0, 1).split([width - 2, 1, 1], dim=1)
+        mixed, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
+        ctx.save_for_backward(heads_BGXSD, cos, sin, mixed, logsumexp)
+        return mixed.view(num_rows, groups, width - 2, length, dim).permute(3, 0, 1, 2, 4).contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        heads_BGXSD, cos, sin, mixed, logsumexp = ctx.saved_tensors
+        num_rows, groups, width, length, dim = heads_BGXSD.shape
+        above = gradients[0].permute(1, 2, 3, 0, 4).reshape(-1, width - 2, length, dim)
+        backward = _attention_backward if length <= LONGEST_EXPLICIT else _attention_backward_long
+        query, key, value = heads_BGXSD.flatten(0, 1).split([width - 2, 1, 1], dim=1)
+        found = backward(above, query, key, value, mixed, logsumexp)
+        grads = [g.view(num_rows, groups, -1, length, dim).permute(3, 0, 1, 2, 4) for g in found]
+        grad_SBGXD = heads_BGXSD.new_empty(length, num_rows, groups, width, dim)
+        _rotate(grads[0], cos, -sin, out=grad_SBGXD[..., :-2, :])
+        _rotate(grads[1], cos, -sin, out=grad_SBGXD[..., -2:-1, :])
+        grad_SBGXD[..., -1:, :].copy_(grads[2])
+        return grad_SBGXD, None, None
+
+
+def _attention_backward(
+    above: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of causal attention from the S x S probabilities; the query heads of a group share one product.
+
+    `above`, `query`, `mixed` are [BG, Q, S, D], `key` and `value` [BG, 1, S, D], `logsumexp` [BG, Q, S].
+    """
+    (batch, heads, length, dim), scale = query.shape, query.shape[-1] ** -0.5
+    flat = (batch, heads * length, dim)
+    query, above, key, value = query.reshape(flat), above.reshape(flat), key[:, 0], value[:, 0]
+    weights = torch.bmm(query, key.mT).float().mul_(scale).sub_(logsumexp.reshape(batch, -1, 1)).exp_()
+    weights.view(batch, heads, length, length).tril_()
+    narrow = weights.to(query.dtype)
+    grad_value = torch.bmm(narrow.mT, above)
+    along = (above * mixed.reshape(flat)).sum(-1, keepdim=True, dtype=torch.float32)
+    slopes = torch.bmm(above, value.mT).float().sub_(along).mul_(weights).mul_(scale).to(query.dtype)
+    return torch.bmm(slopes, key), torch.bmm(slopes.mT, query), grad_value
+
+
+def _attention_backward_long(
+    above: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by torch's kernel, which keeps no S x S matrix."""
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        above, query, key, value, mixed, logsumexp, 0.0, True
+    )
+    return found
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Rotate pairs (i, i + D / 2) of [S, ..., D] by the angle of each position."""
+    shape = (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1] // 2)
+    cos, sin = cos.view(shape), sin.view(shape)
+    (first, second), (out_first, out_second) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+
+
+def _blocks(x_NH: Tensor) -> list[slice]:
+    return [slice(start, start + BLOCK_ROWS) for start in range(0, x_NH.shape[0], BLOCK_ROWS)]
