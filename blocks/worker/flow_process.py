@@ -73,6 +73,7 @@ class FlowProcess:
     async def stop(self) -> None:
         """SIGTERM, the grace, SIGKILL. Returns when nothing is left, within the grace and some seconds."""
         if self._keeper.stdin is not None:
+            self._keeper.stdin.write(keeper.STOP)
             self._keeper.stdin.close()
         if not await self.ended(self.grace_seconds + REAP_SECONDS):
             self._keeper.kill()

@@ -2,9 +2,10 @@
 
     python keeper.py FLOW_RUN_ID GRACE_SECONDS DESCRIPTORS COMMAND...
 
-The command gets SIGTERM when standard input ends (the worker closed it, or is dead) or on SIGTERM, and SIGKILL after
+The command gets SIGTERM when standard input says `stop` or ends (the worker is dead) or on SIGTERM, and SIGKILL after
 the grace. However it ends, every process that descends from it or carries its flow run id is killed. The exit status
-is the command's, 128 + n for signal n. Only the standard library, so that it starts in milliseconds.
+is the command's, 128 + n for signal n; with a dead worker this process becomes `close_run` instead, which tells the
+server. Only the standard library, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+STDIN = 0
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 SET_CHILD_SUBREAPER = 36
+STOP = b"stop"  # what a living worker writes; end of file without it means that the worker is dead
 REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless the kernel itself is stuck
 
 
@@ -38,7 +41,7 @@ def keep(flow_run_id: str, grace_seconds: float, descriptors: tuple[int, ...], c
     )
     ended = os.pidfd_open(child.pid)
     try:
-        if not _first_of(ended, (sys.stdin.fileno(), stopped), None):
+        if not _first_of(ended, (STDIN, stopped), None):
             child.terminate()
             _first_of(ended, (), grace_seconds)
     finally:
@@ -103,11 +106,21 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
+def _worker_is_dead() -> bool:
+    ready, _, _ = select.select([STDIN], [], [], 0)
+    return bool(ready) and os.read(STDIN, len(STOP)) == b""
+
+
 def main() -> int:
     """Read the arguments and keep the command."""
     flow_run_id, grace_seconds, descriptors, *command = sys.argv[1:]
     inherited = tuple(int(word) for word in descriptors.split(",") if word)
     status = keep(flow_run_id, float(grace_seconds), inherited, command)
+    if _worker_is_dead():
+        for descriptor in inherited:
+            os.close(descriptor)  # frees the lease
+        del os.environ["PREFECT__FLOW_RUN_ID"]  # this process is no longer one of the run's
+        os.execv(sys.executable, [sys.executable, "-m", "prefect_rlhf.blocks.worker.close_run", flow_run_id])
     return status if status >= 0 else 128 - status
 
 

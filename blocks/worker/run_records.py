@@ -16,7 +16,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import Abort, ObjectNotFound
-from prefect.states import Cancelled, Pending, Scheduled
+from prefect.states import Cancelled, Crashed, Pending, Scheduled
 from prefect.utilities.engine import propose_state
 
 if TYPE_CHECKING:
@@ -70,6 +70,13 @@ class RunRecords:
         """Close the run and all that it started as cancelled."""
         await self._set(Cancelled(message="Flow run was cancelled; its processes have ended."))
         await self.close_children("The flow run was cancelled.")
+
+    async def crashed(self, message: str) -> None:
+        """Close the run as crashed unless it has a final state, and all that it left unfinished."""
+        state = await self.state()
+        if state is not None and not state.is_final():
+            await self._set(Crashed(message=message))
+        await self.close_children(message)
 
     async def close_children(self, message: str) -> None:
         """Cancel the task runs and subflow runs that the run left unfinished: nobody will finish them."""

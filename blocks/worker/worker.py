@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0  # a cancelled run notices within this, the control channel's second, and the grace
 SAY_SECONDS = 10.0
+CLOSE_SECONDS = 10.0  # a stopping worker tells the server of its runs for at most this long
 LATE_EVENTS_SECONDS = 2.0  # a dead process's last task run events reach the server within this
 
 
@@ -56,8 +57,8 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
 
     async def setup(self) -> None:
         """Also open the channel that tells a flow run's process that a SIGTERM is a person's cancellation."""
+        self._control = await self._exit_stack.enter_async_context(ControlChannel())  # first in, so last to close
         await super().setup()
-        self._control = await self._exit_stack.enter_async_context(ControlChannel())
 
     async def run(  # type: ignore[override]  # the base means what it stores: any value that str() takes
         self,
@@ -130,9 +131,14 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         records: RunRecords,
         started: TaskStatus[int | str],
     ) -> GpuMeshResult:
-        async with self._process(lease, held, configuration, records) as process:
-            started.started(process.identifier)
-            cancelled = await self._watch(process, records)
+        try:
+            async with self._process(lease, held, configuration, records) as process:
+                started.started(process.identifier)
+                cancelled = await self._watch(process, records)
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS):
+                await records.crashed("The worker was stopped.")
+            raise
         if held is not None:
             held.release()  # before the server is told: nothing of the run is left
         if cancelled:
