@@ -30,7 +30,7 @@ from prefect_rlhf.engines.resident import Resident
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.seeds import row_seeds
 from prefect_rlhf.engines.store import RowStore
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.errors import EngineFailed, RlhfError
 from prefect_rlhf.placement.layout import Layout
 from prefect_rlhf.placement.plan import ModelInstance
 
@@ -44,6 +44,16 @@ def build_engine(order: BuildOrder, rank: int) -> Engine:
     from prefect_rlhf.engines.megatron.engine import MegatronEngine
 
     return MegatronEngine(order, rank)
+
+
+def check_layout(engine: Engine, order: BuildOrder, rank: int) -> None:
+    """Raise EngineFailed unless the engine holds what the order's layout says: all moves of weights rely on it."""
+    held = {name: shard.region for name, shard in engine.weights().items()}
+    regions = order.layout.regions
+    for name in sorted(held.keys() | regions.keys()):
+        stated = regions.get(name, {}).get(rank)
+        if held.get(name) != stated:
+            raise EngineFailed(f"{order.instance.name} holds {held.get(name)} of {name}, its layout says {stated}")
 
 
 @final
@@ -63,7 +73,9 @@ class Rank:
     def build(self, order: BuildOrder) -> Report:
         """Make the instance's engine and load its weights, which are version 0. Collective over `order.ranks`."""
         began = time.perf_counter()
-        resident = self._residents[order.instance] = Resident(self._engine_factory(order, self.rank), order)
+        engine = self._engine_factory(order, self.rank)
+        check_layout(engine, order, self.rank)
+        resident = self._residents[order.instance] = Resident(engine, order)
         return self._report(began, resident, digest=resident.written(0))
 
     def open_dataset(self, source: RowSource) -> None:
