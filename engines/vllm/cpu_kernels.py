@@ -21,7 +21,8 @@ class CpuKernels:
 
     A packed layer computes from a copy of its weights in the layout of the matrix unit, hidden in oneDNN. vLLM empties
     the readable weights after packing; here they stay, and `pack` makes the copies anew after they were written.
-    Measured (135M parameters, bf16, one thread): MEASURED
+    Measured (135M parameters, bf16, one thread, 32 rows of 24 + 24 tokens): 1.7 s and 0.11 s for `pack`; unpacked and
+    with vLLM's own norms and sampler 2.7 s.
     """
 
     def __init__(self, runner: Any) -> None:

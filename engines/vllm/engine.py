@@ -44,6 +44,7 @@ class VllmEngine:
         core._finalizer.detach()  # it would destroy torch's world when this engine is collected
         self._runner: Any = core.engine_core.model_executor.driver_worker.worker.model_runner
         self._shards = shards(self._runner.get_model())
+        _check_layout(self._shards, order, rank)
         self._cpu = None if torch.cuda.is_available() else CpuKernels(self._runner)
         self._parked: Parked | None = None  # what has left device memory, on CPU
         self._asleep_bytes = 0  # what has left device memory, on CUDA
@@ -88,7 +89,8 @@ class VllmEngine:
             return 0
         freed = self.device_bytes()
         if self._cpu is None:
-            self._llm.sleep(level=1)
+            with self._group.entered():
+                self._llm.sleep(level=1)
             self._asleep_bytes = freed
         else:
             self._cpu.drop()
@@ -101,7 +103,8 @@ class VllmEngine:
             self._parked.restore()
             self._parked = None
         elif self._asleep_bytes:
-            self._llm.wake_up()
+            with self._group.entered():
+                self._llm.wake_up()
             self._asleep_bytes = 0
         else:
             return 0
@@ -140,3 +143,11 @@ def _tensor_parallel_ranks(order: BuildOrder, rank: int) -> tuple[int, ...]:
     tp = order.instance.strategy.tp
     start = order.ranks.index(rank) // tp * tp
     return order.ranks[start : start + tp]
+
+
+def _check_layout(held: Mapping[str, Shard], order: BuildOrder, rank: int) -> None:
+    """What vLLM put on this rank must be what the order says, or weights would be sent to the wrong place."""
+    for name, region in order.layout.of_rank(rank).items():
+        seen = held[name].region if name in held else None
+        if seen != region:
+            raise InvalidInput(f"{order.instance.name}: {name}", seen, f"region {region}, as in the layout")

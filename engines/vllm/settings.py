@@ -35,6 +35,7 @@ def engine_arguments(order: BuildOrder, executor: type) -> EngineArgs:
         max_num_seqs=order.max_rows,
         max_num_batched_tokens=max(length, min(order.max_rows * length, _MAX_BATCHED_TOKENS)),
         kv_cache_memory_bytes=_cache_bytes(order),
+        gpu_memory_utilization=0.01,  # sizes nothing here, and vLLM refuses to start unless that share is free
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
         seed=0,

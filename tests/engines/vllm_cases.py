@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.placement.layout import Layout
+from prefect_rlhf.placement.layout import Layout, vllm_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
@@ -54,8 +54,10 @@ def make_order(
 ) -> BuildOrder:
     shape = TransformerShape(128, 256, 4, 4, 2, 32, 512, 512, 10000.0, 1e-5, tied)
     model = ModelSpec("actor", folder, head, shape, dtype)
-    instance = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, len(ranks)), Strategy(dp, tp, pp))
-    return BuildOrder(model, instance, ranks, Layout({}, {}), MAX_LENGTH, max_rows=64)
+    strategy = Strategy(dp, tp, pp)
+    instance = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, len(ranks)), strategy)
+    layout = vllm_layout(model, strategy, ranks) if pp == 1 else Layout({}, {})
+    return BuildOrder(model, instance, ranks, layout, MAX_LENGTH, max_rows=64)
 
 
 def make_prompts(count: int, shortest: int = 3, longest: int = 40) -> list[list[int]]:
