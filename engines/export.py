@@ -55,9 +55,8 @@ def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Itera
 def _assembled(
     shape: tuple[int, ...], parts: Mapping[Region, int], received: Mapping[Region, Tensor], own: Shard | None
 ) -> Tensor:
+    """The whole parameter in memory of its own: a storage that numpy has seen cannot be resized, so not offloaded."""
     pieces = {region: received[region] if region in received else _values(own) for region in parts}
-    if len(pieces) == 1:
-        return next(iter(pieces.values())).cpu()
     whole = torch.empty(shape, dtype=next(iter(pieces.values())).dtype)
     origin = tuple((0, size) for size in shape)
     for region, values in pieces.items():
