@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from prefect_rlhf.engines.tensor_files import SINGLE, StoredTensor, stored_tensors, write_tensors
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.parameters import parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,21 +52,6 @@ def read_model_spec(
     return spec
 
 
-def parameter_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Global shape of every parameter under its Hugging Face name, in the order of the layers."""
-    shape = spec.shape
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocab_size, shape.hidden_size)}
-    for layer in range(shape.num_layers):
-        for name, size in _layer_shapes(shape).items():
-            shapes[f"model.layers.{layer}.{name}.weight"] = size
-    shapes["model.norm.weight"] = (shape.hidden_size,)
-    if spec.head == "scalar":
-        shapes["score.weight"] = (1, shape.hidden_size)
-    elif not shape.tied_embeddings:
-        shapes["lm_head.weight"] = (shape.vocab_size, shape.hidden_size)
-    return shapes
-
-
 def write_folder(
     path: str | Path, spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]], tokenizer: str | Path
 ) -> None:
@@ -78,7 +64,7 @@ def write_folder(
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    write_tensors(part / SINGLE, parameter_shapes(spec), spec.dtype, tensors)
+    write_tensors(part / SINGLE, {p.name: p.shape for p in parameters(spec)}, spec.dtype, tensors)
     (part / "config.json").write_text(json.dumps(_config_of(spec, Path(tokenizer)), indent=2) + "\n")
     for name in TOKENIZER_FILES:
         if (Path(tokenizer) / name).is_file():
@@ -153,7 +139,7 @@ def _refuse_variants(config: dict[str, Any], field: str) -> None:
 def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
     """Check that every parameter is stored with the shape that config.json implies."""
     field = f"{spec.role}.path"
-    for name, shape in parameter_shapes(spec).items():
+    for name, shape in ((parameter.name, parameter.shape) for parameter in parameters(spec)):
         if name == "score.weight" and name not in stored:
             if not spec.new_head:
                 raise InvalidInput(
@@ -164,22 +150,6 @@ def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
         elif stored[name].shape != shape:
             seen = f"{name} of shape {stored[name].shape} in {spec.path}"
             raise InvalidInput(field, seen, f"shape {shape}, as config.json says")
-
-
-def _layer_shapes(shape: TransformerShape) -> dict[str, tuple[int, ...]]:
-    hidden, ffn = shape.hidden_size, shape.intermediate_size
-    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    return {
-        "input_layernorm": (hidden,),
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "post_attention_layernorm": (hidden,),
-        "mlp.gate_proj": (ffn, hidden),
-        "mlp.up_proj": (ffn, hidden),
-        "mlp.down_proj": (hidden, ffn),
-    }
 
 
 def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:

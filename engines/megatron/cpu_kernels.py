@@ -98,10 +98,11 @@ class _Attend(torch.autograd.Function):
         as_given = heads_BGXSD.permute(3, 0, 1, 2, 4)
         _rotate(qkv_SBGXD[..., :-1, :], cos, sin, out=as_given[..., :-1, :])
         as_given[..., -1, :].copy_(qkv_SBGXD[..., -1, :])
-        query, key, value = heads_BGXSD.flatten(0, 1).split([width - 2, 1, 1], dim=1)
+        query, key, value = torch.split(heads_BGXSD.flatten(0, 1), [width - 2, 1, 1], dim=1)
         mixed, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
         ctx.save_for_backward(heads_BGXSD, cos, sin, mixed, logsumexp)
-        return mixed.view(num_rows, groups, width - 2, length, dim).permute(3, 0, 1, 2, 4).contiguous()
+        by_token: Tensor = mixed.view(num_rows, groups, width - 2, length, dim).permute(3, 0, 1, 2, 4)
+        return by_token.contiguous()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,7 +110,7 @@ class _Attend(torch.autograd.Function):
         num_rows, groups, width, length, dim = heads_BGXSD.shape
         above = gradients[0].permute(1, 2, 3, 0, 4).reshape(-1, width - 2, length, dim)
         backward = _attention_backward if length <= LONGEST_EXPLICIT else _attention_backward_long
-        query, key, value = heads_BGXSD.flatten(0, 1).split([width - 2, 1, 1], dim=1)
+        query, key, value = torch.split(heads_BGXSD.flatten(0, 1), [width - 2, 1, 1], dim=1)
         found = backward(above, query, key, value, mixed, logsumexp)
         grads = [g.view(num_rows, groups, -1, length, dim).permute(3, 0, 1, 2, 4) for g in found]
         grad_SBGXD = heads_BGXSD.new_empty(length, num_rows, groups, width, dim)

@@ -18,7 +18,6 @@ from megatron.core.optimizer import clip_grads, optimizer
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random
 
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
