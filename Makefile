@@ -2,6 +2,7 @@
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make stop   end everything that make demo started
 PYTHON ?= python3.11
+PORT ?= 4200
 VENV := .venv
 RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
 
@@ -17,7 +18,7 @@ $(VENV)/.ready: constraints.txt pyproject.toml
 	touch $@
 
 demo: setup
-	$(RUN)/python -m prefect_rlhf.flows.demo
+	$(RUN)/python -m prefect_rlhf.flows.demo --port $(PORT)
 
 stop:
 	$(RUN)/python -m prefect_rlhf.flows.demo stop

@@ -60,7 +60,7 @@ class Report:
     def step_ended(self, metrics: Mapping[str, float]) -> None:
         """One line in the log, the bar, and now and then the tables."""
         self._metrics.append(metrics)
-        self._log.info("%s", step_line(metrics, self.augmented.num_steps))
+        self._log.info("%s", step_line(metrics))
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         if self._progress is not None:
             update_progress_artifact(self._progress, progress=100.0 * done)
@@ -81,11 +81,11 @@ class Report:
         create_markdown_artifact(timeline_markdown(self._journal.spans), key="timeline", description="Timeline")
 
 
-def step_line(metrics: Mapping[str, float], num_steps: int) -> str:
-    """`step 3/20 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
+def step_line(metrics: Mapping[str, float]) -> str:
+    """`step 3 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
     hidden = {"step", "seconds"}
     shown = [f"{name.rpartition('.')[2]} {value:.4g}" for name, value in metrics.items() if name not in hidden]
-    return " · ".join([f"step {metrics['step']:.0f}/{num_steps}", f"{metrics['seconds']:.1f} s", *shown])
+    return " · ".join([f"step {metrics['step']:.0f}", f"{metrics['seconds']:.1f} s", *shown])
 
 
 def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:

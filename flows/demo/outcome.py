@@ -1,0 +1,86 @@
+"""What a PPO run changed, read from the files it left: rewards, an independent judge, KL, samples, and seconds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from prefect_rlhf.flows.demo.judge import Judge
+from prefect_rlhf.tasks.rollouts import EVALUATION
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`reward_*` and `judge_*` are means over greedy continuations of held-out openings, before and after training.
+
+    `kl` is nats per response against the reference model in the last step; `seconds_per_step` the median of steps.
+    """
+
+    model: str
+    reward_before: float
+    reward_after: float
+    judge_before: float
+    judge_after: float
+    kl: float
+    seconds_per_step: float
+    orchestration_share: float
+    fingerprint_share: float
+
+    @classmethod
+    def read(cls, run_dir: Path, judge: Judge) -> Outcome:
+        """Read the run in `run_dir`."""
+        first, last = evaluations(run_dir)[0], evaluations(run_dir)[-1]
+        steps = [step for step in read_metrics(run_dir) if "actor_train.loss" in step]
+        return cls(
+            model=str(run_dir / "actor"),
+            reward_before=mean(column(first, "reward")),
+            reward_after=mean(column(last, "reward")),
+            judge_before=mean(judge.compound(texts(first))),
+            judge_after=mean(judge.compound(texts(last))),
+            kl=steps[-1]["kl_penalised_rewards.kl"],
+            seconds_per_step=median(step["seconds"] for step in steps),
+            orchestration_share=median(step["orchestration_share"] for step in steps),
+            fingerprint_share=median(step["fingerprint_share"] for step in steps),
+        )
+
+    def as_json(self, **more: object) -> str:
+        """One line."""
+        rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
+        return json.dumps(rounded | more)
+
+
+def evaluations(run_dir: Path) -> list[Path]:
+    """Evaluation files, oldest first."""
+    return sorted((run_dir / EVALUATION).glob("step-*.parquet"))
+
+
+def read_metrics(run_dir: Path) -> list[Mapping[str, float]]:
+    """The metrics of each step so far."""
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def texts(file: Path) -> list[str]:
+    """Openings with their continuations."""
+    return [
+        opening + response for opening, response in zip(column(file, "prompt"), column(file, "response"), strict=True)
+    ]
+
+
+def samples(run_dir: Path, number: int = 3) -> list[tuple[str, str, str]]:
+    """(opening, continuation before, continuation after) of the first held-out openings."""
+    first, last = evaluations(run_dir)[0], evaluations(run_dir)[-1]
+    rows = zip(column(first, "prompt"), column(first, "response"), column(last, "response"), strict=True)
+    return list(rows)[:number]
+
+
+def column(file: Path, name: str) -> Sequence[Any]:
+    """One column of a Parquet file."""
+    values: list[Any] = pq.read_table(file, columns=[name]).column(name).to_pylist()
+    return values
