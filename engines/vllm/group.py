@@ -35,7 +35,7 @@ class RankGroup:
     """The world ranks of one engine, in tensor-parallel order.
 
     `ident` is the same on all its ranks and unlike that of any other group on the machine, whatever else each rank has
-    built: it names process groups and shared memory.
+    built: it names shared memory and vLLM's groups.
     """
 
     def __init__(self, ranks: Sequence[int], rank: int) -> None:
@@ -82,9 +82,8 @@ class RankGroup:
             return new_world([self.ranks[i] for i in ranks], *args)
 
         def init_model_parallel_group(groups: list[list[int]], *args: Any, **options: Any) -> Any:
-            options["use_message_queue_broadcaster"] = (
-                False  # 25 MB of shared memory that one process per rank never uses
-            )
+            # The broadcaster is 25 MB of shared memory per group that an engine with one process per rank never uses.
+            options["use_message_queue_broadcaster"] = False
             return new_group([[self.ranks[i] for i in group] for group in groups], *args, **options)
 
         return (
