@@ -64,7 +64,11 @@ class LocalGang:
             Start(rank, size, port, device, num_threads, start_seconds, rank_factory, dict(environment or {}))
             for rank in range(size)
         ]
-        self._exchange(dict(enumerate(starts)), "joining the world", start_seconds)
+        try:
+            self._exchange(dict(enumerate(starts)), "joining the world", start_seconds)
+        except RlhfError:
+            self.close()
+            raise
 
     def call(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, doing: str, deadline_seconds: float

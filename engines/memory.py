@@ -6,25 +6,19 @@ import ctypes
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from torch import Tensor
-
-_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of the storages behind `tensors`, each counted once whatever views it has.
 
+    >>> import torch
     >>> weight = torch.zeros(4, 4)
     >>> storage_bytes([weight, weight[0], weight.t()])
     64
     """
-    return sum(storage.nbytes() for storage in unique_storages(tensors))
-
-
-def unique_storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The storages behind `tensors`, each once."""
-    return list({t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}.values())
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors}
+    return sum(storage.nbytes() for storage in storages.values())
 
 
 def resident_bytes() -> int:
@@ -37,13 +31,4 @@ def resident_bytes() -> int:
 
 def release_free_memory() -> None:
     """Give freed memory back to the system: glibc keeps freed blocks of less than 32 MB otherwise."""
-    _libc().malloc_trim(0)
-
-
-def return_large_blocks_at_once(threshold_bytes: int = 1 << 20) -> None:
-    """From now on, freed blocks of at least `threshold_bytes` go back to the system when they are freed."""
-    _libc().mallopt(_M_MMAP_THRESHOLD, threshold_bytes)
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL("libc.so.6")
+    ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 
 import networkx as nx
 from pydantic import TypeAdapter, ValidationError
@@ -94,5 +95,6 @@ class AugmentedGraph:
             raise InvalidInput(place, first["input"], first["msg"]) from error
 
 
+@cache
 def _adapter() -> TypeAdapter[AugmentedGraph]:
     return TypeAdapter(AugmentedGraph)

@@ -188,7 +188,7 @@ def _check_names(graph: DataflowGraph) -> None:
 def _check_call(graph: DataflowGraph, call: Call) -> None:
     where = f"flow {graph.name}: call {call.name}"
     if (call.role is None) != (call.kind == "compute"):
-        raise GraphError(f"{where} is a {call.kind} with role {call.role!r}; a model's call has a role, a compute none")
+        raise GraphError(f"{where} ({call.kind}) has role {call.role!r}; a model's call has a role, a compute none")
     if call.role is not None and all(model.role != call.role for model in graph.models):
         raise GraphError(f"{where} uses role {call.role!r}, which no model has")
     if call.every is not None and (call.every < 1 or call.kind == "train_step"):

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.node import Dependency, Node
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Window:
     """Consecutive uses of one instance in one step.
 
@@ -70,12 +70,13 @@ class _Windows:
         window = _Window(instance, step, self._count[instance, step], self._held[instance], after)
         self._opened[instance] = window
         self.all.append(window)
-        for earlier in after:  # whoever would wait for it waits for this window
-            if instance.mesh.contains(earlier.instance.mesh):
-                del self._closed[earlier.instance]
 
     def _close(self, instance: ModelInstance) -> None:
-        self._closed[instance] = self._opened.pop(instance)
+        window = self._opened.pop(instance)
+        for earlier in window.after:  # whoever would wait for it waits for this window, which did
+            if instance.mesh.contains(earlier.instance.mesh) and self._closed.get(earlier.instance) is earlier:
+                del self._closed[earlier.instance]
+        self._closed[instance] = window
 
 
 def add_offloads(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:

@@ -35,7 +35,7 @@ def preset(
         raise InvalidInput("plan", name, f"a plan file or one of the presets {', '.join(PRESETS)}")
     cluster.check_mesh(mesh)
     refused: list[InvalidInput] = []
-    for least in range(1, mesh.num_devices + 1):
+    for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
         try:
             placements = tuple((call.name, _place(call, rule(call, mesh), graph, mesh, least)) for call in graph)
             plan = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, max_sequence_length)

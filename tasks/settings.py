@@ -15,7 +15,7 @@ class Sampling(Settings):
     """How responses are drawn."""
 
     max_new_tokens: int = Field(24, ge=1, description="Longest response, in tokens.")
-    temperature: float = Field(1.0, ge=0, description="0 is greedy.")
+    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; vLLM takes at most 2.")
     top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
     stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.check import ENGINES, problems
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
+from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
@@ -129,3 +133,58 @@ def placed(plan: ExecutionPlan, name: str, **changes) -> ExecutionPlan:
 def on(mesh: str, engine: str, **degrees: int) -> Placement:
     """A placement in few words: `on("n0:0-1", "vllm", dp=2)`."""
     return Placement(DeviceMesh.parse(mesh), Strategy(**degrees), engine)  # type: ignore[arg-type]
+
+
+def meshes(cluster: ClusterShape) -> st.SearchStrategy[DeviceMesh]:
+    """Every mesh that the cluster allows."""
+    nodes, per_node = cluster.num_nodes, cluster.devices_per_node
+    whole = [DeviceMesh(first, count, 0, per_node) for first in range(nodes) for count in range(1, nodes - first + 1)]
+    widths = [width for width in (1, 2, 4, 8) if width < per_node]
+    slices = [
+        DeviceMesh(node, 1, first, width)
+        for node in range(nodes)
+        for width in widths
+        for first in range(0, per_node - width + 1, width)
+    ]
+    return st.sampled_from(whole + slices)
+
+
+@st.composite
+def degrees(draw, num_devices: int) -> Strategy:
+    """Any dp, tp, pp whose product is the number of devices."""
+    tp = draw(st.sampled_from([n for n in range(1, num_devices + 1) if num_devices % n == 0]))
+    rest = num_devices // tp
+    pp = draw(st.sampled_from([n for n in range(1, rest + 1) if rest % n == 0]))
+    return Strategy(rest // pp, tp, pp)
+
+
+@st.composite
+def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = True) -> ExecutionPlan:
+    """A legal plan: any mesh and strategy for each call, any of the instances offloaded."""
+    placements = []
+    for each in graph:
+        if each.kind == "compute":
+            mesh = draw(meshes(cluster).filter(lambda mesh: mesh.num_devices == 1))
+            placements.append((each.name, Placement(mesh, Strategy(), "python")))
+            continue
+        mesh = draw(meshes(cluster))
+        options = degrees(mesh.num_devices).map(lambda s, m=mesh, e=ENGINES[each.kind]: Placement(m, s, e))
+        legal = options.filter(lambda placement, e=each: not list(problems(e, placement, graph)))
+        placements.append((each.name, draw(legal)))
+    plan = ExecutionPlan("drawn", cluster, tuple(placements))
+    for calls in instances(graph, plan).values() if offload else ():
+        if draw(st.booleans()):
+            for each in calls:
+                plan = placed(plan, each.name, offload=True)
+    return plan
+
+
+def graphs() -> st.SearchStrategy[DataflowGraph]:
+    """PPO with and without evaluation and staleness, ReMax, DPO."""
+    variants = st.builds(
+        ppo,
+        staleness=st.integers(0, 2),
+        evaluate_every=st.sampled_from([None, 1, 2, 3]),
+        mini_batches=st.sampled_from([1, 2]),
+    )
+    return st.one_of(variants, st.builds(remax), st.builds(dpo))

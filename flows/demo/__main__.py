@@ -10,6 +10,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from prefect_rlhf.flows.demo.judge import Judge
 from prefect_rlhf.flows.demo.outcome import Outcome, read_metrics, samples
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
@@ -44,7 +46,7 @@ def run(server: DemoServer) -> int:
     say("model and human ratings")
     prepare_model(server.home / "models" / "smollm2", server.home / "downloads")
     prepare_ratings(server.home / "data", server.home / "downloads")
-    judge = Judge.prepare(server.home / "downloads")
+    judge = Judge(server.home / "judge", server.home / "downloads")
     say(f"Prefect server, worker and deployments; look at them at {server.ui_url}")
     server.start()
     reward = train(server, "reward")
@@ -105,7 +107,8 @@ def run_folders(folder: Path) -> set[str]:
 def accuracy_line(run_dir: Path, server: DemoServer, judge: Judge) -> str:
     """The reward model's pair accuracy beside the independent judge's, on the same held-out pairs."""
     accuracies = [step["pair_accuracy.accuracy"] for step in read_metrics(run_dir) if "pair_accuracy.accuracy" in step]
-    judged = judge.pair_accuracy(server.home / "data" / "preferences.parquet")
+    pairs = pq.read_table(server.home / "data" / "preferences.parquet").to_pylist()
+    judged = judge.pair_accuracy([pair for pair in pairs if pair["split"] == "held_out"])
     return f"reward model: {accuracies[-1]:.3f} of held-out pairs right; VADER, a lexicon: {judged:.3f}"
 
 

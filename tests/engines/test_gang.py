@@ -117,6 +117,18 @@ def processes_of(group):
     return found
 
 
+def children_of(pid):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return sorted(found)
+
+
 def assert_group_gone(group, seconds=2.0):
     end = time.monotonic() + seconds
     while processes_of(group) and time.monotonic() < end:
@@ -238,13 +250,15 @@ def test_calls_in_flight_when_the_gang_is_closed_end(gang):
 
 
 def test_a_rank_that_cannot_start_says_why():
-    """A factory that raises ends the start with its reason, and leaves no process."""
-    with pytest.raises(RankFailed, match="ZeroDivisionError"):
+    """A factory that raises on one rank ends the start with its reason, and the other ranks."""
+    before = children_of(os.getpid())
+    with pytest.raises(RankFailed, match="rank 1 failed in joining the world: ZeroDivisionError"):
         LocalGang(2, broken_factory, start_seconds=60, preload=())
+    assert children_of(os.getpid()) == before
 
 
 def broken_factory(rank, size):
-    return 1 // 0
+    return 1 // (1 - rank)
 
 
 CONTROLLER = """
@@ -268,6 +282,21 @@ def test_no_process_survives_a_killed_controller(method):
     controller.kill()
     controller.wait()
     assert_group_gone(group, seconds=1.0)
+
+
+def test_no_process_survives_a_controller_killed_while_it_starts():
+    """The process that imports the engines ends too, in the middle of its imports."""
+    code = CONTROLLER.replace('preload=("torch",)', "preload=('tests.engines.slow_import',)")
+    command = [sys.executable, "-c", code, "fork"]
+    controller = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    end = time.monotonic() + 60
+    while not (children := children_of(controller.pid)) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(1.5)
+    assert len(processes_of(children[0])) == 1
+    controller.kill()
+    controller.wait()
+    assert_group_gone(children[0], seconds=2.0)
 
 
 def test_one_rank_in_process_behaves_alike():

@@ -220,7 +220,7 @@ def check_offload(world):
 
 
 def check_tampering(world):
-    """A weight overwritten on one rank stops the next call, and the whole digests say where; moved anew, all is well."""
+    """A weight overwritten on one rank stops the next call, and the whole digests say where."""
     world.gang.call(
         "scale", {1: (SAMPLER, "model.layers.2.mlp.up_proj.weight", 1.5)}, doing="tamper", deadline_seconds=10
     )
