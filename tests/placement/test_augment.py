@@ -1,0 +1,285 @@
+"""The augmented graph: run in any order that its dependencies allow, every call finds what it needs."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.augment import AugmentedGraph, Dependency, Node, augment
+from prefect_rlhf.placement.draft import Draft
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.presets import preset
+from prefect_rlhf.placement.rows import row_transfers
+from tests.strategies import GIB, TWO_DEVICES, dpo, graphs, placed, plans, ppo, remax
+
+FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
+TWO_NODES = ClusterShape("two_nodes", 2, 2, 8 * GIB)
+WHOLE = TWO_DEVICES.whole
+
+
+class Devices:
+    """Storage of all devices, played through node by node; knows placements but no dependency and no layout rule."""
+
+    def __init__(self, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+        self.graph, self.plan = graph, plan
+        self.version: dict[ModelInstance, int] = defaultdict(int)
+        self.away = {
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy) for c in graph if (p := plan[c.name]).offload and c.role
+        }
+        self.comes_and_goes = frozenset(self.away)
+        self.rows: dict[tuple[Device, int, str, str], set[int]] = defaultdict(set)
+
+    def run(self, node: Node) -> None:
+        getattr(self, f"_{node.kind}" if node.kind in ("transfer", "reallocate", "offload", "reload") else "_call")(
+            node
+        )
+
+    def _call(self, node: Node) -> None:
+        if node.instance is not None:
+            assert node.instance not in self.away, f"{node.id} uses an instance in host memory"
+            assert self.version[node.instance] == node.reads, f"{node.id} found v{self.version[node.instance]}"
+        for device, rows in works_on(self.graph, self.plan, node.call.name).items():
+            for port in node.call.inputs:
+                if port.source in {c.name for c in self.graph}:
+                    for key in port.keys:
+                        assert rows <= self.rows[device, node.step, port.source, key], (node.id, device, key)
+        if node.kind == "train_step":
+            self.version[node.instance] = node.writes
+        for device, rows in makes(self.graph, self.plan, node.call.name).items():
+            for key in node.call.outputs:
+                self.rows[device, node.step, node.call.name, key] |= rows
+
+    def _transfer(self, node: Node) -> None:
+        for move in row_transfers(self.graph, self.plan, node.call.name, node.moves):
+            assert {move.source, move.target} <= set(node.devices)
+            for key in move.keys:
+                held = self.rows[move.source, node.step, move.producer, key]
+                assert set(move.rows) <= held, f"{node.id} sends rows that {move.source} does not hold"
+                self.rows[move.target, node.step, move.producer, key] |= set(move.rows)
+
+    def _reallocate(self, node: Node) -> None:
+        assert not {node.source, node.target} & self.away
+        assert self.version[node.source] == node.reads > self.version[node.target]
+        assert {*node.source.mesh.devices(), *node.target.mesh.devices()} == set(node.devices)
+        self.version[node.target] = node.reads
+
+    def _offload(self, node: Node) -> None:
+        assert node.instance in self.comes_and_goes - self.away
+        assert self.version[node.instance] == node.reads
+        self.away.add(node.instance)
+
+    def _reload(self, node: Node) -> None:
+        assert node.instance in self.away
+        assert self.version[node.instance] == node.reads
+        self.away.remove(node.instance)
+        beside = [i for i in self.comes_and_goes - self.away if i.mesh.overlaps(node.instance.mesh)]
+        assert {instance.role for instance in beside} == {node.instance.role}, "two offloaded roles on one device"
+
+
+def works_on(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, set[int]]:
+    """The rows each device works on, by counting: row r is in part (r // size) of its mini-batch."""
+    each, placement = graph.call(name), plan[name]
+    devices, strategy = placement.mesh.devices(), placement.strategy
+    mini_batches = each.mini_batches if each.kind == "train_step" else 1
+    size = each.num_rows // mini_batches // strategy.dp
+    return {
+        device: {row for row in range(each.num_rows) if row // size % strategy.dp == index // strategy.tp % strategy.dp}
+        for index, device in enumerate(devices)
+    }
+
+
+def makes(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, set[int]]:
+    """The rows of outputs that each device holds."""
+    worked = works_on(graph, plan, name)
+    if graph.call(name).kind != "inference":
+        return worked
+    strategy, devices = plan[name].strategy, plan[name].mesh.devices()
+    last = range(strategy.num_devices - strategy.num_devices // strategy.pp, strategy.num_devices, strategy.tp)
+    return {devices[index]: worked[devices[index]] for index in last}
+
+
+def shuffled(augmented: AugmentedGraph, chance: random.Random) -> Iterable[Node]:
+    """The nodes in any order that their dependencies allow."""
+    order = {node.id: chance.random() for node in augmented}
+    ids = nx.lexicographical_topological_sort(augmented.to_networkx(), key=order.__getitem__)
+    return [augmented.node(id) for id in ids]
+
+
+def test_calls_have_no_moves_where_nothing_moves():
+    """One device, one engine kind, nothing to bring: the augmented graph is the calls alone."""
+    cluster = ClusterShape("one", 1, 1, 8 * GIB)
+    augmented = augment(dpo(), preset("flattening", dpo(), cluster, cluster.whole), 2)
+    assert [node.id for node in augmented] == [
+        "ref_inference@0",
+        "actor_train_step@0",
+        "ref_inference@1",
+        "actor_train_step@1",
+    ]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), graphs(), st.sampled_from([FOUR_DEVICES, TWO_NODES]), st.integers(1, 4), st.randoms())
+def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster, num_steps, chance):
+    """Versions, rows and residence are right under every legal plan and every order of the dependencies."""
+    plan = data.draw(plans(graph, cluster))
+    augmented = augment(graph, plan, num_steps)
+    for order in (augmented.nodes, shuffled(augmented, chance)):
+        devices = Devices(graph, plan)
+        for node in order:
+            devices.run(node)
+        assert devices.away == devices.comes_and_goes
+    assert AugmentedGraph.from_json(augmented.to_json()) == augmented
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data(), graphs(), st.integers(1, 4), st.integers(1, 3))
+def test_groups_of_steps_hold_all_nodes_in_an_order_that_works(data, graph, num_steps, per_group):
+    augmented = augment(graph, data.draw(plans(graph, FOUR_DEVICES)), num_steps)
+    groups = augmented.in_groups(per_group)
+    done: set[str] = set()
+    for node in (node for group in groups for node in group):
+        assert set(node.depends_on) <= done
+        done.add(node.id)
+    assert len(done) == len(augmented)
+
+
+def flattened(graph: DataflowGraph, num_steps: int = 3, **offloaded: bool) -> AugmentedGraph:
+    plan = preset("flattening", graph, TWO_DEVICES, WHOLE)
+    for name, value in offloaded.items():
+        plan = placed(plan, name, offload=value)
+    return augment(graph, plan, num_steps)
+
+
+def test_titles_say_call_step_mesh_strategy_and_version():
+    augmented = flattened(ppo(), 5, ref_inference=True)
+    titles = {id: augmented.node(id).title for id in augmented.to_networkx()}
+    assert titles["actor_generate@3"] == "actor.generate · step 3 · n0:0-1 dp2 · v3"
+    assert titles["actor_train_step@3"] == "actor.train_step · step 3 · n0:0-1 dp2 · v3 → v4"
+    assert titles["ref_inference@3"] == "ref.inference · step 3 · n0:0-1 dp2 · v0"
+    assert titles["advantages@3"] == "advantages · step 3 · n0:0"
+    assert titles["transfer.advantages@3"] == "transfer → advantages · step 3 · n0:0-1"
+    assert titles["reload.ref.megatron@3"] == "ref.megatron.reload · step 3 · n0:0-1 dp2 · v0"
+    assert titles["reallocate.actor.vllm@4"] == "actor.reallocate · step 4 · megatron n0:0-1 dp2 → vllm n0:0-1 dp2 · v4"
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("actor_generate", "actor.generate"),
+        ("actor_generate_baseline", "actor.generate_baseline"),
+        ("greedy", "actor.generate (greedy)"),
+    ],
+)
+def test_a_title_has_the_calls_own_name_only_where_it_says_more(name, title):
+    graph = remax()
+    calls = tuple(replace(each, name=name) if each.name == "actor_generate_baseline" else each for each in graph)
+    ports = {"actor_generate_baseline": name}
+    calls = tuple(
+        replace(c, inputs=tuple(replace(p, source=ports.get(p.source, p.source)) for p in c.inputs)) for c in calls
+    )
+    if name == "actor_generate":
+        calls, name = graph.calls, "actor_generate"
+    augmented = flattened(replace(graph, calls=calls), 1)
+    assert augmented.node(f"{name}@0").title.startswith(f"{title} · step 0")
+
+
+def test_a_train_step_waits_for_the_reallocate_that_still_reads_what_it_overwrites():
+    node = flattened(ppo()).node("actor_train_step@1")
+    assert ("reallocate.actor.vllm@1", "overwrite") in {(d.node, d.kind) for d in node.dependencies}
+
+
+def test_a_reallocate_waits_for_all_readers_of_the_version_it_replaces():
+    node = flattened(remax()).node("reallocate.actor.vllm@1")
+    assert {d.node for d in node.dependencies if d.kind == "overwrite"} == {
+        "actor_generate@0",
+        "actor_generate_baseline@0",
+    }
+
+
+def test_version_zero_comes_from_the_checkpoint():
+    assert not [node for node in flattened(ppo()).of_step(0) if node.kind == "reallocate"]
+
+
+def test_one_transfer_serves_two_calls_that_need_the_same_rows():
+    """With two mini-batches both train_steps need other rows than were generated where they are; they move once."""
+    augmented = flattened(ppo(mini_batches=2), 1)
+    actor, critic = augmented.node("transfer.actor_train_step@0"), augmented.node("transfer.critic_train_step@0")
+    assert ("tokens" in actor.moves[0].keys, [move.producer for move in critic.moves]) == (
+        True,
+        ["advantages", "critic_inference"],
+    )
+    assert actor.id in augmented.node("critic_train_step@0").depends_on
+
+
+def test_offloaded_roles_are_on_the_devices_only_around_their_uses():
+    augmented = flattened(ppo(), 2, ref_inference=True, reward_inference=True)
+    moves = [node.id for node in augmented if node.kind in ("reload", "offload")]
+    assert moves[:4] == [
+        "reload.ref.megatron@0",
+        "offload.ref.megatron@0",
+        "reload.reward.megatron@0",
+        "offload.reward.megatron@0",
+    ]
+    assert "offload.ref.megatron@0" in augmented.node("reload.reward.megatron@0").depends_on
+
+
+def test_two_versions_that_arrive_in_one_step_have_two_ids():
+    """With staleness, generation of step 2 reads v1 and evaluation at step 2 reads v2, in one instance."""
+    ids = {node.id for node in flattened(ppo(staleness=1, evaluate_every=2), 3)}
+    assert {"reallocate.actor.vllm.v1@2", "reallocate.actor.vllm@2"} <= ids
+
+
+def test_with_staleness_the_next_generation_does_not_wait_for_training():
+    """Generation on its own device of step 2 may run while step 1 trains."""
+    graph = remax()
+    graph = replace(graph, staleness=1)
+    plan = preset("flattening", graph, TWO_DEVICES, WHOLE)
+    for name in ("actor_generate", "actor_generate_baseline", "reward_inference", "score_baseline", "advantages"):
+        plan = placed(plan, name, mesh="n0:0", dp=1)
+    plan = placed(plan, "actor_train_step", mesh="n0:1", dp=1)
+    before = nx.ancestors(augment(graph, plan, 4).to_networkx(), "actor_generate@3")
+    assert "actor_train_step@1" in before
+    assert "actor_train_step@2" not in before
+
+
+def test_every_inserted_node_says_why():
+    for node in flattened(ppo(), 2, ref_inference=True):
+        assert node.reason.endswith(".")
+        assert "\n" not in node.reason
+
+
+def test_nodes_that_wait_for_each_other_are_refused():
+    """No graph that traces gets there; whoever adds a kind of move must hear of it."""
+    draft = Draft()
+    for node in flattened(ppo(), 1):
+        draft.add(node, (0, 0, 0))
+    draft.wait("actor_generate@0", Dependency("actor_train_step@0", "overwrite"))
+    with pytest.raises(GraphError, match="actor_generate@0.* wait for each other"):
+        draft.ordered()
+
+
+def test_json_that_is_no_graph_is_refused_in_one_line():
+    with pytest.raises(InvalidInput, match=r"augmented_graph\.") as error:
+        AugmentedGraph.from_json("{}")
+    assert "\n" not in str(error.value)
+
+
+def test_nodes_out_of_order_are_refused():
+    augmented = flattened(ppo(), 1)
+    with pytest.raises(GraphError, match="does not come before it"):
+        replace(augmented, nodes=augmented.nodes[::-1])
+
+
+def test_a_mesh_is_named_once_when_another_holds_it():
+    node = flattened(ppo(), 1).node("transfer.advantages@0")
+    assert node.meshes == (DeviceMesh(0, 1, 0, 2),)
