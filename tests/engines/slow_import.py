@@ -1,0 +1,5 @@
+"""Takes long to import."""
+
+import time
+
+time.sleep(60)
