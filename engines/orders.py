@@ -23,8 +23,11 @@ Digest = Mapping[str, int]
 class RowSource(Protocol):
     """A dataset as a rank reads it: picklable by its settings, opened where it is used."""
 
-    name: str
-    keys: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keys(self) -> tuple[str, ...]: ...
 
     def __len__(self) -> int: ...
 
