@@ -1,0 +1,139 @@
+"""TRL's PPOTrainer at the work of `ppo_work.py`, in a process of its own: prints what it measured as JSON.
+
+TRL 1.12 is the last release with PPOTrainer. Everything is set in its favour where there is a choice: weights of all
+four models and the optimizer's moments in bfloat16 (no autocast, no float32 main weights), one micro-batch per
+mini-batch, no evaluation, no checkpoints, no logging to a tracker.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    TrainerCallback,
+)
+from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
+
+from benchmarks.ppo_work import PPOWork
+
+
+class Stopwatch(TrainerCallback):
+    """Seconds of each step, and within a step of generation and of the three inferences; the rest is training."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self.current: dict[str, float] = defaultdict(float)
+        self.began = 0.0
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.began = time.perf_counter()
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        now = time.perf_counter()
+        step = now - self.began
+        self.steps.append({**self.current, "train": step - sum(self.current.values()), "step": step})
+        self.current, self.began = defaultdict(float), now
+
+    @contextmanager
+    def timing(self, name: str) -> Iterator[None]:
+        """Add the block's seconds to `name` of this step."""
+        began = time.perf_counter()
+        yield
+        self.current[name] += time.perf_counter() - began
+
+    def median(self, name: str) -> float:
+        """Over all steps but the first, which warms up."""
+        return statistics.median(step.get(name, 0.0) for step in self.steps[1:])
+
+
+def watch(watch: Stopwatch, names: Callable[..., str | None], function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, timed under the name that `names` gives its first argument; not timed when that is None."""
+
+    def timed(first: Any, *rest: Any, **named: Any) -> Any:
+        name = names(first)
+        if name is None:
+            return function(first, *rest, **named)
+        with watch.timing(name):
+            return function(first, *rest, **named)
+
+    return timed
+
+
+def make_trainer(work: PPOWork) -> PPOTrainer:
+    """TRL's trainer with four models of the same folder."""
+    tokenizer = AutoTokenizer.from_pretrained(work.model, padding_side="left")
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # must not be the token that ends a response
+    policy, ref = (AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.bfloat16) for _ in range(2))
+    value, reward = (
+        AutoModelForSequenceClassification.from_pretrained(work.model, num_labels=1, dtype=torch.bfloat16)
+        for _ in range(2)
+    )
+    prompts = Dataset.from_list([{"input_ids": tokenizer(text)["input_ids"]} for text in work.prompt_texts()])
+    settings = PPOConfig(
+        output_dir=".rlhf/benchmarks/trl",
+        total_episodes=work.batch_size * (work.steps + 1),
+        per_device_train_batch_size=work.batch_size,  # with 1 accumulation: one optimizer step a mini-batch
+        gradient_accumulation_steps=1,
+        num_mini_batches=work.mini_batches,
+        num_ppo_epochs=work.epochs,
+        local_rollout_forward_batch_size=work.batch_size,
+        response_length=work.response_tokens,
+        stop_token=None,
+        temperature=1.0,
+        kl_coef=work.kl_coefficient,
+        learning_rate=work.learning_rate,
+        num_sample_generations=0,
+        bf16=False,  # the weights are bfloat16 themselves
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        eval_strategy="no",
+        disable_tqdm=True,
+        gradient_checkpointing=False,
+    )
+    return PPOTrainer(
+        args=settings,
+        processing_class=tokenizer,
+        model=policy,
+        ref_model=ref,
+        reward_model=reward,
+        value_model=value,
+        train_dataset=prompts,
+        eval_dataset=prompts.select(range(work.batch_size)),
+    )
+
+
+def measure(work: PPOWork) -> dict[str, Any]:
+    """Run the steps; return medians."""
+    torch.set_num_threads(work.threads)
+    trainer, stopwatch = make_trainer(work), Stopwatch()
+    trainer.add_callback(stopwatch)
+    scored = {id(trainer.value_model): "critic_inference", id(trainer.reward_model): "reward_inference"}
+    ppo_trainer.batch_generation = watch(stopwatch, lambda _: "actor_generate", ppo_trainer.batch_generation)
+    ppo_trainer.get_reward = watch(stopwatch, lambda model: scored[id(model)], ppo_trainer.get_reward)
+    ppo_trainer.forward = watch(
+        stopwatch, lambda model: "ref_inference" if model is trainer.ref_model else None, ppo_trainer.forward
+    )
+    trainer.train()
+    calls = ("actor_generate", "reward_inference", "ref_inference", "critic_inference", "train")
+    return {
+        "seconds_per_step": stopwatch.median("step"),
+        "seconds_per_call": {name: stopwatch.median(name) for name in calls},
+        "details": {"steps": len(stopwatch.steps)},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(PPOWork(**json.loads(sys.argv[1])))))
