@@ -24,21 +24,28 @@ class Parameter(BaseModel):
     block: ClassVar[type[Block]]
 
     path: str = Field("", description="Where it is; may be left out when `saved` is given.")
-    saved: str | None = Field(
-        None, title="Saved block", description="Name of a saved block that gives the fields left out here."
+    saved: str = Field(
+        "", title="Saved block", description="Name of a saved block for what is left empty or at its default here."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _fill_from_saved(cls, given: Any) -> Any:
-        """A block counts as its fields; a name in `saved` fills in what is not given."""
+        """A block counts as its fields; a name in `saved`, without a path, fills in what is not given.
+
+        The UI's form sends every field, so one at its default counts as not given.
+        """
         if isinstance(given, cls.block):
             return _fields(given)
         if isinstance(given, dict) and given.get("saved") and not given.get("path"):
             return _fields(_load(cls.block, given["saved"])) | {
-                key: value for key, value in given.items() if value != ""
+                key: value for key, value in given.items() if key not in cls.model_fields or value != cls._default(key)
             }
         return given
+
+    @classmethod
+    def _default(cls, field: str) -> Any:
+        return cls.model_fields[field].default
 
     @model_validator(mode="after")
     def _has_path(self) -> Parameter:

@@ -51,8 +51,8 @@ def keep(flow_run_id: str, grace_seconds: float, descriptors: tuple[int, ...], c
     return status
 
 
-def reap(flow_run_id: str, parent: int = 0) -> tuple[int, ...]:
-    """Kill every process that carries `flow_run_id` in its environment, and every child of process `parent`.
+def reap(flow_run_id: str, parent: int | None = None) -> tuple[int, ...]:
+    """Kill every process that carries `flow_run_id` in its environment, and every child of process `parent` if given.
 
     Returns the pids that are still there after a few seconds: none, unless the kernel does not let go of them.
     """
@@ -69,7 +69,7 @@ def reap(flow_run_id: str, parent: int = 0) -> tuple[int, ...]:
     return ()
 
 
-def _left_of(flow_run_id: str, parent: int) -> Iterator[int]:
+def _left_of(flow_run_id: str, parent: int | None) -> Iterator[int]:
     mark = f"PREFECT__FLOW_RUN_ID={flow_run_id}".encode()
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():

@@ -1,0 +1,138 @@
+"""Blocks as Prefect shows them, parameters as a person types them, and the names that deployments rely on."""
+
+import asyncio
+
+import pytest
+from prefect.blocks.core import Block
+from prefect.testing.standard_test_suites import BlockStandardTestSuite
+from pydantic import ValidationError
+
+from prefect_rlhf.blocks import (
+    Cluster,
+    GpuMeshWorker,
+    Model,
+    ModelBlock,
+    Preferences,
+    PreferencesBlock,
+    Prompts,
+    PromptsBlock,
+)
+from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.model import TransformerShape
+
+BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock]
+
+FIELDS = {
+    Cluster: "cluster num_nodes devices_per_node device_memory_gib kind lease_directory",
+    ModelBlock: "path head dtype new_head",
+    PromptsBlock: "path split_column split chat_template prompt_column",
+    PreferencesBlock: "path split_column split chat_template prompt_column chosen_column rejected_column",
+    Model: "path head dtype new_head saved",
+    Prompts: "path split_column split chat_template prompt_column saved",
+    Preferences: "path split_column split chat_template prompt_column chosen_column rejected_column saved",
+    GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib kind"
+    " lease_directory mesh num_devices lease_wait_seconds grace_seconds working_dir stream_output",
+}
+"""Saved blocks, deployments and work pools hold these names: renaming one breaks them."""
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+class TestBlocks(BlockStandardTestSuite):
+    """Prefect's own suite for blocks."""
+
+    @pytest.fixture
+    def block(self, request):
+        return request.param
+
+    def test_has_a_valid_image(self, block: type[Block]) -> None:
+        """No logo: Prefect takes http addresses alone, which a UI without internet cannot show."""
+        assert block._logo_url is None
+
+
+def test_the_suite_sees_every_block_of_the_room():
+    """A suite over no block would pass: each Block subclass defined here is in it."""
+
+    def ours(kind):
+        return {
+            k for sub in kind.__subclasses__() for k in (sub, *ours(sub)) if k.__module__.startswith("prefect_rlhf")
+        }
+
+    assert ours(Block) == set(BLOCKS)
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=lambda kind: kind.__name__)
+def test_field_names_are_kept(kind):
+    """Field names are as saved blocks, deployments and work pools have them."""
+    assert set(kind.model_fields) == set(FIELDS[kind].split())
+
+
+def test_every_job_variable_has_a_title_and_a_description_and_a_plain_type():
+    """The form shows words for each field, and no field is nullable, which Prefect's form and templates mishandle."""
+    properties = GpuMeshWorker.get_default_base_job_template()["variables"]["properties"]
+    assert all(field["title"] and field["description"].endswith(".") for field in properties.values())
+    assert [name for name, field in properties.items() if "type" not in field] == []
+
+
+def test_job_template_passes_every_variable_on():
+    """Each variable of the form reaches the configuration under its own name."""
+    template = GpuMeshWorker.get_default_base_job_template()
+    names = set(template["variables"]["properties"])
+    assert {name: "{{ " + name + " }}" for name in names} == template["job_configuration"]
+
+
+@pytest.mark.parametrize("kind", [Model, Prompts, Preferences])
+@pytest.mark.parametrize("given", [{"path": "x", "pth": "y"}, {}, {"path": ""}, {"path": 3}, "x", None])
+def test_bad_parameters_are_refused(kind, given):
+    """A misspelt key, no path, a path of another type: a validation error, before anything runs."""
+    with pytest.raises(ValidationError):
+        kind.model_validate(given)
+
+
+def test_parameters_are_frozen():
+    """A run cannot change what it was given."""
+    with pytest.raises(ValidationError):
+        Model(path="x").path = "y"  # type: ignore[misc]
+
+
+def test_a_saved_block_gives_what_is_left_out(monkeypatch):
+    """`saved` fills what is not given; what differs from its default stays as typed."""
+    block = ModelBlock(path="models/big", head="scalar", dtype="float32", new_head=True)
+    monkeypatch.setattr(ModelBlock, "load", lambda name, **_: block if name == "big" else None)
+    expected = Model(path="models/big", head="scalar", dtype="float32", new_head=True, saved="big")
+    assert expected == Model(saved="big")
+    typed_in_form = {"path": "", "head": "lm", "dtype": "bfloat16", "new_head": False, "saved": "big"}
+    assert expected == Model.model_validate(typed_in_form)
+    assert Model(saved="big", path="models/own") == Model(path="models/own", saved="big")
+
+
+def test_a_block_is_taken_as_its_values():
+    """Prefect's own references to blocks arrive as block objects."""
+    block = PromptsBlock(path="p.parquet", split="held_out")
+    assert Prompts(path="p.parquet", split="held_out") == Prompts.model_validate(block)
+
+
+def test_values_of_the_graph():
+    """A pair is two rows, a prompt one; a model keeps what was typed."""
+    shape = TransformerShape(64, 128, 2, 4, 2, 16, 512, 128, 1e4, 1e-5, True)
+    spec = Model(path="m", head="scalar", new_head=True).to_spec("critic", shape)
+    assert (spec.role, spec.path, spec.head, spec.dtype, spec.new_head) == ("critic", "m", "scalar", "bfloat16", True)
+    assert (
+        Preferences(path="p").to_spec("a", 3).rows_per_item,
+        Prompts(path="p").to_spec("b", 3).rows_per_item,
+    ) == (2, 1)
+
+
+def test_a_cluster_is_a_shape_in_bytes():
+    """GiB become bytes, and a name that is no folder name is refused."""
+    assert Cluster(device_memory_gib=1.5).shape.device_memory_bytes == (1 << 30) * 3 // 2
+    with pytest.raises(ValidationError):
+        Cluster(cluster="../elsewhere")
+
+
+def test_a_misspelt_job_variable_is_refused():
+    """Prefect ignores job variables that a pool does not have; this worker names them."""
+    template = GpuMeshWorker.get_default_base_job_template()
+    configuration = GpuMeshWorker.job_configuration
+    with pytest.raises(InvalidInput, match="job_variables: got 'clutser', expected one of cluster"):
+        asyncio.run(configuration.from_template_and_values(template, {"clutser": "x"}, client=None))

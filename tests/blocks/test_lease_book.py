@@ -1,0 +1,213 @@
+"""Leases: what real processes may hold at the same time, and what a dead one still holds."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_rlhf.blocks.lease import LeaseTimeout, lease
+from prefect_rlhf.blocks.lease_book import Busy, HeldMesh, Holder, LeaseBook
+from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
+
+GIB = 1 << 30
+DESK = ClusterShape("desk", 1, 2, GIB)
+NODE = ClusterShape("node", 1, 8, GIB)
+RACK = ClusterShape("rack", 3, 4, GIB)
+ME = Holder("id-1", "ppo/amber-fox", 1, "2026-01-01T10:32:00")
+
+
+@given(wants=st.lists(st.tuples(st.sampled_from([1, 2, 4, 8, 12]), st.booleans()), max_size=12))
+def test_no_device_is_held_twice_and_no_free_mesh_is_refused(tmp_path_factory, wants):
+    """For any sequence of acquire and release: held meshes are disjoint and legal; Busy only when none fits."""
+    book = LeaseBook(tmp_path_factory.mktemp("leases"), RACK)
+    held: list[HeldMesh] = []
+    for size, release_oldest in wants:
+        if release_oldest and held:
+            held.pop(0).release()
+        taken = {device for one in held for device in one.mesh.devices()}
+        answer = book.acquire(size, ME)
+        if isinstance(answer, Busy):
+            assert all(set(mesh).intersection(taken) for mesh in _meshes_by_hand(size))
+        else:
+            assert taken.isdisjoint(answer.mesh.devices())
+            assert tuple(answer.mesh.devices()) in _meshes_by_hand(size)
+            held.append(answer)
+    for one in held:
+        one.release()
+
+
+def _meshes_by_hand(size):
+    """Every legal mesh of RACK with `size` devices, written out without the subject's arithmetic."""
+    nodes = [[Device(node, index) for index in range(4)] for node in range(3)]
+    slices = {1: [[0], [1], [2], [3]], 2: [[0, 1], [2, 3]], 4: [[0, 1, 2, 3]]}
+    if size in slices:
+        return [tuple(node[index] for index in part) for node in nodes for part in slices[size]]
+    return {8: [tuple(nodes[0] + nodes[1]), tuple(nodes[1] + nodes[2])], 12: [tuple(sum(nodes, []))]}[size]
+
+
+def test_small_leases_leave_large_blocks_whole(tmp_path):
+    """Buddies fill up first: after 1 + 1 + 2 devices, half of an eight-device node can still be had."""
+    book = LeaseBook(tmp_path, NODE)
+    meshes = [book.acquire(size, ME).mesh.name for size in (1, 2, 1, 4)]
+    assert meshes == ["n0:0", "n0:2-3", "n0:1", "n0:4-7"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "wanted", "field"),
+    [
+        (DESK, "n0:0-7", "mesh"),
+        (DESK, "n1:0-1", "mesh"),
+        (NODE, "n0:1-2", "mesh"),
+        (NODE, "n0:0-2", "mesh"),
+        (NODE, "everything", "mesh"),
+        (NODE, 3, "num_devices"),
+        (NODE, 16, "num_devices"),
+        (RACK, 6, "num_devices"),
+        (DESK, 0, "num_devices"),
+        (DESK, -1, "num_devices"),
+    ],
+)
+def test_what_a_cluster_can_never_give_is_invalid_not_busy(tmp_path, cluster, wanted, field):
+    """Impossible is an error that names the field; waiting for it would never end."""
+    with pytest.raises(InvalidInput) as error:
+        LeaseBook(tmp_path, cluster).acquire(wanted, ME)
+    assert field == error.value.field
+
+
+def test_a_refusal_names_the_holders(tmp_path):
+    """Who waits is told who holds what since when, each holder once."""
+    book = LeaseBook(tmp_path, DESK)
+    held = book.acquire("n0:0-1", ME)
+    assert str(book.acquire("n0:1", ME)) == "waiting for n0:1 of cluster desk: held by ppo/amber-fox since 10:32"
+    held.release()
+    held.release()
+    assert isinstance(book.acquire("n0:1", ME), HeldMesh)
+
+
+def test_a_refused_mesh_holds_nothing(tmp_path):
+    """All or nothing: the free half of a refused mesh stays free."""
+    book = LeaseBook(tmp_path, DESK)
+    one = book.acquire("n0:1", ME)
+    assert isinstance(book.acquire("n0:0-1", ME), Busy)
+    assert isinstance(book.acquire("n0:0", ME), HeldMesh)
+    one.release()
+
+
+def _hold(folder, ready):
+    LeaseBook(folder, DESK).acquire("n0:0-1", Holder.now("id-2", "ppo/dead-horse"))
+    ready.set()
+    time.sleep(60)
+
+
+def test_a_killed_holder_holds_nothing(tmp_path):
+    """kill -9 frees the devices at once; nobody has to clean up."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=_hold, args=(tmp_path, ready))
+    process.start()
+    assert ready.wait(30)
+    book = LeaseBook(tmp_path, DESK)
+    assert isinstance(book.acquire(1, ME), Busy)
+    process.kill()
+    process.join()
+    assert isinstance(book.acquire(2, ME), HeldMesh)
+
+
+def test_a_child_with_the_descriptors_keeps_the_devices(tmp_path):
+    """The worker's death frees nothing while the flow run's process lives."""
+    book = LeaseBook(tmp_path, DESK)
+    held = book.acquire("n0:0", ME)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=held.descriptors)
+    held.release()
+    assert isinstance(book.acquire("n0:0", ME), Busy)
+    child.kill()
+    child.wait()
+    assert isinstance(book.acquire("n0:0", ME), HeldMesh)
+
+
+def _increment_often(folder, counter, times):
+    for _ in range(times):
+        with lease(DESK, 2, directory=folder, wait_seconds=60, say=lambda _: None):
+            value = int(counter.read_text())
+            time.sleep(0.001)
+            counter.write_text(str(value + 1))
+
+
+def test_processes_that_compete_take_turns(tmp_path):
+    """Four processes increment a file under the lease; no increment is lost."""
+    counter = tmp_path / "counter"
+    counter.write_text("0")
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_increment_often, args=(tmp_path, counter, 5)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert counter.read_text() == "20"
+
+
+def test_waiting_ends_and_says_why(tmp_path):
+    """A lease that is not free in time is an error that names its holder; meanwhile it was said."""
+    said = []
+    with lease(DESK, 2, directory=tmp_path, flow_run="first run"):
+        start = time.monotonic()
+        with (
+            pytest.raises(LeaseTimeout, match="held by first run since .*; gave up after 0.6 s"),
+            lease(DESK, 1, directory=tmp_path, wait_seconds=0.6, say=said.append),
+        ):
+            pass
+        assert 0.5 < time.monotonic() - start < 5
+    assert len(said) == 1
+
+
+def test_a_stopped_searcher_does_not_hang_others(tmp_path, monkeypatch):
+    """A process frozen inside the book (SIGSTOP) costs others a bounded wait and an error that says where."""
+    monkeypatch.setattr("prefect_rlhf.blocks.lease_book.BOOK_LOCK_SECONDS", 0.3)
+    book = LeaseBook(tmp_path, DESK)
+    book.directory.mkdir(parents=True)
+    code = (
+        f"import fcntl,os; f=os.open({str(book.directory / 'book.lock')!r}, os.O_RDWR|os.O_CREAT)\nfcntl.flock(f, 2)\n"
+    )
+    frozen = subprocess.Popen(
+        [sys.executable, "-c", code + "print(flush=True); import time; time.sleep(60)"], stdout=-1
+    )
+    assert frozen.stdout is not None
+    frozen.stdout.readline()
+    os.kill(frozen.pid, signal.SIGSTOP)
+    with pytest.raises(Exception, match="book.lock: locked"):
+        book.acquire(1, ME)
+    frozen.kill()
+    frozen.wait()
+
+
+def test_a_lease_survives_the_environment_and_guards_its_devices():
+    """What the worker writes is what the flow run's process reads; a device beside it is refused by name."""
+    mesh = DeviceMesh.parse("n0:2-3")
+    given = Lease("pool", "8c1f", NODE, mesh, mesh.devices(), "cuda")
+    assert given == Lease.from_environment({"RLHF_LEASE": given.to_json()})
+    assert Lease.from_environment({}) is None
+    given.require(DeviceMesh.parse("n0:3"), "actor.generate")
+    with pytest.raises(DeviceOutsideLease, match="actor.generate: n0:1 is outside lease 8c1f"):
+        given.require(DeviceMesh.parse("n0:1"), "actor.generate")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"pool": 1}'])
+def test_a_broken_lease_is_invalid_input(text):
+    """A variable set by hand to something else is named, not a traceback."""
+    with pytest.raises(InvalidInput, match="RLHF_LEASE"):
+        Lease.from_json(text)
+
+
+def test_default_folder_is_in_the_home():
+    """Runs of one user on one machine meet in the same folder without being told."""
+    book = LeaseBook(Path("~/leases"), DESK)
+    assert Path.home() / "leases" / "desk" == book.directory
