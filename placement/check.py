@@ -8,7 +8,7 @@ from types import MappingProxyType
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.instances import instances
-from prefect_rlhf.placement.layout import padded_vocabulary
+from prefect_rlhf.placement.layout import split_by_tp
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
@@ -97,14 +97,7 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
     shape, tp, pp = model.shape, placement.strategy.tp, placement.strategy.pp
-    divided = {
-        "attention heads": shape.num_attention_heads,
-        "key-value heads": shape.num_kv_heads,
-        "columns of the feed-forward layer": shape.intermediate_size,
-    }
-    vllm = placement.engine == "vllm"
-    divided["tokens of the (padded) vocabulary"] = padded_vocabulary(model) if vllm else shape.vocab_size
-    for what, count in divided.items():
+    for what, count in split_by_tp(model, placement.engine).items():
         if count % tp:
             yield InvalidInput(_field(call.name, "tp"), tp, f"a divisor of the {count} {what} of {model.role}")
     if shape.num_layers % pp:

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.parameters import Parameter, parameters
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 Region = tuple[tuple[int, int], ...]
@@ -49,23 +49,37 @@ def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]
     `ranks` are in the mesh's order. The first stage has the embedding, the last the final norm and the output; with
     tied embeddings and a language-model head the last stage has a copy of the embedding too.
     """
-    _divides("tp", strategy.tp, {"tokens of the vocabulary": model.shape.vocab_size, **_split_sizes(model)})
+    _divides("tp", strategy.tp, split_by_tp(model, "megatron"))
     _divides("pp", strategy.pp, {"layers": model.shape.num_layers})
     return _layout(model, strategy, ranks, model.shape.vocab_size)
 
 
 def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
     """As Megatron's without pp; the vocabulary is padded before it is split, so the last rank may hold less of it."""
-    padded = padded_vocabulary(model)
-    _divides("tp", strategy.tp, {"tokens of the padded vocabulary": padded, **_split_sizes(model)})
+    _divides("tp", strategy.tp, split_by_tp(model, "vllm"))
     if strategy.pp != 1:
         raise InvalidInput("pp", strategy.pp, "1: vllm runs no pipeline here")
-    return _layout(model, strategy, ranks, padded)
+    return _layout(model, strategy, ranks, padded_vocabulary(model))
 
 
 def padded_vocabulary(model: ModelSpec) -> int:
     """The rows of vLLM's embedding, over all tp ranks."""
     return -(-model.shape.vocab_size // VLLM_VOCAB_MULTIPLE) * VLLM_VOCAB_MULTIPLE
+
+
+def split_by_tp(model: ModelSpec, engine: EngineKind) -> dict[str, int]:
+    """What tensor parallelism cuts evenly, with its count: a legal tp divides each."""
+    shape = model.shape
+    if engine == "vllm":
+        vocabulary = {"tokens of the padded vocabulary": padded_vocabulary(model)}
+    else:
+        vocabulary = {"tokens of the vocabulary": shape.vocab_size}
+    return {
+        "attention heads": shape.num_attention_heads,
+        "key-value heads": shape.num_kv_heads,
+        "columns of the feed-forward layer": shape.intermediate_size,
+        **vocabulary,
+    }
 
 
 def _layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...], padded_vocab: int) -> Layout:
@@ -103,15 +117,6 @@ def _on_stage(parameter: Parameter, at: Coordinate, strategy: Strategy, model: M
     if parameter.name == "model.embed_tokens.weight":
         return at.pp == 0 or (at.pp == last and model.head == "lm" and model.shape.tied_embeddings)
     return at.pp == last
-
-
-def _split_sizes(model: ModelSpec) -> dict[str, int]:
-    shape = model.shape
-    return {
-        "attention heads": shape.num_attention_heads,
-        "key-value heads": shape.num_kv_heads,
-        "columns of the feed-forward layer": shape.intermediate_size,
-    }
 
 
 def _divides(axis: Literal["tp", "pp"], degree: int, counts: Mapping[str, int]) -> None:

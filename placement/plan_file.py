@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,8 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in ("plan", *first["loc"]))
-        raise InvalidInput(field, *_seen_and_expected(first["type"], first["input"], first["msg"])) from error
+        keys = PlanFile.model_fields if len(first["loc"]) == 1 else CallEntry.model_fields
+        raise InvalidInput(field, *_seen_and_expected(first["type"], first["input"], first["msg"], keys)) from error
     placements = tuple((name, entry.placement(f"plan.calls.{name}", cluster)) for name, entry in file.calls.items())
     return ExecutionPlan(file.name, cluster, placements)
 
@@ -126,9 +128,9 @@ def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any,
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_twins)
 
 
-def _seen_and_expected(kind: str, seen: Any, message: str) -> tuple[Any, str]:
+def _seen_and_expected(kind: str, seen: Any, message: str, keys: Iterable[str]) -> tuple[Any, str]:
     if kind == "extra_forbidden":
-        return seen, f"no such key; the keys are {', '.join(CallEntry.model_fields)}"
+        return seen, f"no such key; the keys are {', '.join(keys)}"
     if kind == "missing":
         return None, "a value; this key is required"
     return seen, message.removeprefix("Input should be ")

@@ -28,6 +28,16 @@ SMALL = TransformerShape(
     rms_norm_eps=1e-5,
     tied_embeddings=True,
 )
+SMOLLM2 = replace(
+    SMALL,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_layers=30,
+    num_attention_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+)
 TWO_DEVICES = ClusterShape("embedded", 1, 2, 8 * GIB)
 ROLLOUT = ("tokens", "prompt_length", "logprobs")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import networkx as nx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augment import AugmentedGraph, Dependency, Node, augment
@@ -127,7 +127,7 @@ def test_calls_have_no_moves_where_nothing_moves():
     ]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(st.data(), graphs(), st.sampled_from([FOUR_DEVICES, TWO_NODES]), st.integers(1, 4), st.randoms())
 def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster, num_steps, chance):
     """Versions, rows and residence are right under every legal plan and every order of the dependencies."""
@@ -141,7 +141,7 @@ def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster,
     assert AugmentedGraph.from_json(augmented.to_json()) == augmented
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40)
 @given(st.data(), graphs(), st.integers(1, 4), st.integers(1, 3))
 def test_groups_of_steps_hold_all_nodes_in_an_order_that_works(data, graph, num_steps, per_group):
     augmented = augment(graph, data.draw(plans(graph, FOUR_DEVICES)), num_steps)
