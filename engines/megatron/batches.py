@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Sequences
+from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.placement.errors import InvalidInput
 
 
@@ -21,7 +22,15 @@ class MicroBatch:
 
     rows: Tensor
     sequences: Sequences
+    packing: Packing
     width: int  # T of the whole replica, so that outputs line up with the batch's columns
+
+    @property
+    def input_ids(self) -> Tensor:
+        """What the model is given: [1, N] packed tokens, or [b, S] where the packing keeps padding."""
+        if self.packing.keeps_padding:
+            return self.sequences.tokens_BS
+        return self.sequences.tokens_BS.t().flatten()[self.packing.token_N][None]
 
     def response_index(self) -> tuple[Tensor, Tensor]:
         """(row, t) of each of the N response tokens."""
@@ -45,9 +54,9 @@ def mini_batch_rows(num_rows: int, mini_batches: int) -> list[Tensor]:
 def micro_batches(
     sequences: Sequences, rows: Tensor, count: int, rows_per_item: int = 1, equal_shapes: bool = False
 ) -> list[MicroBatch]:
-    """Cut `rows` into at most `count` micro-batches of whole items, rows of like length together to save padding.
+    """Cut `rows` into at most `count` micro-batches of whole items, rows of like length together.
 
-    With `equal_shapes` (pipelines) all have as many rows and the same padded length.
+    With `equal_shapes` (pipelines) all have as many rows and are padded to the same length; else padding is left out.
     """
     items = rows.view(-1, rows_per_item)
     if equal_shapes and items.shape[0] % count:
@@ -63,7 +72,8 @@ def _micro_batch(sequences: Sequences, rows: Tensor, width: int, padded_length: 
     lengths = sequences.lengths_B[rows]
     longest = padded_length or int(lengths.max())
     picked = Sequences(sequences.tokens_BS[rows, :longest], sequences.prompt_lengths_B[rows], lengths)
-    return MicroBatch(rows, picked, width)
+    packing = Packing.of(lengths, longest, keep_padding=padded_length is not None)
+    return MicroBatch(rows, picked, packing, width)
 
 
 def on_device(sequences: Sequences, device: torch.device) -> Sequences:

@@ -27,7 +27,7 @@ from prefect_rlhf.engines.megatron.residency import Parked, num_bytes
 from prefect_rlhf.engines.orders import BuildOrder
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
-"""What the last stage makes of a micro-batch's hidden states [S, b, H]."""
+"""What the last stage makes of a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
 
 
 class MegatronEngine:
@@ -116,16 +116,16 @@ class MegatronEngine:
         in_pipeline = self._groups.strategy.pp > 1
         return micro_batches(sequences, rows, count, rows_per_item, equal_shapes=in_pipeline)
 
-    def _output(self, hidden_SbH: Tensor, micro: MicroBatch, *, output: Output, temperature: float) -> Tensor:
+    def _output(self, hidden: Tensor, micro: MicroBatch, *, output: Output, temperature: float) -> Tensor:
         """Log-probabilities or values [b, T] of the response tokens, or scores [b]."""
-        weight = head_weight(self._model)
-        sequences = micro.sequences
+        weight, sequences, place_SB = head_weight(self._model), micro.sequences, micro.packing.place_SB
+        packed_NH = hidden.flatten(0, 1)
         if output == "scores":
             last_b = sequences.lengths_B - 1
-            return token_values(hidden_SbH[last_b, torch.arange(len(sequences), device=last_b.device)], weight)
+            return token_values(packed_NH[place_SB[last_b, torch.arange(len(sequences), device=last_b.device)]], weight)
         row_N, t_N = micro.response_index()
         position_N = sequences.prompt_lengths_B[row_N] + t_N
-        hidden_NH = hidden_SbH[position_N - 1, row_N]
+        hidden_NH = packed_NH[place_SB[position_N - 1, row_N]]
         if output == "values":
             values_N = token_values(hidden_NH, weight)
         else:
@@ -140,8 +140,8 @@ class MegatronEngine:
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
         self._wrapped.zero_grad_buffer()
 
-        def terms(hidden_SbH: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            output = self._output(hidden_SbH, micro, output=settings.output, temperature=settings.temperature)
+        def terms(hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+            output = self._output(hidden, micro, output=settings.output, temperature=settings.temperature)
             found = loss(output, micro.columns(columns))
             sums = {"loss": found.total, "weight": found.weight, **found.metrics}
             one = torch.ones((), dtype=torch.int)  # Megatron's count of tokens, which is not used
@@ -156,8 +156,8 @@ class MegatronEngine:
 
         def forward(data: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Any]:
             micro = next(data)
-            hidden_SbH = model(micro.sequences.tokens_BS, None, None)
-            return hidden_SbH, lambda hidden, **_: from_hidden(hidden, micro)
+            hidden = model(micro.input_ids, None, None, packed_seq_params=micro.packing)
+            return hidden, lambda hidden, **_: from_hidden(hidden, micro)
 
         stored: list[Any] = get_forward_backward_func(self._groups.strategy.pp, None)(
             forward_step_func=forward,

@@ -18,6 +18,7 @@ from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron import cpu_kernels
+from prefect_rlhf.engines.megatron.packing import Packing
 
 
 class Rotary:
@@ -42,15 +43,17 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
         super().__init__(*args, **options)
         self._rotary = rotary
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor | None]:
-        """[S, B, H] to [S, B, H]."""
+    def forward(
+        self, hidden_states: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """[S, B, H] or packed [N, 1, H] to the same shape. Megatron hands the packing through under its own name."""
         qkv, _ = self.linear_qkv(hidden_states)
-        length, num_rows = qkv.shape[:2]
+        qkv_SBW = packed_seq_params.spread(qkv.flatten(0, 1))
         groups, dim = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
-        qkv_SBGXD = qkv.view(length, num_rows, groups, -1, dim)
-        cos, sin = self._rotary.tables(length, qkv)
-        mixed = attend(qkv_SBGXD, cos, sin)
-        return cast(tuple[Tensor, Tensor | None], self.linear_proj(mixed.flatten(2)))
+        cos, sin = self._rotary.tables(qkv_SBW.shape[0], qkv)
+        mixed = attend(qkv_SBW.unflatten(2, (groups, -1, dim)), cos, sin)
+        packed = packed_seq_params.pack(mixed.flatten(2)).view(*hidden_states.shape[:2], -1)
+        return cast(tuple[Tensor, Tensor | None], self.linear_proj(packed))
 
 
 class NoCoreAttention(torch.nn.Module):

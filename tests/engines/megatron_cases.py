@@ -13,6 +13,7 @@ from prefect_rlhf.engines.engine import LossTerms, Sequences, TrainSettings
 from prefect_rlhf.engines.huggingface import read_model_spec
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.engines.megatron.model import head_weight
+from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.orders import BuildOrder
 from prefect_rlhf.placement.layout import Layout
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -114,7 +115,9 @@ def infer(rank: int, case: Case, output: str, micro_batches: int, temperature: f
 def logits(rank: int, case: Case):
     """This rank's slice of the logits [B, S, V / tp] on the last stage of a pipeline of one."""
     engine = case.build(rank)
-    hidden = engine._model(make_rows(8)[0].tokens_BS, None, None)
+    tokens = make_rows(8)[0].tokens_BS
+    padded = Packing.of(torch.full((8,), tokens.shape[1]), tokens.shape[1], keep_padding=True)
+    hidden = engine._model(tokens, None, None, packed_seq_params=padded)
     return (hidden @ head_weight(engine._model).t()).transpose(0, 1).detach().numpy()
 
 
