@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import floor, log10
 from types import MappingProxyType
+
+import networkx as nx
 
 WIDTH = 1200
 LEFT, RIGHT, TOP = 64, 16, 44
@@ -67,17 +69,28 @@ def _device_key(device: str) -> tuple[tuple[int, ...], str]:
 
 
 def _placed(bars: Sequence[Bar], lanes: Sequence[str]) -> Iterator[tuple[Bar, int, int, int, int]]:
-    """Each bar with first and last lane of every unbroken run of its lanes, its row there, and the number of rows."""
-    order = sorted(bars, key=lambda bar: (bar.start, bar.end, bar.title))
+    """Each bar with first and last lane of every unbroken run of its lanes, its row there, and the number of rows.
+
+    A bar that shares its time with others on some device has a row of its own in each lane.
+    """
+    order = sorted(set(bars), key=lambda bar: (bar.start, bar.end, bar.title, bar.devices))
     rows = _rows(order)
-    for bar in order:
-        together = {other: rows[other] for other in order if _touch(bar, other)}
-        count = 1 + max(together.values())
-        indices = sorted(lanes.index(device) for device in set(bar.devices))
-        starts = [indices[0], *(b for a, b in pairwise(indices) if b != a + 1)]
-        ends = [*(a for a, b in pairwise(indices) if b != a + 1), indices[-1]]
-        for first, last in zip(starts, ends, strict=True):
-            yield bar, first, last, rows[bar], count
+    beside: nx.Graph[Bar] = nx.Graph()
+    beside.add_nodes_from(order)
+    beside.add_edges_from((one, other) for one, other in combinations(order, 2) if _touch(one, other))
+    for together in nx.connected_components(beside):
+        count = 1 + max(rows[bar] for bar in together)
+        for bar in sorted(together, key=order.index):
+            indices = sorted(lanes.index(device) for device in set(bar.devices))
+            for first, last in _runs(indices) if count == 1 else zip(indices, indices, strict=True):
+                yield bar, first, last, rows[bar], count
+
+
+def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of consecutive numbers."""
+    starts = [indices[0], *(after for before, after in pairwise(indices) if after != before + 1)]
+    ends = [*(before for before, after in pairwise(indices) if after != before + 1), indices[-1]]
+    yield from zip(starts, ends, strict=True)
 
 
 def _rows(order: Sequence[Bar]) -> dict[Bar, int]:
@@ -91,7 +104,7 @@ def _rows(order: Sequence[Bar]) -> dict[Bar, int]:
 
 def _touch(one: Bar, other: Bar) -> bool:
     overlap = one.start < other.end and other.start < one.end
-    return one is other or (overlap and not set(one.devices).isdisjoint(other.devices))
+    return overlap and not set(one.devices).isdisjoint(other.devices)
 
 
 def _box(first: int, last: int, row: int, rows: int) -> tuple[float, float]:
