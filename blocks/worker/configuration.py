@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 
+PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "7"}  # waits 2, 4, ... 128 s: a server away for four minutes costs no run
+
+
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """What the worker needs to know of a flow run."""
@@ -79,7 +82,9 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
             pool=work_pool.name if work_pool else "",
             dry_run=flow_run.parameters.get("dry_run") is True,
         )
-        self.env = {name: value for name, value in {**os.environ, **self.env}.items() if name not in taken_away}
+        self.env = {
+            name: value for name, value in {**PATIENCE, **os.environ, **self.env}.items() if name not in taken_away
+        }
 
     @property
     def arguments(self) -> list[str]:

@@ -1,0 +1,181 @@
+"""A real Prefect server with a gpu-mesh pool, deployments of the toy flow and a worker, all in a temporary folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PREFECT = Path(sys.executable).with_name("prefect")
+DEPLOYMENTS = {"whole": {"mesh": "n0:0-1"}, "half": {"num_devices": 1}, "outside": {"mesh": "n0:0-7"}}
+FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+
+
+class PrefectSite:
+    """Commands and looks at one server. Every wait has a limit."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = os.environ | {
+            "PREFECT_HOME": str(folder / "home"),
+            "PREFECT_API_URL": self.api,
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_CLI_PROMPT": "false",
+        }
+
+    def start_server(self) -> None:
+        self._start("server", "server", "start", "--host", "127.0.0.1", "--port", str(self.port))
+        self.until(self._is_healthy, 90)
+
+    def start_worker(self) -> None:
+        self._start("worker", "worker", "start", "--pool", "mesh", "--name", "tester")
+        self.until(lambda: b"started!" in (self.folder / "worker.log").read_bytes(), 60)
+
+    def deploy(self) -> None:
+        """Write a prefect.yaml of the toy flow, as a user would, and deploy it."""
+        shutil.copy(Path(__file__).with_name("toy_flow.py"), self.folder / "toy_flow.py")
+        common = {"cluster": "toy", "lease_directory": str(self.folder / "leases"), "grace_seconds": 2}
+        deployments = [
+            {
+                "name": name,
+                "entrypoint": "toy_flow.py:toy",
+                "work_pool": {"name": "mesh", "job_variables": common | extra},
+                "parameters": {"out": str(self.folder / f"{name}.json")},
+                "enforce_parameter_schema": True,
+            }
+            for name, extra in DEPLOYMENTS.items()
+        ]
+        (self.folder / "prefect.yaml").write_text(json.dumps({"name": "toy", "deployments": deployments}))
+        self.prefect("work-pool", "create", "mesh", "--type", "gpu-mesh")
+        self.prefect("deploy", "--all")
+
+    def prefect(self, *arguments: str) -> str:
+        """Run the command line; returns its output."""
+        command = [str(PREFECT), *arguments]
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run(self, deployment: str, **parameters: Any) -> str:
+        """Ask for a flow run; returns its id."""
+        found = self.ask(f"/deployments/name/rlhf/{deployment}")
+        return self.ask(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"]
+
+    def state(self, run: str) -> dict[str, Any]:
+        return self.ask(f"/flow_runs/{run}")["state"]
+
+    def until_state(self, run: str, wanted: str, seconds: float = 60) -> dict[str, Any]:
+        """Wait for a state type or name; fails at once on another final state."""
+
+        def reached() -> bool:
+            state = self.state(run)
+            assert state["type"] not in FINAL - {wanted}, state
+            return wanted in (state["type"], state["name"])
+
+        self.until(reached, seconds)
+        return self.state(run)
+
+    def unfinished_tasks(self) -> list[str]:
+        """Names of all task runs that have no final state."""
+        task_runs = self.ask("/task_runs/filter", {"limit": 200})
+        return [run["name"] for run in task_runs if run["state_type"] not in FINAL]
+
+    def left_of(self, run: str) -> list[int]:
+        """Processes that carry the run's id."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"PREFECT__FLOW_RUN_ID={run}".encode() in (process / "environ").read_bytes():
+                    found.append(int(process.name))
+            except OSError:
+                continue
+        return found
+
+    def ask(self, path: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.api + path, data, {"content-type": "application/json"})
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=20) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != 503 or time.monotonic() > deadline:  # 503: its database is locked for a moment
+                    raise
+            time.sleep(0.5)
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> float:
+        """Wait for `condition`; returns the seconds it took."""
+        start = time.monotonic()
+        while not condition():
+            assert time.monotonic() - start < seconds, self.log()[-3000:]
+            time.sleep(0.2)
+        return time.monotonic() - start
+
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in self.folder.glob("worker.log"))
+
+    def signal_worker(self, number: int) -> None:
+        """Signal the worker's own process and wait until it is gone."""
+        worker = self.processes.pop("worker")
+        worker.send_signal(number)
+        worker.wait(30)
+
+    def close(self) -> None:
+        for name in ("worker", "server"):
+            if process := self.processes.pop(name, None):
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait(10)
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [str(PREFECT), *arguments],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _is_healthy(self) -> bool:
+        try:
+            return bool(self.ask("/health"))
+        except (urllib.error.URLError, OSError):
+            return False
+
+
+@contextmanager
+def prefect_site(folder: Path) -> Iterator[PrefectSite]:
+    """Everything up; whatever happens, everything down again."""
+    site = PrefectSite(folder)
+    try:
+        site.start_server()
+        site.deploy()
+        site.start_worker()
+        yield site
+    finally:
+        site.close()
