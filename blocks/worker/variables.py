@@ -21,7 +21,7 @@ class MeshFields(ClusterFields):
         0, title="Number of devices", ge=0, description="Lease any aligned mesh of that size; 0 is the whole cluster."
     )
     lease_wait_seconds: float = Field(
-        86400.0, title="Longest wait (s)", ge=0, description="A run that cannot have its mesh by then has crashed."
+        86400.0, title="Longest wait (s)", ge=0, description="A run that cannot have its mesh by then fails."
     )
     grace_seconds: float = Field(
         5.0, title="Grace (s)", ge=0, le=60, description="Time that a stopped flow run has before it is killed."
