@@ -13,13 +13,7 @@ from prefect_rlhf.tasks.settings import Settings
 
 @computation()
 def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
-    """Share of pairs whose chosen answer has the higher score (a tie is a half), and by how much on average.
-
-    >>> import torch
-    >>> scores = Batch({"scores": [torch.tensor(score) for score in (2.0, 1.0, 0.0, 3.0)]})
-    >>> pair_accuracy.function(scores, Settings()).metrics
-    {'accuracy': 0.5, 'margin': -1.0, 'score': 1.5}
-    """
+    """Share of pairs whose chosen answer has the higher score (a tie is a half), and by how much on average."""
     scores_B = scores["scores"].float()
     margins_P = scores_B[0::2] - scores_B[1::2]
     accuracy_P = (margins_P > 0).float() + 0.5 * (margins_P == 0).float()
