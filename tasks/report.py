@@ -22,6 +22,7 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.timeline import Bar, timeline_svg
 from prefect_rlhf.tasks.dispatch import Outcome
 from prefect_rlhf.tasks.journal import Journal, Span
+from prefect_rlhf.tasks.publish import publish
 
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
 ROWS_SHOWN = 50
@@ -43,14 +44,15 @@ class Report:
         graph, plan = self.augmented.graph, self.augmented.plan
         self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
         self._log.info("graph of one step:\n%s", graph_text(self.augmented))
-        create_table_artifact(plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
+        publish(create_table_artifact, plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
 
     def started(self, journal: Journal) -> None:
         """Show where the run's files are, and a bar that moves."""
         self._journal = journal
         self._log.info("files of this run: %s", journal.run_dir)
         description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
-        self._progress = _identifier(create_progress_artifact(0.0, key="progress", description=description))
+        created = publish(create_progress_artifact, 0.0, key="progress", description=description)
+        self._progress = created if isinstance(created, UUID) else None
 
     def built(self, instance: ModelInstance, outcome: Outcome) -> None:
         """A model is on its devices."""
@@ -63,7 +65,7 @@ class Report:
         self._log.info("%s", step_line(metrics))
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         if self._progress is not None:
-            update_progress_artifact(self._progress, progress=100.0 * done)
+            publish(update_progress_artifact, self._progress, progress=100.0 * done)
         if len(self._metrics) % PUBLISH_EVERY == 0:
             self._publish()
 
@@ -77,8 +79,10 @@ class Report:
 
     def _publish(self) -> None:
         assert self._journal is not None  # started before any step
-        create_table_artifact(metric_rows(self._metrics), key="metrics", description="Metrics of each step")
-        create_markdown_artifact(timeline_markdown(self._journal.spans), key="timeline", description="Timeline")
+        publish(create_table_artifact, metric_rows(self._metrics), key="metrics", description="Metrics of each step")
+        publish(
+            create_markdown_artifact, timeline_markdown(self._journal.spans), key="timeline", description="Timeline"
+        )
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
@@ -99,8 +103,3 @@ def timeline_markdown(spans: tuple[Span, ...]) -> str:
     bars = [Bar(span.title, span.kind, span.devices, span.start, span.end) for span in spans if span.step in newest]
     picture = b64encode(timeline_svg(bars).encode()).decode()
     return f"Steps {newest[0]} to {newest[-1]}\n\n![timeline](data:image/svg+xml;base64,{picture})"
-
-
-def _identifier(created: object) -> UUID:
-    assert isinstance(created, UUID)  # called from synchronous code, so it is not a coroutine
-    return created

@@ -1,0 +1,217 @@
+"""A user's path, with nothing replaced: server, worker, deployments, Megatron-core, vLLM, two ranks, a real model."""
+
+import asyncio
+import json
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    FlowRunFilter,
+    LogFilter,
+)
+from prefect.client.schemas.sorting import LogSort
+
+from prefect_rlhf.flows.demo.outcome import read_metrics
+from prefect_rlhf.flows.demo.ratings import prepare_ratings
+from prefect_rlhf.flows.demo.server import DemoServer
+from prefect_rlhf.flows.demo.smollm2 import prepare_model
+
+PROJECT = Path(__file__).parents[1]
+CACHE = PROJECT / ".rlhf"  # model and data come out of packages once, as in the demo
+STEPS = 2
+
+OVERLAP = """
+name: overlap
+calls:
+  actor_generate:       {mesh: "n0:0-1", engine: vllm, dp: 2}
+  reward_inference:     {mesh: "n0:0", engine: megatron, offload: true}
+  ref_inference:        {mesh: "n0:1", engine: megatron}
+  critic_inference:     {mesh: "n0:0-1", engine: megatron, dp: 2}
+  actor_train:          {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
+  critic_train:         {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
+  kl_penalised_rewards: {mesh: "n0:0", engine: python}
+  gae:                  {mesh: "n0:0", engine: python}
+  record_rollouts:      {mesh: "n0:0", engine: python}
+  actor_evaluation:     {mesh: "n0:0-1", engine: vllm, dp: 2}
+  reward_evaluation:    {mesh: "n0:0", engine: megatron, offload: true}
+  record_evaluation:    {mesh: "n0:0", engine: python}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    prepare_model(CACHE / "models" / "smollm2", CACHE / "downloads")
+    prepare_ratings(CACHE / "data", CACHE / "downloads")
+    (home / "models").symlink_to(CACHE / "models")
+    (home / "data").mkdir()
+    for name, held_out in (("prompts", 8), ("preferences", 4)):
+        write_few(CACHE / "data" / f"{name}.parquet", home / "data" / f"{name}.parquet", held_out)
+    (home / "overlap.yaml").write_text(OVERLAP)
+    started = DemoServer(home, PROJECT, free_port())
+    try:
+        started.start()
+        yield started
+    finally:
+        started.stop()
+
+
+def write_few(source, target, held_out):
+    """The same columns, few rows: what is held out is evaluated as a whole."""
+    table = pq.read_table(source)
+    splits = table.column("split").to_pylist()
+    keep = [i for i, split in enumerate(splits) if split == "train"][:64]
+    keep += [i for i, split in enumerate(splits) if split == "held_out"][:held_out]
+    pq.write_table(table.take(keep), target)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(server, deployment, **parameters):
+    """`prefect deployment run`, to its end; returns the run's folder."""
+    flags = [flag for name, value in parameters.items() for flag in ("-p", f"{name}={json.dumps(value)}")]
+    server.prefect("deployment", "run", f"rlhf/{deployment}", "--watch", *flags, limit_seconds=500)
+    return (server.home / "runs" / deployment / "latest").resolve()
+
+
+@pytest.fixture(scope="module")
+def reward_run(server):
+    algo = {"batch_size": 4, "evaluate_every": 2}
+    return run(server, "reward", steps=1, algo=algo)
+
+
+@pytest.fixture(scope="module")
+def ppo_run(server, reward_run):
+    algo = {"batch_size": 8, "evaluate_every": 2, "sampling": {"max_new_tokens": 8}}
+    return run(server, "ppo", steps=STEPS, algo=algo, plan=str(server.home / "overlap.yaml"))
+
+
+@pytest.fixture(scope="module")
+def records(server, ppo_run):
+    """What the server kept of the PPO run: task runs, their logs, artifacts."""
+
+    async def read():
+        async with PrefectClient(f"{server.ui_url}/api") as client:
+            (flow_run,) = await client.read_flow_runs(flow_run_filter=FlowRunFilter(name={"any_": [ppo_run.name]}))
+            groups = await client.read_flow_runs(flow_run_filter=FlowRunFilter(name={"like_": "step"}))
+            ids = [group.id for group in groups if group.start_time >= flow_run.start_time]
+            task_runs = await client.read_task_runs(flow_run_filter=FlowRunFilter(id={"any_": ids}))
+            logs = await client.read_logs(LogFilter(flow_run_id={"any_": ids}), limit=200, sort=LogSort.TIMESTAMP_ASC)
+            artifacts = await client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id={"any_": [flow_run.id]}))
+            return flow_run, task_runs, logs, artifacts
+
+    return asyncio.run(read())
+
+
+def spans(run_dir):
+    return [json.loads(line) for line in (run_dir / "task_runs.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_reward_model_is_trained_and_exported_with_its_scalar_head(reward_run):
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(reward_run / "reward")
+    assert model.score.weight.shape == (1, model.config.hidden_size)
+    assert model.score.weight.abs().max() > 0, "the head starts at zero, so a step of training must have moved it"
+
+
+@pytest.mark.slow
+def test_every_node_of_the_graph_is_one_task_run_with_a_name_that_says_what_it_is(ppo_run, records):
+    """The graph that was planned is the graph that ran."""
+    _, task_runs, _, _ = records
+    assert sorted(run.name for run in task_runs) == sorted(span["title"] for span in spans(ppo_run))
+    names = [run.name for run in task_runs]
+    assert "actor.generate · step 1 · n0:0-1 dp2 · v1" in names
+    assert "actor.train_step · step 1 · n0:0-1 dp2 · v1 → v2" in names
+    assert any(name.startswith("actor.reallocate · step 1") for name in names)
+    assert any("reload" in name for name in names)
+    assert any("transfer" in name for name in names)
+    assert all(run.state.is_completed() for run in task_runs)
+
+
+@pytest.mark.slow
+def test_reference_and_reward_run_at_the_same_time_on_disjoint_devices(records):
+    """Shown from the task runs that the server recorded."""
+    _, task_runs, _, _ = records
+
+    def interval(start):
+        (found,) = [run for run in task_runs if run.name.startswith(start)]
+        return found.start_time, found.end_time
+
+    overlaps = []
+    for step in range(STEPS):
+        (a, b), (c, d) = interval(f"ref.inference · step {step}"), interval(f"reward.inference · step {step}")
+        overlaps.append(min(b, d) - max(a, c))
+    assert max(overlaps) > timedelta(0)
+
+
+@pytest.mark.slow
+def test_each_task_run_records_pool_lease_and_devices(ppo_run, records):
+    _, task_runs, logs, _ = records
+    told = {log.task_run_id for log in logs if "lease" in log.message and "devices n0:" in log.message}
+    assert told >= {run.id for run in task_runs}
+    assert {span["pool"] for span in spans(ppo_run)} == {"two-device-mesh"}
+
+
+@pytest.mark.slow
+def test_plan_progress_metrics_and_timeline_are_artifacts(records):
+    flow_run, _, _, artifacts = records
+    by_key = {artifact.key: artifact for artifact in artifacts}
+    assert set(by_key) >= {"plan", "progress", "metrics", "timeline"}
+    assert by_key["progress"].data == 100.0
+    assert "data:image/svg+xml;base64," in by_key["timeline"].data
+    assert flow_run.state.is_completed()
+
+
+@pytest.mark.slow
+def test_rollouts_say_what_was_generated_by_which_weights(ppo_run):
+    files = sorted((ppo_run / "rollouts").glob("*.parquet"))
+    assert [pq.read_table(file).column("weight_version")[0].as_py() for file in files] == [0, 1]
+    row = pq.read_table(files[1]).to_pylist()[0]
+    assert len(row["logprobs"]) == len(row["advantages"]) <= 8
+    assert row["step"] == 1 and row["prompt"] and isinstance(row["reward"], float)
+
+
+@pytest.mark.slow
+def test_both_engines_agree_on_the_logprobs_of_the_sampled_tokens(ppo_run):
+    """In bfloat16 the two differ by rounding; were weights stale or positions shifted, it would be nats."""
+    steps = [step for step in read_metrics(ppo_run) if "actor_train.loss" in step]
+    assert len(steps) == STEPS
+    assert all(step["actor_train.initial_change"] < 0.15 for step in steps)
+
+
+@pytest.mark.slow
+def test_the_policy_that_was_trained_loads_in_plain_transformers(ppo_run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(ppo_run / "actor")
+    before = AutoModelForCausalLM.from_pretrained(CACHE / "models" / "smollm2", dtype=model.dtype)
+    changed = [not a.equal(b) for a, b in zip(model.parameters(), before.parameters(), strict=True)]
+    assert any(changed)
+    assert AutoTokenizer.from_pretrained(ppo_run / "actor").decode([504]) is not None
+
+
+@pytest.mark.slow
+def test_a_dry_run_takes_no_device_and_leaves_no_files(server, reward_run):
+    before = set((server.home / "runs").glob("ppo/*"))
+    server.prefect("deployment", "run", "rlhf/ppo", "--watch", "-p", "dry_run=true", limit_seconds=120)
+    assert set((server.home / "runs").glob("ppo/*")) == before
+
+
+@pytest.mark.slow
+def test_a_misspelt_key_is_refused_by_the_server(server):
+    """Before a flow run exists."""
+    from prefect_rlhf.flows.demo.server import DemoFailed
+
+    with pytest.raises(DemoFailed, match="clipp"):
+        server.prefect("deployment", "run", "rlhf/ppo", "-p", 'algo={"clipp": 0.2}')
