@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from prefect_rlhf.placement.augmented import AugmentedGraph
-from prefect_rlhf.placement.draft import Draft
+from prefect_rlhf.placement.draft import Draft, Priority
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.instances import instance_of, labels, offloaded_instances, trained_instance
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.node import Dependency, Node, NodeKind, RowMove
 from prefect_rlhf.placement.offload import add_offloads
+from prefect_rlhf.placement.order import CallOrder, just_after, just_before
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.transfers import Feed, feeds
 from prefect_rlhf.placement.unroll import CallRun, run_id, unroll
@@ -29,14 +30,12 @@ def augment(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> Augmen
     Expects a plan that `check_plan` accepts. Raises GraphError when the plan makes nodes wait for each other.
     """
     draft = Draft()
-    # evaluation first in its step, so that what it needs does not stay on the devices while training
-    calls = sorted(graph, key=lambda call: call.every is None)
-    position = {call.name: index for index, call in enumerate(calls)}
-    for run in sorted(unroll(graph, num_steps), key=lambda run: (run.step, position[run.call.name])):
-        draft.add(_call_node(graph, plan, run), (run.step, position[run.call.name], 0))
-    _add_reallocations(draft, graph, plan)
-    _add_overwrites(draft, graph, plan)
-    _add_transfers(draft, graph, plan)
+    order = CallOrder.of(graph)
+    for run in unroll(graph, num_steps):
+        draft.add(_call_node(graph, plan, run), order.call(run.call, run.step))
+    _add_reallocations(draft, graph, plan, order)
+    _add_overwrites(draft)
+    _add_transfers(draft, graph, plan, order)
     add_offloads(draft, graph, plan)
     return AugmentedGraph(graph, plan, num_steps, draft.ordered())
 
@@ -60,39 +59,46 @@ def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
 
 
 def _readers(draft: Draft) -> dict[ModelInstance, dict[int, list[Node]]]:
-    """The calls that use each instance, by the weight version they read, in the order of the runs."""
+    """The calls that use each instance, by the weight version they read, in the order of their priorities."""
     found: dict[ModelInstance, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
-    for node in draft.nodes.values():
+    for node in sorted(draft.nodes.values(), key=lambda node: draft.priority(node.id)):
         if node.instance is not None and node.reads is not None:
             found[node.instance][node.reads].append(node)
     return found
 
 
-def _add_reallocations(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+def _add_reallocations(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, order: CallOrder) -> None:
     """Bring each version to the instances that read it and do not train it; version 0 comes from the checkpoint."""
     names = labels(graph, plan)
-    offloaded = offloaded_instances(graph, plan)
+    away = offloaded_instances(graph, plan)
     for instance, by_version in _readers(draft).items():
         source = trained_instance(graph, plan, instance.role)
         if source is None or source == instance:
             continue
-        held: list[str] = []  # nodes that use the version held before
-        for version in sorted(by_version):
-            readers = by_version[version]
+        before: list[str] = []  # nodes that use the version held before
+        for version, readers in sorted(by_version.items()):
             if version > 0:
                 trained = _trained_by(graph, instance.role, version)
                 node = _reallocation(source, instance, version, readers[0], names[instance], trained)
-                # at once, before disjoint calls keep its meshes from being free together; but do not bring a target
-                # back to its devices long before it is used
-                late = instance in offloaded
-                at = (*draft.priority(readers[0].id)[:2], -2) if late else (*draft.priority(trained)[:2], 1)
-                draft.add(node, at)
-                draft.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in held))
+                draft.add(node, _when_to_move(draft, order, node, readers[0], away))
+                draft.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in before))
                 for reader in readers:
                     arrived = Dependency(node.id, "version", f"{instance.role} v{version}")
                     draft.replace_dependency(reader.id, trained, arrived)
-                held = [node.id]
-            held = [*held, *(reader.id for reader in readers)]
+                before = [node.id]
+            before += [reader.id for reader in readers]
+
+
+def _when_to_move(
+    draft: Draft, order: CallOrder, node: Node, reader: Node, away: tuple[ModelInstance, ...]
+) -> Priority:
+    """At the start of its step; but bring no instance back to its devices a second time for it."""
+    assert reader.call is not None  # a reader is a call
+    if node.target in away:
+        return just_before(draft.priority(reader.id))
+    if node.source in away:
+        return just_after(draft.priority(node.depends_on[0]))  # its train_step
+    return order.weights_of(reader.call, reader.step)
 
 
 def _reallocation(
@@ -118,7 +124,7 @@ def _trained_by(graph: DataflowGraph, role: str, version: int) -> str:
     return run_id(trainer.name, version - 1)
 
 
-def _add_overwrites(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+def _add_overwrites(draft: Draft) -> None:
     """Each train_step waits for whatever still reads, from its own storage, the version that it overwrites."""
     users: dict[tuple[ModelInstance, int], list[str]] = defaultdict(list)
     for node in draft.nodes.values():
@@ -131,7 +137,7 @@ def _add_overwrites(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> 
             draft.wait(node.id, *(Dependency(id, "overwrite", f"v{node.reads}") for id in reading))
 
 
-def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, order: CallOrder) -> None:
     """Before a call whose devices lack rows, bring them; a transfer made for an earlier call may serve it too."""
     by_call = feeds(graph, plan)
     for node in tuple(draft.nodes.values()):
@@ -140,9 +146,7 @@ def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> N
         feed = by_call[node.call.name]
         if feed.moves:
             transfer = _transfer(plan, node, feed)
-            # at once: it occupies several meshes, and calls on each of them would keep it from others
-            last = max(draft.priority(made) for made in transfer.depends_on)
-            draft.add(transfer, (*last[:2], 1))
+            draft.add(transfer, order.transfer_to(node.call, node.step))
             draft.wait(node.id, Dependency(transfer.id, "data", _keys(feed.moves)))
         for share in feed.shared:
             brought = Dependency(_transfer_id(share.consumer, node.step), "data", _keys((share.move,)))

@@ -9,8 +9,8 @@ from dataclasses import replace
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.node import Dependency, Node
 
-Priority = tuple[int, int, int]
-"""Step, position of the call in the iteration, and place around the call: what runs first when either may."""
+Priority = tuple[int, ...]
+"""What runs first when either may: the smaller. See `order`."""
 
 
 class Draft:

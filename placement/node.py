@@ -124,4 +124,4 @@ def call_title(call: Call) -> str:
         return f"{call.role}.{call.kind}"
     if plain.startswith(f"{call.kind}_"):
         return f"{call.role}.{plain}"
-    return f"{call.role}.{call.kind} ({call.name})"
+    return f"{call.role}.{call.kind} ({plain})"

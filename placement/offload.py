@@ -14,6 +14,7 @@ from prefect_rlhf.placement.draft import Draft
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.instances import labels, offloaded_instances
 from prefect_rlhf.placement.node import Dependency, Node
+from prefect_rlhf.placement.order import just_after, just_before
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 
 
@@ -127,7 +128,7 @@ def _insert(draft: Draft, window: _Window, names: dict[ModelInstance, str]) -> N
         instance=instance,
         reads=max(version for version in versions if version is not None),
     )
-    draft.add(reload, (*draft.priority(first)[:2], -3))
-    draft.add(offload, (*draft.priority(last)[:2], 2))
+    draft.add(reload, just_before(draft.priority(first), 2))
+    draft.add(offload, just_after(draft.priority(last), 2))
     for node in uses:
         draft.wait(node.id, Dependency(reload.id, "memory", instance.name))

@@ -233,6 +233,23 @@ def test_offloaded_roles_are_on_the_devices_only_around_their_uses():
     assert "offload.ref.megatron@0" in augmented.node("reload.reward.megatron@0").depends_on
 
 
+def test_rows_are_brought_to_disjoint_calls_before_either_of_them_runs():
+    """Else the second transfer would wait behind the first call, and the two calls would never overlap."""
+    augmented = augment(ppo(), preset("side_by_side", ppo(), TWO_DEVICES, WHOLE), 2)
+    place = {node.id: index for index, node in enumerate(augmented)}
+    moves = ("transfer.ref_inference@1", "transfer.reward_inference@1", "reallocate.actor.vllm@1")
+    calls = ("ref_inference@1", "reward_inference@1", "critic_inference@1")
+    assert max(place[name] for name in moves) < min(place[name] for name in calls)
+    ancestors = nx.ancestors(augmented.to_networkx(), "ref_inference@1")
+    assert "reward_inference@1" not in ancestors
+    assert place["critic_inference@1"] < place["transfer.advantages@1"]
+
+
+def test_evaluation_comes_first_in_its_step():
+    kinds = [node.call.every for node in flattened(ppo(evaluate_every=1), 2).of_step(1) if node.kind == "inference"]
+    assert kinds == [1, None, None, None]
+
+
 def test_two_versions_that_arrive_in_one_step_have_two_ids():
     """With staleness, generation of step 2 reads v1 and evaluation at step 2 reads v2, in one instance."""
     ids = {node.id for node in flattened(ppo(staleness=1, evaluate_every=2), 3)}
