@@ -34,6 +34,7 @@ def grpo(prompts: Prompts, held_out: Prompts, actor: Model, ref: Model, reward: 
         loss=grpo_loss(algo),
         optimizer=algo.optimizer,
         update=algo.update,
+        temperature=algo.temperature,
     )
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")

@@ -33,7 +33,14 @@ def ppo(
     advantages = compute(gae, rewards, values, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
     policy_inputs = (rollout, advantages) if old is rollout else (old, rollout, advantages)  # first logprobs count
-    train_step(actor, *policy_inputs, loss=ppo_clip(algo), optimizer=algo.actor_optimizer, update=algo.update)
+    train_step(
+        actor,
+        *policy_inputs,
+        loss=ppo_clip(algo),
+        optimizer=algo.actor_optimizer,
+        update=algo.update,
+        temperature=algo.temperature,
+    )
     train_step(
         critic, rollout, values, advantages, loss=value_clip(algo), optimizer=algo.critic_optimizer, update=algo.update
     )

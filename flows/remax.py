@@ -26,7 +26,14 @@ def remax(prompts: Prompts, held_out: Prompts, actor: Model, ref: Model, reward:
     rewards = compute(kl_penalised_rewards, rollout, ref_logprobs, scores, settings=algo)
     advantages = compute(remax_advantages, rewards, baseline_scores, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
-    train_step(actor, rollout, advantages, loss=policy_gradient(algo), optimizer=algo.optimizer)
+    train_step(
+        actor,
+        rollout,
+        advantages,
+        loss=policy_gradient(algo),
+        optimizer=algo.optimizer,
+        temperature=algo.temperature,
+    )
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
     greedy_scores = inference(reward, greedy, output="scores", every=every, name="reward_evaluation")

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Call, Operation
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.tasks.operations import Bound, Operator, Output
-from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Temperature, Update
+from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.trace import Rows, Trace, current_trace
 
 GENERATED_KEYS = ("tokens", "prompt_length", "logprobs")
@@ -77,11 +77,12 @@ def inference(
         role=role,
         inputs=(source.port(),),
         outputs=(output,),
-        operation=_operation(output, Temperature(temperature=temperature)),
+        operation=Operation(output),
         rows_from=source.dataset,
         num_rows=source.num_rows,
         every=every,
         rows_per_item=source.rows_per_item,
+        temperature=temperature,
     )
     return trace.add(call)
 
@@ -121,10 +122,14 @@ def train_step(
     loss: Bound,
     optimizer: Optimizer | None = None,
     update: Update | None = None,
+    temperature: float = 1.0,
     batch_size: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Train a model on rows: makes the next version of its weights."""
+    """Train a model on rows: makes the next version of its weights.
+
+    `temperature` divides the logits, as it did when the rows were sampled.
+    """
     trace = current_trace("train_step")
     role = trace.role(model, "train_step")
     operator = loss.operator
@@ -148,6 +153,7 @@ def train_step(
             rows_per_item=operator.rows_per_item,
             mini_batches=walk.mini_batches,
             epochs=walk.epochs,
+            temperature=temperature,
         )
     )
 

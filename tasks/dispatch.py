@@ -26,10 +26,8 @@ from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows import needed_rows, row_transfers
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.sampling_order import row_ids
-from prefect_rlhf.tasks.settings import Sampling, Temperature
+from prefect_rlhf.tasks.settings import Sampling
 from prefect_rlhf.tasks.training_run import TrainingRun
-
-PLAIN_OPERATIONS = frozenset({"sample", "logprobs", "values", "scores"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +199,7 @@ def operation_fields(call: Call, micro_batches: int) -> dict[str, Any]:
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         return {"sampling": sampling, "samples_per_prompt": call.samples_per_prompt}
     if call.kind == "inference":
-        temperature = Temperature.model_validate_json(call.operation.settings).temperature
-        return {"output": call.operation.target, "temperature": temperature}
+        return {"output": call.operation.target, "temperature": call.temperature}
     bound = Bound.of(call.operation)
     if call.kind == "compute":
         return {"function": bound}
@@ -212,6 +209,7 @@ def operation_fields(call: Call, micro_batches: int) -> dict[str, Any]:
         mini_batches=call.mini_batches,
         micro_batches=micro_batches,
         epochs=call.epochs,
+        temperature=call.temperature,
         rows_per_item=operator.rows_per_item,
     )
     return {"function": bound, "train": train}

@@ -41,9 +41,3 @@ class Update(Settings):
 
     epochs: int = Field(1, ge=1, description="Passes over the rows.")
     mini_batches: int = Field(1, ge=1, description="Optimizer steps per pass.")
-
-
-class Temperature(Settings):
-    """Divides the logits before log-probabilities are taken."""
-
-    temperature: float = Field(1.0, gt=0, description="Divides the logits.")
