@@ -19,10 +19,11 @@ from torch import Tensor
 from prefect_rlhf.engines.engine import Loss, Output, Sequences, Shard, TrainSettings
 from prefect_rlhf.engines.megatron import cpu_shim, weights
 from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, mini_batch_rows, on_device, scatter_rows
+from prefect_rlhf.engines.megatron.gradient_buffers import with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
 from prefect_rlhf.engines.megatron.model import build_model, head_weight
-from prefect_rlhf.engines.megatron.optimizer import MainOptimizer, with_gradient_buffers
+from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.residency import Parked, num_bytes
 from prefect_rlhf.engines.orders import BuildOrder
 

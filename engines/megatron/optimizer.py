@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer_config import ParamKey
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron import cpu_shim
+from prefect_rlhf.engines.megatron.gradient_buffers import GradientBuffers
 from prefect_rlhf.engines.megatron.groups import Groups, only
-from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.placement.model import OptimizerSpec
-
-
-class GradientBuffers(DistributedDataParallel):  # type: ignore[misc]
-    """Megatron's data parallelism, without its copies through the collectives of a group of one."""
-
-    def finish_grad_sync(self, *args: Any, **options: Any) -> None:
-        """Sum gradients over replicas, each keeping its share."""
-        if self.dp_group.size() > 1:
-            super().finish_grad_sync(*args, **options)
-
-    def start_param_sync(self, *args: Any, **options: Any) -> None:
-        """Gather the shares of updated weights."""
-        if self.dp_group.size() > 1:
-            super().start_param_sync(*args, **options)
-
-
-def with_gradient_buffers(model: Transformer, groups: Groups) -> GradientBuffers:
-    """Wrap a model so that its gradients gather in float32 buffers, summed over replicas once per mini-batch."""
-    config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    wrapped = GradientBuffers(model.config, config, model, pg_collection=groups.collection)
-    model.config.finalize_model_grads_func = _sum_gradients
-    return wrapped
-
-
-def _sum_gradients(model: list[Any], _: Tensor | None, **options: Any) -> None:
-    """Megatron would divide by a whole number of tokens here; ours is divided by the loss's weight, in `step`."""
-    finalize_model_grads(model, None, **options)
 
 
 class MainOptimizer:
