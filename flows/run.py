@@ -18,6 +18,7 @@ from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.memory import check_memory
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import read_plan
@@ -46,7 +47,7 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     longest = longest_sequence(graph, inputs)
     with run_lease(options) as held:
-        plan = choose_plan(options.plan, graph, held)
+        plan = choose_plan(options.plan, graph, held, longest)
         augmented = augment(graph, plan, options.steps)
         report = Report(augmented, held)
         report.planned()
@@ -61,12 +62,16 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
         return {"run_dir": str(run.run_dir), "models": {role: str(path) for role, path in models.items()}}
 
 
-def choose_plan(name: str, graph: DataflowGraph, held: Lease) -> ExecutionPlan:
-    """The preset of that name, or the plan in that file; checked against graph, models and lease."""
+def choose_plan(name: str, graph: DataflowGraph, held: Lease, longest: int) -> ExecutionPlan:
+    """The preset of that name, or the plan in that file; checked against graph, models, lease and device memory.
+
+    `longest` is the number of tokens of the longest row.
+    """
     cluster = held.cluster
-    plan = preset(name, graph, cluster, held.mesh) if name in PRESETS else read_plan(Path(name), cluster)
+    known = name in PRESETS
+    plan = preset(name, graph, cluster, held.mesh, longest) if known else read_plan(Path(name), cluster)
     check_plan(plan, graph, held.mesh)
-    return plan
+    return check_memory(plan, graph, longest)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
-from itertools import groupby
 from typing import Any
 
 from prefect import Flow, Task, get_run_logger
@@ -33,21 +32,46 @@ from prefect_rlhf.tasks.training_run import TrainingRun
 MAX_GROUPS_IN_FLIGHT = 2
 
 
+class Group:
+    """Nodes that are shown as one subflow run, and how far they are."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.nodes = nodes
+        steps = [node.step for node in nodes]
+        self.name = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)}-{max(steps)}"
+        self.submitted = threading.Event()  # its nodes can be waited for
+        self.at_last_step = threading.Event()  # only about a step's worth of its nodes has not begun
+        self._not_begun = len(nodes)
+        self._last_step = steps.count(max(steps))
+        self._lock = threading.Lock()
+
+    def node_began(self) -> None:
+        """Count a node that began."""
+        with self._lock:
+            self._not_begun -= 1
+            if self._not_begun < self._last_step:
+                self.at_last_step.set()
+
+    def give_up(self) -> None:
+        """Let go of whoever waits for this group."""
+        self.submitted.set()
+        self.at_last_step.set()
+
+
 class GraphRunner:
     """Submits nodes, keeps what happened, and stops at the first failure."""
 
     def __init__(self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, steps_per_group: int) -> None:
         self.run, self.dispatcher, self.journal = run, dispatcher, journal
-        self._groups = group_by_steps(run.augmented.nodes, steps_per_group)
+        self._groups = [Group(nodes) for nodes in run.augmented.in_groups(steps_per_group)]
         self._order = {node.id: index for index, node in enumerate(run.augmented.nodes)}
         self._left = Counter(node.step for node in run.augmented.nodes)
         self._futures: dict[str, PrefectFuture[Any]] = {}
         self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._step_began = {step: threading.Event() for step in self._left}
-        self._submitted = {steps: threading.Event() for steps, _ in self._groups}
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._locks = DeviceLocks(frozenset(run.lease.devices))
+        self._group_of = {node.id: group for group in self._groups for node in group.nodes}
         self._tasks = {kind: self._task(kind) for kind in {node.kind for node in run.augmented.nodes}}
 
     def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
@@ -67,22 +91,21 @@ class GraphRunner:
             raise self._failure
 
     def _start_groups(self, threads: ThreadPoolExecutor) -> None:
-        groups: list[Future[None]] = []
-        for steps, nodes in self._groups:
-            groups.append(threads.submit(copy_context().run, self._run_group, steps, nodes))
-            self._submitted[steps].wait()  # both end: a failure sets all of them
-            self._step_began[steps[-1]].wait()
+        running: list[Future[None]] = []
+        for group in self._groups:
+            running.append(threads.submit(copy_context().run, self._run_group, group))
+            group.submitted.wait()  # both end: a failure sets all of them
+            group.at_last_step.wait()
             if self._failure is not None:
                 break
-        for group in groups:
-            group.result()
+        for future in running:
+            future.result()
 
-    def _run_group(self, steps: tuple[int, ...], nodes: tuple[Node, ...]) -> None:
-        name = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+    def _run_group(self, group: Group) -> None:
         flow = Flow(
-            lambda: self._submit(steps, nodes),
+            lambda: self._submit(group),
             name="rlhf-steps",
-            flow_run_name=name,
+            flow_run_name=group.name,
             task_runner=MeshTaskRunner(self._locks),  # type: ignore[arg-type]  # a runner of Any is one of Any's futures
             validate_parameters=False,
         )
@@ -91,9 +114,9 @@ class GraphRunner:
         except Exception as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
             self._fail(error)
 
-    def _submit(self, steps: tuple[int, ...], nodes: tuple[Node, ...]) -> State[Any] | None:
-        futures = [self._submit_node(node) for node in nodes]
-        self._submitted[steps].set()
+    def _submit(self, group: Group) -> State[Any] | None:
+        futures = [self._submit_node(node) for node in group.nodes]
+        group.submitted.set()
         for future in futures:
             future.wait()
         if isinstance(self._failure, RlhfError):
@@ -125,7 +148,7 @@ class GraphRunner:
         )
 
     def _run_node(self, node: Node) -> State[Any] | None:
-        self._step_began[node.step].set()
+        self._group_of[node.id].node_began()
         lease = self.run.lease
         devices = tuple(map(str, sorted(node.devices)))
         get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
@@ -152,15 +175,8 @@ class GraphRunner:
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = self._failure or error
-        for event in (*self._step_began.values(), *self._submitted.values()):
-            event.set()
-
-
-def group_by_steps(nodes: tuple[Node, ...], steps_per_group: int) -> list[tuple[tuple[int, ...], tuple[Node, ...]]]:
-    """Cut nodes into groups of `steps_per_group` consecutive steps: (its steps, its nodes in graph order)."""
-    by_step = sorted(nodes, key=lambda node: node.step)  # stable: graph order within a step
-    groups = (tuple(group) for _, group in groupby(by_step, key=lambda node: node.step // steps_per_group))
-    return [(tuple(sorted({node.step for node in group})), group) for group in groups]
+        for group in self._groups:
+            group.give_up()
 
 
 def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, outcome: Outcome) -> Span:
