@@ -16,7 +16,9 @@ import torch
 from megatron.core import utils
 from megatron.core.optimizer import clip_grads, optimizer
 from megatron.core.pipeline_parallel import schedules
-from megatron.core.tensor_parallel import random
+from megatron.core.tensor_parallel import layers, random
+
+from prefect_rlhf.engines.megatron.gradients import WeightGradients
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -45,6 +47,7 @@ def install() -> None:
     setattr(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor)  # noqa: B010
     for module in (schedules, optimizer, clip_grads, utils):
         module.torch = _TorchOnCpu()
+    layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = WeightGradients, True
     _keep_freed_memory()
     random.initialize_rng_tracker(inference_rng_tracker=True)  # dropout is 0, so its fork() may do nothing
 

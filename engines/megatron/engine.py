@@ -157,7 +157,7 @@ class MegatronEngine:
 
         def forward(data: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Any]:
             micro = next(data)
-            hidden = model(micro.input_ids, None, None, packed_seq_params=micro.packing)
+            hidden = model(micro.input_ids, micro.packing)
             return hidden, lambda hidden, **_: from_hidden(hidden, micro)
 
         stored: list[Any] = get_forward_backward_func(self._groups.strategy.pp, None)(

@@ -5,6 +5,7 @@ Each replica ends with the sum of its share of the gradients, updates its share 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.gradients import add_blockwise
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
+
+MESSAGE_ELEMENTS = 1 << 22  # of one message: small buffers are reused, large ones would be mapped anew each time
 
 
 class GradientBuffers(DistributedDataParallel):  # type: ignore[misc]
@@ -53,20 +57,26 @@ def sum_shares(flat: Tensor, wire: torch.dtype, group: dist.ProcessGroup) -> Non
 
     Values travel as `wire`: gradients of bfloat16 products lose nothing by it.
     """
-    shares, mine = flat.chunk(group.size()), group.rank()
-    for distance in range(1, group.size()):
-        target, source = (mine + distance) % group.size(), (mine - distance) % group.size()
-        incoming = torch.empty_like(shares[mine], dtype=wire)
-        _swap(shares[target].to(wire), target, incoming, source, group)
-        shares[mine].add_(incoming)
+    for mine, outgoing, target, source in _rounds(flat, group):
+        for kept, sent in zip(mine.split(MESSAGE_ELEMENTS), outgoing.split(MESSAGE_ELEMENTS), strict=True):
+            incoming = torch.empty_like(kept, dtype=wire)
+            _swap(sent.to(wire), target, incoming, source, group)
+            add_blockwise(kept, incoming)
 
 
 def gather_shares(flat: Tensor, group: dist.ProcessGroup) -> None:
     """Fill `flat` with every rank's own share."""
-    shares, mine = flat.chunk(group.size()), group.rank()
-    for distance in range(1, group.size()):
-        target, source = (mine + distance) % group.size(), (mine - distance) % group.size()
-        _swap(shares[mine], target, shares[source], source, group)
+    shares = flat.chunk(group.size())
+    for mine, _, target, source in _rounds(flat, group):
+        _swap(mine, target, shares[source], source, group)
+
+
+def _rounds(flat: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[Tensor, Tensor, int, int]]:
+    """Who exchanges with whom: this rank's share, the target's share, target and source; one round per other rank."""
+    shares, mine, size = flat.chunk(group.size()), group.rank(), group.size()
+    for distance in range(1, size):
+        target = (mine + distance) % size
+        yield shares[mine], shares[target], target, (mine - distance) % size
 
 
 def _swap(outgoing: Tensor, target: int, incoming: Tensor, source: int, group: dist.ProcessGroup) -> None:

@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.gradients import GradientSink
+
 LOGITS_AT_ONCE = 1 << 20  # elements: about what stays in a core's cache; a GPU takes more
 LOGITS_AT_ONCE_CUDA = 1 << 28
 
@@ -51,7 +53,7 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden_NH, weight_VH, local_N, logsumexp_N = ctx.saved_tensors
         slope_N = gradients[0] * ctx.scale
         grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)
-        grad_weight_VH = torch.empty_like(weight_VH)
+        sink = GradientSink(weight_VH)
         for start, stop in _slices(hidden_NH, weight_VH):
             slice_CH = weight_VH[start:stop]
             logits_NC = (hidden_NH @ slice_CH.t()).float().mul_(ctx.scale)
@@ -60,10 +62,10 @@ class _TokenLogprobs(torch.autograd.Function):
             slopes_NC[rows_M, local_N[rows_M] - start] += slope_N[rows_M]
             slopes_NC = slopes_NC.to(hidden_NH.dtype)
             grad_hidden_NH += slopes_NC @ slice_CH
-            torch.mm(slopes_NC.t(), hidden_NH, out=grad_weight_VH[start:stop])
+            sink.add_rows(start, slopes_NC.t() @ hidden_NH)
         if ctx.tp.size() > 1:
             dist.all_reduce(grad_hidden_NH, group=ctx.tp)
-        return grad_hidden_NH.to(hidden_NH.dtype), grad_weight_VH, None, None, None
+        return grad_hidden_NH.to(hidden_NH.dtype), sink.result, None, None, None
 
 
 def _partial_softmax(

@@ -16,8 +16,10 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.embedding import embed
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import GatedSilu, NoCoreAttention, RMSNorm, Rotary, RotaryAttention
+from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.placement.model import ModelSpec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -25,6 +27,14 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 class Transformer(GPTModel):  # type: ignore[misc]
     """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, where they are needed."""
+
+    def forward(self, tokens_BS: Tensor, packing: Packing) -> Tensor:
+        """Hidden states, or what the next stage is given. Only the first stage looks at the tokens."""
+        embedded = None
+        if self.pre_process:
+            embedded = embed(tokens_BS, self.embedding.word_embeddings.weight, self.pg_collection.tp)
+        hidden: Tensor = super().forward(tokens_BS, None, None, decoder_input=embedded, packed_seq_params=packing)
+        return hidden
 
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
@@ -96,7 +106,7 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
         perform_initialization=False,
         persist_layer_norm=False,
         deallocate_pipeline_outputs=False,
-        gradient_accumulation_fusion=False,
+        gradient_accumulation_fusion=not torch.cuda.is_available(),  # on CUDA it needs Apex
         masked_softmax_fusion=False,
         bias_activation_fusion=False,
         bias_dropout_fusion=False,

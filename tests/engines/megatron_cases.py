@@ -117,7 +117,7 @@ def logits(rank: int, case: Case):
     engine = case.build(rank)
     tokens = make_rows(8)[0].tokens_BS
     padded = Packing.of(torch.full((8,), tokens.shape[1]), tokens.shape[1], keep_padding=True)
-    hidden = engine._model(tokens, None, None, packed_seq_params=padded)
+    hidden = engine._model(tokens, padded)
     return (hidden @ head_weight(engine._model).t()).transpose(0, 1).detach().numpy()
 
 
