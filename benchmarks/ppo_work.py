@@ -16,8 +16,8 @@ class PPOWork:
     All four roles have the shape of the model in `model`; bfloat16 compute; `threads` in all.
     """
 
-    model: str = ".rlhf/demo/models/smollm2"
-    prompts: str = ".rlhf/demo/data/prompts.parquet"
+    model: str = ".rlhf/models/smollm2"
+    prompts: str = ".rlhf/data/prompts.parquet"
     batch_size: int = 32
     response_tokens: int = 24
     epochs: int = 2
