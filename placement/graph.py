@@ -52,7 +52,8 @@ class Call:
     rows it works on; `every` makes it an evaluation call: it runs at steps 0, every, 2 * every, ... and once after
     the last step. `stateful` computations carry state from step to step. `num_rows` rows are worked on in one step (a
     generate with n samples per prompt: n times its prompts); groups of `rows_per_item` adjacent ones (a chosen and a
-    rejected answer) are never split. A train_step takes `epochs` * `mini_batches` optimizer steps. `temperature` divides the logits of log-probabilities that a call makes or trains.
+    rejected answer) are never split. A train_step takes `epochs` * `mini_batches` optimizer steps. `temperature`
+    divides the logits of log-probabilities that a call makes or trains.
     """
 
     name: str
