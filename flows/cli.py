@@ -12,11 +12,9 @@ from typing import Any
 
 import yaml
 from prefect.client.schemas.objects import State
-from pydantic import ValidationError
 
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
@@ -29,9 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return run(options)
-    except (RlhfError, ValidationError) as error:
-        for line in error_lines(error):
-            print(f"prefect-rlhf: {line}", file=sys.stderr)
+    except RlhfError as error:
+        print(f"prefect-rlhf: {error}", file=sys.stderr)
         return 2
 
 
@@ -88,23 +85,9 @@ def read_parameters(file: Path | None, given: Sequence[str]) -> dict[str, Any]:
     return parameters
 
 
-def error_lines(error: RlhfError | ValidationError) -> list[str]:
-    """What is wrong, a line for each mistake."""
-    if isinstance(error, RlhfError):
-        return [str(error)]
-    return [
-        f"{'.'.join(map(str, e['loc']))}: got {e['input']!r:.80}, {e['msg'][:1].lower()}{e['msg'][1:]}"
-        for e in error.errors()
-    ]
-
-
 def _run_on(held: Lease, flow: AlgorithmFlow, parameters: Mapping[str, Any]) -> int:
-    unknown = sorted(set(parameters) - set(flow.parameters.properties))
-    if unknown:
-        raise InvalidInput(unknown[0], parameters[unknown[0]], f"one of {', '.join(flow.parameters.properties)}")
-    os.environ[ENVIRONMENT_VARIABLE] = held.to_json()
-    RunOptions(**{key: parameters[key] for key in RunOptions.model_fields if key in parameters})
     checked = flow.validate_parameters(dict(parameters))
+    os.environ[ENVIRONMENT_VARIABLE] = held.to_json()
     state: State[Any] = flow(**checked, return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
     print(state.message or state.name)
     return 0 if state.is_completed() else 1

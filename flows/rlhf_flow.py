@@ -13,6 +13,7 @@ from typing import Any
 from prefect import Flow
 
 from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.parameters import check_parameters
 from prefect_rlhf.flows.run import run_algorithm
 from prefect_rlhf.tasks.algorithm import Algorithm
 
@@ -29,6 +30,11 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
 
 class AlgorithmFlow(Flow[..., Any]):
     """A Prefect flow that knows the algorithm it runs."""
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The parameters as their types. Raises InvalidInput for the first mistake, where Prefect would list types."""
+        check_parameters(inspect.signature(self.fn), parameters)
+        return super().validate_parameters(parameters)
 
     @property
     def algorithm(self) -> Algorithm:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +43,32 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         return failed(error)
 
 
-def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that was checked and planned; `longest` is the number of tokens of its longest row."""
+
+    inputs: Inputs
+    augmented: AugmentedGraph
+    longest: int
+
+
+def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, held: Lease) -> Prepared:
+    """Everything that is decided before a device is used. Raises InvalidInput or GraphError for what cannot run."""
     inputs = read_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     longest = longest_sequence(graph, inputs)
+    plan = choose_plan(options.plan, graph, held, longest)
+    return Prepared(inputs, augment(graph, plan, options.steps), longest)
+
+
+def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
     with run_lease(options) as held:
-        plan = choose_plan(options.plan, graph, held, longest)
-        augmented = augment(graph, plan, options.steps)
-        report = Report(augmented, held)
+        prepared = prepare(algorithm, arguments, options, held)
+        report = Report(prepared.augmented, held)
         report.planned()
         if options.dry_run:
-            return {"plan": plan.name, "task_runs": len(augmented.nodes), "dry_run": True}
-        run = training_run(augmented, held, inputs, options, longest)
+            return {"plan": prepared.augmented.plan.name, "task_runs": len(prepared.augmented), "dry_run": True}
+        run = training_run(prepared, held, options)
         journal = Journal(run.run_dir)
         report.started(journal)
         models = train(run, journal, report, options.steps_per_group)
@@ -87,19 +102,17 @@ def run_lease(options: RunOptions) -> Iterator[Lease]:
             yield held
 
 
-def training_run(
-    augmented: AugmentedGraph, held: Lease, inputs: Inputs, options: RunOptions, longest: int
-) -> TrainingRun:
+def training_run(prepared: Prepared, held: Lease, options: RunOptions) -> TrainingRun:
     """What is fixed for the whole run; its folder is named after the flow run."""
     name = flow_run.name or "run"
     return TrainingRun(
-        augmented=augmented,
+        augmented=prepared.augmented,
         lease=held,
-        sources=inputs.sources,
-        tokenizer=inputs.tokenizer,
+        sources=prepared.inputs.sources,
+        tokenizer=prepared.inputs.tokenizer,
         run_dir=(Path(options.output_dir).expanduser() / name).resolve(),
         seed=options.seed,
-        max_sequence_length=longest,
+        max_sequence_length=prepared.longest,
         call_deadline_seconds=options.call_deadline_seconds,
     )
 

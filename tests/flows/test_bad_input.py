@@ -1,0 +1,190 @@
+"""Mistakes of users: each gets one line with field, value and what would be right, before any device."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from prefect_rlhf.flows.cli import read_parameters
+from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.reward import reward
+from prefect_rlhf.flows.run import prepare
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from tests.tiny import make_model, make_pairs, ppo_parameters
+
+CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
+TWO_DEVICES = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
+
+PLAN = """
+name: mine
+calls:
+  actor_generate:       {mesh: "n0:0-1", engine: vllm, dp: 2}
+  reward_inference:     {mesh: "n0:0-1", engine: megatron, dp: 2}
+  ref_inference:        {mesh: "n0:0-1", engine: megatron, dp: 2}
+  critic_inference:     {mesh: "n0:0-1", engine: megatron, dp: 2}
+  actor_train:          {mesh: "n0:0-1", engine: megatron, dp: 2}
+  critic_train:         {mesh: "n0:0-1", engine: megatron, dp: 2}
+  kl_penalised_rewards: {mesh: "n0:0", engine: python}
+  gae:                  {mesh: "n0:0", engine: python}
+  record_rollouts:      {mesh: "n0:0", engine: python}
+  actor_evaluation:     {mesh: "n0:0-1", engine: vllm, dp: 2}
+  reward_evaluation:    {mesh: "n0:0-1", engine: megatron, dp: 2}
+  record_evaluation:    {mesh: "n0:0", engine: python}
+"""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Parameters that run."""
+    folder = tmp_path_factory.mktemp("good")
+    return {"folder": folder, **ppo_parameters(folder)}
+
+
+def check(parameters, flow=ppo, lease=TWO_DEVICES):
+    """What a run does before it uses a device."""
+    values = {key: value for key, value in parameters.items() if key != "folder"}
+    validated = flow.validate_parameters(values)
+    options = RunOptions(**{key: validated.pop(key) for key in RunOptions.model_fields if key in validated})
+    return prepare(flow.algorithm, validated, options, lease)
+
+
+def at(parameters, path, value):
+    """A deep copy of `parameters` with the value at a dotted path replaced."""
+    copy = json.loads(json.dumps({k: v for k, v in parameters.items() if k != "folder"}))
+    *groups, last = path.split(".")
+    place = copy
+    for group in groups:
+        place = place.setdefault(group, {})
+    place[last] = value
+    return copy
+
+
+def plan(good, **changes):
+    """Parameters with a plan file in which some calls differ (None: left out)."""
+    content = yaml.safe_load(PLAN)
+    for call, change in changes.items():
+        content["calls"][call] = None if change is None else content["calls"].get(call, {}) | change
+    content["calls"] = {call: entry for call, entry in content["calls"].items() if entry is not None}
+    file = good["folder"] / f"plan-{abs(hash(str(changes)))}.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return at(good, "plan", str(file))
+
+
+def prompts(good, name, table, **more):
+    """Parameters with another prompts file."""
+    file = good["folder"] / f"{name}.parquet"
+    pq.write_table(pa.table(table), file)
+    return at(good, "prompts", {"path": str(file), **more})
+
+
+def broken_model(good, name, role="actor", config=None, drop=None, truncate=False):
+    """Parameters with a copy of the actor's folder that has something wrong."""
+    folder = good["folder"] / name
+    make_model(folder)
+    if config:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    if drop:
+        (folder / drop).unlink()
+    if truncate:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:2000])
+    return at(good, f"{role}.path", str(folder))
+
+
+SOME = {"prompt": ["what is it"] * 8, "split": ["train"] * 8}
+
+CASES = {
+    "a plan for a call that the flow does not make": (lambda g: plan(g, actor_dance={"mesh": "n0:0", "engine": "vllm"}), "actor_dance"),
+    "a plan without one of the calls": (lambda g: plan(g, gae=None), "gae"),
+    "a mesh outside the cluster": (lambda g: plan(g, actor_train={"mesh": "n0:2-3"}), "n0:2-3"),
+    "a node outside the cluster": (lambda g: plan(g, actor_train={"mesh": "n1:0-1"}), "n1:0-1"),
+    "a mesh that is no mesh": (lambda g: plan(g, actor_train={"mesh": "gpu0"}), "gpu0"),
+    "a tp that does not divide the heads": (lambda g: plan(g, ref_inference={"dp": 1, "tp": 3}), "ref_inference"),
+    "more devices than the mesh has": (lambda g: plan(g, ref_inference={"dp": 4}), "ref_inference"),
+    "a pp that does not divide the layers": (lambda g: plan(g, reward_inference={"dp": 1, "pp": 2}), "pp"),
+    "vLLM with pipeline parallelism": (lambda g: plan(g, actor_generate={"dp": 1, "pp": 2}), "actor_generate"),
+    "an engine that cannot do the call": (lambda g: plan(g, actor_train={"engine": "vllm"}), "engine"),
+    "an engine that does not exist": (lambda g: plan(g, actor_train={"engine": "deepspeed"}), "engine"),
+    "a misspelt key of a plan": (lambda g: plan(g, actor_train={"micro_batch": 2}), "micro_batch"),
+    "micro-batches that do not divide the rows": (lambda g: plan(g, actor_train={"micro_batches": 3}), "3 micro-batches"),
+    "no micro-batch": (lambda g: plan(g, actor_train={"micro_batches": 0}), "micro_batches"),
+    "a plan that is neither preset nor file": (lambda g: at(g, "plan", "flatening"), "flatening"),
+    "a batch that does not divide over replicas": (lambda g: at(g, "algo.batch_size", 7), "7"),
+    "a batch larger than the dataset": (lambda g: at(g, "algo.batch_size", 17), "algo.batch_size"),
+    "mini-batches that do not divide the batch": (lambda g: at(g, "algo.update.mini_batches", 3), "actor_train"),
+    "a misspelt hyperparameter": (lambda g: at(g, "algo.clipp", 0.2), "clipp"),
+    "a clip out of range": (lambda g: at(g, "algo.clip", 2.0), "clip"),
+    "a temperature below zero": (lambda g: at(g, "algo.sampling.temperature", -1.0), "temperature"),
+    "a learning rate of zero": (lambda g: at(g, "algo.actor_optimizer.lr", 0.0), "lr"),
+    "an unknown choice": (lambda g: at(g, "algo.old_logprobs", "vllm"), "old_logprobs"),
+    "steps below zero": (lambda g: at(g, "steps", -1), "steps"),
+    "a model folder that is not there": (lambda g: at(g, "actor.path", "/nowhere/model"), "/nowhere/model"),
+    "a model without a path": (lambda g: at(g, "actor.path", ""), "path"),
+    "a misspelt key of a model": (lambda g: at(g, "actor.pth", "x"), "pth"),
+    "a number format that is none": (lambda g: at(g, "actor.dtype", "float64"), "dtype"),
+    "a checkpoint of another architecture": (lambda g: broken_model(g, "gpt2", config={"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}), "GPT2LMHeadModel"),
+    "a model folder without config": (lambda g: broken_model(g, "bare", drop="config.json"), "config.json"),
+    "a model folder without weights": (lambda g: broken_model(g, "empty", drop="model.safetensors"), "safetensors"),
+    "a checkpoint that was cut off": (lambda g: broken_model(g, "cut", truncate=True), "safetensors"),
+    "a reward model without a scalar head": (lambda g: at(g, "reward.path", g["actor"]["path"]), "score"),
+    "a language model as critic": (lambda g: at(g, "critic", {"path": g["actor"]["path"]}), "head"),
+    "models with different vocabularies": (lambda g: at(g, "ref.path", make_model(g["folder"] / "vocab", vocab=96)), "vocab"),
+    "a dataset that is not there": (lambda g: at(g, "prompts.path", "/nowhere/prompts.parquet"), "/nowhere"),
+    "a dataset without the column": (lambda g: at(g, "prompts.prompt_column", "question"), "question"),
+    "an unknown split": (lambda g: at(g, "prompts.split", "valid"), "valid"),
+    "an empty dataset": (lambda g: prompts(g, "none", {"prompt": pa.array([], pa.string()), "split": pa.array([], pa.string())}), "prompts"),
+    "a prompt that is null": (lambda g: prompts(g, "null", SOME | {"prompt": ["what", None] + ["a"] * 6}), "row 1"),
+    "a prompt that is empty": (lambda g: prompts(g, "blank", SOME | {"prompt": ["what", "a", " "] + ["a"] * 5}), "row 2"),
+    "prompts that are numbers": (lambda g: prompts(g, "numbers", SOME | {"prompt": list(range(8))}), "prompt"),
+    "a prompt longer than the context": (lambda g: prompts(g, "long", SOME | {"prompt": ["what"] * 7 + ["it " * 80]}), "row 7"),
+    "responses that leave the context": (lambda g: at(g, "algo.sampling.max_new_tokens", 64), "max_new_tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_refused_in_one_line_that_names_it(good, case):
+    broken, names = CASES[case]
+    with pytest.raises(RlhfError) as refused:
+        check(broken(good))
+    assert names in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_parameters_that_the_cases_break_are_right(good):
+    """Else every case above could be refused for another reason."""
+    assert len(check(good).augmented) > 20
+    assert len(check(plan(good)).augmented) > 20
+
+
+def test_a_plan_that_does_not_fit_in_memory_says_what_holds_the_bytes(good):
+    small = ClusterShape("phone", num_nodes=1, devices_per_node=2, device_memory_bytes=1 << 20)
+    lease = Lease("pool", "abc", small, small.whole, small.whole.devices())
+    with pytest.raises(RlhfError, match=r"memory(.|\n)*GiB"):
+        check(plan(good), lease=lease)
+
+
+def test_a_pair_of_equal_answers_is_named_with_its_row(good):
+    file = Path(make_pairs(good["folder"] / "pairs.parquet"))
+    table = pq.read_table(file).to_pydict()
+    table["chosen"][3] = table["rejected"][3]
+    pq.write_table(pa.table(table), file)
+    parameters = {
+        "pairs": {"path": str(file)},
+        "held_out": {"path": str(file), "split": "held_out"},
+        "reward": good["reward"],
+        "algo": {"batch_size": 4},
+    }
+    with pytest.raises(RlhfError, match="row 3"):
+        check(parameters, flow=reward)
+
+
+def test_a_parameter_without_a_value_is_refused():
+    with pytest.raises(RlhfError, match="NAME=VALUE"):
+        read_parameters(None, ["steps"])
