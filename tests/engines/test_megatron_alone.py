@@ -14,7 +14,7 @@ from prefect_rlhf.engines.engine import LossTerms, Sequences, TrainSettings
 from prefect_rlhf.engines.megatron import cpu_kernels, head
 from prefect_rlhf.engines.megatron.batches import micro_batches, mini_batch_rows
 from prefect_rlhf.engines.megatron.groups import build_groups
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.strategy import Strategy
 
 
@@ -198,6 +198,29 @@ def test_written_weights_are_trained_on(folder):
     engine.train(*cases.make_rows(24), cases.loss, TrainSettings("logprobs", mini_batches=3))
     for name, shard in engine.weights().items():
         torch.testing.assert_close(shard.view, written[name], rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_gradient_that_is_not_finite_stops_training(folder):
+    """The step is refused in one line, and the weights are what they were."""
+    engine = Case(folder, optimizer=OPTIMIZER).build(0)
+    before = {name: shard.view.clone() for name, shard in engine.weights().items()}
+    rows, batch = cases.make_rows(24)
+    batch["advantages"][3, 0] = math.nan
+    with pytest.raises(RlhfError, match="the gradient's norm is nan"):
+        engine.train(rows, batch, cases.loss, TrainSettings("logprobs"))
+    assert all(torch.equal(shard.view, before[name]) for name, shard in engine.weights().items())
+
+
+def test_rows_without_weight_move_nothing(folder):
+    """A mini-batch whose rows are all masked out takes no step."""
+    engine = Case(folder, optimizer=OPTIMIZER).build(0)
+    before = {name: shard.view.clone() for name, shard in engine.weights().items()}
+    rows, batch = cases.make_rows(24)
+    found = engine.train(
+        rows, {key: column * 0 for key, column in batch.items()}, cases.loss, TrainSettings("logprobs")
+    )
+    assert found == {"loss": 0.0, "mean": 0.0, "grad_norm": 0.0}
+    assert all(torch.equal(shard.view, before[name]) for name, shard in engine.weights().items())
 
 
 def test_a_frozen_role_holds_weights_alone(folder):

@@ -21,6 +21,7 @@ LAYOUTS = {
     "pp2": {"ranks": (2, 3), "pp": 2},
     "pp2 on [3, 1]": {"ranks": (3, 1), "pp": 2},  # a strict subset, in falling order, while 0 and 2 are idle
     "dp2 tp2": {"ranks": (3, 0, 2, 1), "dp": 2, "tp": 2},
+    "dp2 pp2": {"ranks": (0, 2, 1, 3), "dp": 2, "pp": 2},
     "tp2 pp2": {"ranks": (1, 0, 3, 2), "tp": 2, "pp": 2},
 }
 CLOSE = {"rtol": 0, "atol": 2e-4}

@@ -1,0 +1,123 @@
+"""The bodies of all algorithms as graphs: what each call reads, which weight version it waits for, how it is drawn."""
+
+import inspect
+
+import pytest
+
+from prefect_rlhf.flows.dpo import dpo
+from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.remax import remax
+from prefect_rlhf.flows.reward import reward
+from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.draw import graph_mermaid, graph_text
+from prefect_rlhf.placement.graph import Dataset, VersionEdge
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.presets import PRESETS, preset
+from prefect_rlhf.tasks.hyperparameters import PPO
+
+SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
+SCALAR_ROLES = {"critic", "reward"}
+PROMPTS, PAIRS = Dataset("", ("prompt_tokens",), 64), Dataset("", ("tokens", "prompt_length"), 64, rows_per_item=2)
+CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=64 << 30)
+ALGORITHMS = {"ppo": ppo, "reward": reward, "dpo": dpo, "grpo": grpo, "remax": remax}
+
+
+class Stand:
+    """An argument object with an identity."""
+
+
+def traced(flow, **settings):
+    """The graph of a flow, its models and datasets made up from the types of its parameters."""
+    parameters = inspect.signature(flow.algorithm.body, eval_str=True).parameters
+    kinds = {name: parameter.annotation.__name__ for name, parameter in parameters.items()}
+    models = {
+        role: ModelSpec(role, role, "scalar" if role in SCALAR_ROLES else "lm", SHAPE)
+        for role, kind in kinds.items()
+        if kind == "Model"
+    }
+    datasets = {}
+    for name, kind in kinds.items():
+        if kind in ("Prompts", "Preferences"):
+            made = PROMPTS if kind == "Prompts" else PAIRS
+            datasets[name] = Dataset(name, made.keys, made.num_items, made.rows_per_item)
+    arguments = {name: Stand() for name in (*models, *datasets)} | settings
+    return flow.algorithm.trace(arguments, models, datasets)
+
+
+def test_ppo_has_the_six_calls_of_reals_figure():
+    calls = {(c.role, c.kind) for c in traced(ppo) if c.kind != "compute" and not c.every}
+    assert calls == {
+        ("actor", "generate"),
+        ("reward", "inference"),
+        ("ref", "inference"),
+        ("critic", "inference"),
+        ("actor", "train_step"),
+        ("critic", "train_step"),
+    }
+
+
+def test_one_field_adds_the_recomputation_of_old_logprobs_and_trains_on_it():
+    graph = traced(ppo, algo=PPO(old_logprobs="recompute"))
+    assert graph.call("actor_inference").outputs == ("logprobs",)
+    first = graph.call("actor_train").inputs[0]
+    assert first.source == "actor_inference", "the first input's logprobs are those that the ratio divides by"
+
+
+def test_remax_generates_twice_from_one_weight_version():
+    graph = traced(remax)
+    generations = [call.name for call in graph if call.kind == "generate" and not call.every]
+    assert len(generations) == 2
+    for name in generations:
+        assert VersionEdge("actor_train", name, "actor", lag=1) in graph.version_edges()
+
+
+def test_grpo_trains_without_a_critic_on_groups_of_responses():
+    graph = traced(grpo)
+    assert "critic" not in {model.role for model in graph.models}
+    (generation,) = [call for call in graph if call.kind == "generate" and not call.every]
+    assert generation.num_rows == generation.samples_per_prompt * 32
+
+
+def test_dpo_and_reward_never_part_the_answers_of_a_pair():
+    for flow in (dpo, reward):
+        (trained,) = [call for call in traced(flow) if call.kind == "train_step"]
+        assert trained.rows_per_item == 2
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_is_planned_unrolled_and_drawn_by_every_preset(name):
+    """Version edges are dashed in the drawing; each call of a trained role has one."""
+    graph = traced(ALGORITHMS[name])
+    drawn = graph_mermaid(graph)
+    for edge in graph.version_edges():
+        assert any(edge.source in line and edge.target in line and "-." in line for line in drawn.splitlines())
+    for rule in PRESETS:
+        augmented = augment(graph, preset(rule, graph, CLUSTER, CLUSTER.whole), num_steps=3)
+        assert {call.name for call in graph} == {node.call.name for node in augmented if node.call}
+        assert "step 1" in graph_text(augmented)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_body_is_about_forty_lines(name):
+    """An algorithm reads beside its paper."""
+    source = inspect.getsource(ALGORITHMS[name].algorithm.body)
+    assert len([line for line in source.splitlines() if line.strip()]) <= 45
+
+
+PARAMETERS = {  # a deployment somewhere passes these by name: adding is fine, renaming and removing are not
+    "ppo": ["prompts", "held_out", "actor", "critic", "ref", "reward", "algo"],
+    "reward": ["pairs", "held_out", "reward", "algo"],
+    "run": ["steps", "plan", "seed", "output_dir", "dry_run", "steps_per_group", "call_deadline_seconds"],
+}
+
+
+@pytest.mark.parametrize("name", ["ppo", "reward"])
+def test_names_of_deployment_parameters_are_kept(name):
+    assert list(ALGORITHMS[name].parameters.properties) == [*PARAMETERS[name], *PARAMETERS["run"]]
+
+
+def test_each_deployment_parameter_has_a_description_in_the_form():
+    properties = ppo.parameters.properties
+    assert all(properties[name].get("description") for name in PARAMETERS["run"])

@@ -1,0 +1,80 @@
+"""Whole runs in miniature on one device, without a worker: real Prefect, Megatron-core and vLLM, tiny models."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from prefect_rlhf.engines import rank
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.errors import StaleWeights
+from tests.tiny import ppo_parameters
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect():
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    return ppo_parameters(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def leases(monkeypatch, tmp_path):
+    """Leases of this test alone, so that it does not wait for another program's run."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def run(parameters, **changes):
+    """Run PPO to its end; the final state."""
+    return ppo(**ppo.validate_parameters(parameters | changes), return_state=True)
+
+
+def last_run(parameters, **changes):
+    """Run PPO; its folder."""
+    state = run(parameters, **changes)
+    assert state.is_completed(), state.message
+    return Path(state.result()["run_dir"])
+
+
+def tokens(run_dir):
+    return [pq.read_table(file).column("tokens").to_pylist() for file in sorted((run_dir / "rollouts").iterdir())]
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_gives_others(parameters):
+    once, again, other = (last_run(parameters, seed=seed) for seed in (1, 1, 2))
+    assert tokens(once) == tokens(again)
+    assert tokens(once) != tokens(other)
+
+
+def test_a_stale_weight_stops_the_run_and_both_versions_are_named(parameters, monkeypatch):
+    """Planted: the copy of trained weights to vLLM silently does nothing (as in TRL for eight months)."""
+    monkeypatch.setattr(rank, "move_weights", lambda *_: 0)
+    state = run(parameters)
+    assert state.is_failed()
+    assert "v0" in state.message and "v1" in state.message and "actor.vllm" in state.message
+    with pytest.raises(StaleWeights):
+        state.result()
+
+
+def test_recomputed_logprobs_are_compared_with_vllms(parameters):
+    """One field adds the recomputation; in float32 the two engines agree within 1e-4."""
+    exact = {role: parameters[role] | {"dtype": "float32"} for role in ("actor", "ref", "critic", "reward")}
+    run_dir = last_run(parameters, **exact, algo=parameters["algo"] | {"old_logprobs": "recompute"})
+    steps = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    differences = [step["compare_logprobs.max"] for step in steps if "compare_logprobs.max" in step]
+    assert len(differences) == 2
+    assert max(differences) < 1e-4
+
+
+def test_a_mistake_ends_the_run_with_one_line(parameters):
+    state = run(parameters, actor={"path": "/nowhere"})
+    assert state.is_failed()
+    assert state.message.startswith("InvalidInput: ") and "\n" not in state.message
