@@ -61,7 +61,7 @@ def micro_batches(
     items = rows.view(-1, rows_per_item)
     if equal_shapes and items.shape[0] % count:
         raise InvalidInput("micro_batches", count, f"a divisor of the {items.shape[0]} items of a mini-batch")
-    longest = sequences.lengths_B[items].amax(1)
+    longest = sequences.lengths_B.cpu()[items].amax(1)
     groups = items[longest.argsort(descending=True)].tensor_split(min(count, items.shape[0]))
     width = sequences.num_response_tokens
     fixed = int(longest.max()) if equal_shapes else None

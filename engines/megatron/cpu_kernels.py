@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK_ROWS = 256  # tokens worked on at a time, so that what one pass writes is still in cache for the next
+BLOCK_ROWS = 128  # tokens worked on at a time, so that what one pass writes is still in cache for the next
 LONGEST_EXPLICIT = 512  # up to here the S x S scores are cheap, and torch's own backward pass is 2-5 times slower
 
 
@@ -51,16 +51,16 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x_NH, weight_H, inverse_N1 = ctx.saved_tensors
         gradient = gradients[0]
-        grad_NH = gradient.reshape(x_NH.shape)
-        grad_x_NH, grad_weight_H = torch.empty_like(x_NH), torch.zeros_like(weight_H, dtype=torch.float32)
+        grad_NH, wide_weight_H = gradient.reshape(x_NH.shape), weight_H.float()
+        grad_x_NH, grad_weight_H = torch.empty_like(x_NH), torch.zeros_like(wide_weight_H)
         for rows in _blocks(x_NH):
             unit = x_NH[rows].to(torch.float32, copy=True).mul_(inverse_N1[rows])
             wide = grad_NH[rows].to(torch.float32, copy=True)
             shared = wide * unit
             grad_weight_H += shared.sum(0)
-            wide.mul_(weight_H)
-            along = shared.mul_(weight_H).mean(-1, keepdim=True)
-            torch.mul(wide.addcmul_(unit, along, value=-1), inverse_N1[rows], out=grad_x_NH[rows])
+            along_N1 = torch.mv(shared, wide_weight_H)[:, None].div_(weight_H.shape[0])
+            wide.mul_(wide_weight_H).addcmul_(unit, along_N1, value=-1)
+            torch.mul(wide, inverse_N1[rows], out=grad_x_NH[rows])
         return grad_x_NH.view(gradient.shape), grad_weight_H.to(weight_H.dtype), None
 
 
@@ -95,9 +95,8 @@ class _Attend(torch.autograd.Function):
     def forward(ctx: Any, qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         length, num_rows, groups, width, dim = qkv_SBGXD.shape
         heads_BGXSD = qkv_SBGXD.new_empty(num_rows, groups, width, length, dim)
-        as_given = heads_BGXSD.permute(3, 0, 1, 2, 4)
-        _rotate(qkv_SBGXD[..., :-1, :], cos, sin, out=as_given[..., :-1, :])
-        as_given[..., -1, :].copy_(qkv_SBGXD[..., -1, :])
+        heads_BGXSD.copy_(qkv_SBGXD.permute(1, 2, 3, 0, 4))
+        _rotate(heads_BGXSD[:, :, :-1], cos, sin)
         query, key, value = torch.split(heads_BGXSD.flatten(0, 1), [width - 2, 1, 1], dim=1)
         mixed, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
         ctx.save_for_backward(heads_BGXSD, cos, sin, mixed, logsumexp)
@@ -112,12 +111,10 @@ class _Attend(torch.autograd.Function):
         backward = _attention_backward if length <= LONGEST_EXPLICIT else _attention_backward_long
         query, key, value = torch.split(heads_BGXSD.flatten(0, 1), [width - 2, 1, 1], dim=1)
         found = backward(above, query, key, value, mixed, logsumexp)
-        grads = [g.view(num_rows, groups, -1, length, dim).permute(3, 0, 1, 2, 4) for g in found]
-        grad_SBGXD = heads_BGXSD.new_empty(length, num_rows, groups, width, dim)
-        _rotate(grads[0], cos, -sin, out=grad_SBGXD[..., :-2, :])
-        _rotate(grads[1], cos, -sin, out=grad_SBGXD[..., -2:-1, :])
-        grad_SBGXD[..., -1:, :].copy_(grads[2])
-        return grad_SBGXD, None, None
+        parts = [part.view(num_rows, groups, -1, length, dim) for part in found]
+        grad_BGXSD = torch.cat(parts, dim=2)
+        _rotate(grad_BGXSD[:, :, :-1], cos, -sin)
+        return grad_BGXSD.permute(3, 0, 1, 2, 4).contiguous(), None, None
 
 
 def _attention_backward(
@@ -149,13 +146,11 @@ def _attention_backward_long(
     return found
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Rotate pairs (i, i + D / 2) of [S, ..., D] by the angle of each position."""
-    shape = (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1] // 2)
-    cos, sin = cos.view(shape), sin.view(shape)
-    (first, second), (out_first, out_second) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
-    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-1)
-    torch.mul(second, cos, out=out_second).addcmul_(first, sin)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate pairs (i, i + D / 2) of [..., S, D] in place by the angle of each position."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    x.mul_(torch.cat((cos, cos), dim=-1)).addcmul_(swapped, torch.cat((-sin, sin), dim=-1))
 
 
 def _blocks(x_NH: Tensor) -> list[slice]:

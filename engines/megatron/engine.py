@@ -24,7 +24,8 @@ from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
 from prefect_rlhf.engines.megatron.model import build_model, head_weight
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
-from prefect_rlhf.engines.megatron.residency import Parked, num_bytes
+from prefect_rlhf.engines.megatron.residency import Parked
+from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
@@ -86,12 +87,12 @@ class MegatronEngine:
                 sums, norm = self._step(micros, columns, loss, settings)
                 totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
                 norms.append(norm)
-        weight = totals.pop("weight")
+        weight = totals.pop("weight") or 1.0
         return {name: total / weight for name, total in totals.items()} | {"grad_norm": sum(norms) / len(norms)}
 
     def device_bytes(self) -> int:
         """Bytes of weights, gradient buffers and optimizer state that are on the device."""
-        return num_bytes([*self._kept(), *self._scratch()])
+        return storage_bytes([*self._kept(), *self._scratch()])
 
     def offload(self) -> int:
         """Empty every storage, keeping copies in host memory (gradients are not kept); return the bytes freed."""
@@ -149,6 +150,8 @@ class MegatronEngine:
             return found.total, one, {name: value.detach() for name, value in sums.items()}
 
         sums = self._sum_over_mesh(self._run(micros, terms, train=True))
+        if not sums["weight"]:  # a mean over nothing moves nothing
+            return sums, 0.0
         return sums, self._optimizer.step(sums["weight"])
 
     def _run(self, micros: list[MicroBatch], from_hidden: FromHidden, train: bool = False) -> list[Any]:

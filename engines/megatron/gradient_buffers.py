@@ -13,7 +13,7 @@ import torch.distributed as dist
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.gradients import add_blockwise
+from prefect_rlhf.engines.megatron.gradients import add_blockwise, mark_stale, take_stale
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
 
@@ -27,21 +27,42 @@ class GradientBuffers(DistributedDataParallel):  # type: ignore[misc]
     than the sending; for a group of one they do nothing else.
     """
 
+    def zero_grad_buffer(self) -> None:
+        """Forget the gradients of the step before."""
+        if self.buffers[0].grad_data.is_cuda:
+            super().zero_grad_buffer()
+            return
+        for group in self.bucket_groups:
+            group.reset()
+        for parameter in self.params_with_grad:
+            parameter.grad_added_to_main_grad = False
+            if parameter.dim() == 2 and parameter.shape[0] > 1:  # linear layers, embedding, vocabulary: see `gradients`
+                mark_stale(parameter.main_grad)
+            else:
+                parameter.main_grad.zero_()
+
     def finish_grad_sync(self, *args: Any, **options: Any) -> None:
         """Sum gradients over replicas; each keeps its share."""
         if self.buffers[0].grad_data.is_cuda:
             super().finish_grad_sync(*args, **options)
             return
-        for buffer in self.buffers:
-            sum_shares(buffer.grad_data, buffer.param_dtype, self.dp_group)
+        for parameter in self.params_with_grad:
+            if take_stale(parameter.main_grad):
+                parameter.main_grad.zero_()  # no gradient came
+        for bucket in self._buckets():
+            sum_shares(bucket.grad_data, bucket.param_data.dtype, self.dp_group)
 
     def start_param_sync(self, *args: Any, **options: Any) -> None:
         """Gather the shares of updated weights."""
         if self.buffers[0].grad_data.is_cuda:
             super().start_param_sync(*args, **options)
             return
-        for buffer in self.buffers:
-            gather_shares(buffer.param_data, self.dp_group)
+        for bucket in self._buckets():
+            gather_shares(bucket.param_data, self.dp_group)
+
+    def _buckets(self) -> list[Any]:
+        """What is shared out over replicas, each by itself: an embedding tied over a pipeline has its own bucket."""
+        return [bucket for buffer in self.buffers for bucket in buffer.buckets]
 
 
 def with_gradient_buffers(model: Transformer, groups: Groups) -> GradientBuffers:
@@ -58,7 +79,9 @@ def sum_shares(flat: Tensor, wire: torch.dtype, group: dist.ProcessGroup) -> Non
     Values travel as `wire`: gradients of bfloat16 products lose nothing by it.
     """
     for mine, outgoing, target, source in _rounds(flat, group):
-        for kept, sent in zip(mine.split(MESSAGE_ELEMENTS), outgoing.split(MESSAGE_ELEMENTS), strict=True):
+        for kept, sent in zip(
+            torch.split(mine, MESSAGE_ELEMENTS), torch.split(outgoing, MESSAGE_ELEMENTS), strict=True
+        ):
             incoming = torch.empty_like(kept, dtype=wire)
             _swap(sent.to(wire), target, incoming, source, group)
             add_blockwise(kept, incoming)

@@ -6,16 +6,16 @@ C vocabulary rows worked on at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.gradients import GradientSink
+from prefect_rlhf.engines.megatron.gradients import GradientSink, transposed
 
-LOGITS_AT_ONCE = 1 << 20  # elements: about what stays in a core's cache; a GPU takes more
+LOGITS_AT_ONCE = 1 << 19  # elements: about what stays in a core's cache; a GPU takes more
 LOGITS_AT_ONCE_CUDA = 1 << 28
 
 
@@ -42,58 +42,69 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float, tp: dist.ProcessGroup
     ) -> Tensor:
         local_N = targets_N - tp.rank() * weight_VH.shape[0]
-        top_N, sum_N, picked_N = _partial_softmax(hidden_NH, weight_VH, local_N, scale)
-        logsumexp_N = _combine(top_N, sum_N, picked_N, tp)
+        logsumexp_N, picked_N = _partial_logsumexp(hidden_NH, weight_VH, local_N, scale)
+        logsumexp_N = _combine(logsumexp_N, picked_N, tp)
         ctx.save_for_backward(hidden_NH, weight_VH, local_N, logsumexp_N)
         ctx.scale, ctx.tp = scale, tp
         return picked_N - logsumexp_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """d logprob / d logits = (1 at the target - softmax) * scale. Slopes multiply hidden states: fewer numbers."""
         hidden_NH, weight_VH, local_N, logsumexp_N = ctx.saved_tensors
-        slope_N = gradients[0] * ctx.scale
-        grad_hidden_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)
+        slope_N1 = (gradients[0] * ctx.scale)[:, None]
+        sloped_NH = (hidden_NH * slope_N1).to(hidden_NH.dtype)
+        mixed_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)  # softmax @ weight
         sink = GradientSink(weight_VH)
-        for start, stop in _slices(hidden_NH, weight_VH):
-            slice_CH = weight_VH[start:stop]
-            logits_NC = (hidden_NH @ slice_CH.t()).float().mul_(ctx.scale)
-            slopes_NC = logits_NC.sub_(logsumexp_N[:, None]).exp_().mul_(-slope_N[:, None])
-            rows_M = ((local_N >= start) & (local_N < stop)).nonzero()[:, 0]
-            slopes_NC[rows_M, local_N[rows_M] - start] += slope_N[rows_M]
-            slopes_NC = slopes_NC.to(hidden_NH.dtype)
-            grad_hidden_NH += slopes_NC @ slice_CH
-            sink.add_rows(start, slopes_NC.t() @ hidden_NH)
+        sink.add_all(_weight_gradients(ctx, mixed_NH, -sloped_NH))
+        here_N = (local_N >= 0) & (local_N < weight_VH.shape[0])
+        sink.add_at(local_N[here_N], sloped_NH[here_N])
+        grad_hidden_NH = mixed_NH.neg_()
+        grad_hidden_NH[here_N] += weight_VH[local_N[here_N]]
+        grad_hidden_NH *= slope_N1
         if ctx.tp.size() > 1:
             dist.all_reduce(grad_hidden_NH, group=ctx.tp)
         return grad_hidden_NH.to(hidden_NH.dtype), sink.result, None, None, None
 
 
-def _partial_softmax(
-    hidden_NH: Tensor, weight_VH: Tensor, local_N: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Over this rank's vocabulary: the largest logit, the sum of exp(logit - largest), and the target's logit or 0."""
-    top_N = hidden_NH.new_full(local_N.shape, -torch.inf, dtype=torch.float32)
-    sum_N, picked_N = torch.zeros_like(top_N), torch.zeros_like(top_N)
+def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[Tensor]:
+    """softmax.T @ above for each slice of the vocabulary [C, H]; adds softmax @ weight to `mixed_NH` on the way."""
+    hidden_NH, weight_VH, _, logsumexp_N = ctx.saved_tensors
     for start, stop in _slices(hidden_NH, weight_VH):
-        logits_NC = (hidden_NH @ weight_VH[start:stop].t()).float().mul_(scale)
+        slice_CH = weight_VH[start:stop]
+        softmax_NC = _logits(hidden_NH, slice_CH, ctx.scale).sub_(logsumexp_N[:, None]).exp_().to(hidden_NH.dtype)
+        mixed_NH += softmax_NC @ slice_CH
+        yield transposed(softmax_NC) @ above_NH
+
+
+def _logits(hidden_NH: Tensor, slice_CH: Tensor, scale: float) -> Tensor:
+    """Logits [N, C] in float32, in memory of their own."""
+    logits_NC = (hidden_NH @ slice_CH.t()).float()
+    return logits_NC if scale == 1 else logits_NC.mul_(scale)
+
+
+def _partial_logsumexp(hidden_NH: Tensor, weight_VH: Tensor, local_N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Over this rank's vocabulary: the logsumexp of the logits, and the target's logit or 0."""
+    picked_N = torch.zeros(local_N.shape, dtype=torch.float32, device=hidden_NH.device)
+    parts = []
+    for start, stop in _slices(hidden_NH, weight_VH):
+        logits_NC = _logits(hidden_NH, weight_VH[start:stop], scale)
         rows_M = ((local_N >= start) & (local_N < stop)).nonzero()[:, 0]
         picked_N[rows_M] = logits_NC[rows_M, local_N[rows_M] - start]
-        new_top_N = torch.maximum(top_N, logits_NC.amax(-1))
-        sum_N.mul_((top_N - new_top_N).exp_()).add_(logits_NC.sub_(new_top_N[:, None]).exp_().sum(-1))
-        top_N = new_top_N
-    return top_N, sum_N, picked_N
+        parts.append(logits_NC[:, 0] - logits_NC.log_softmax(-1)[:, 0])  # one fused pass, unlike logsumexp
+    return torch.stack(parts).logsumexp(0), picked_N
 
 
-def _combine(top_N: Tensor, sum_N: Tensor, picked_N: Tensor, tp: dist.ProcessGroup) -> Tensor:
+def _combine(logsumexp_N: Tensor, picked_N: Tensor, tp: dist.ProcessGroup) -> Tensor:
     """Return logsumexp over the whole vocabulary; `picked_N` becomes the target's logit on every rank."""
     if tp.size() == 1:
-        return sum_N.log_().add_(top_N)
-    whole_top_N = top_N.clone()
-    dist.all_reduce(whole_top_N, dist.ReduceOp.MAX, group=tp)
-    both_2N = torch.stack((sum_N * (top_N - whole_top_N).exp(), picked_N))
+        return logsumexp_N
+    top_N = logsumexp_N.clone()
+    dist.all_reduce(top_N, dist.ReduceOp.MAX, group=tp)
+    both_2N = torch.stack(((logsumexp_N - top_N).exp(), picked_N))
     dist.all_reduce(both_2N, group=tp)
     picked_N.copy_(both_2N[1])
-    return both_2N[0].log_().add_(whole_top_N)
+    return both_2N[0].log_().add_(top_N)
 
 
 def _slices(hidden_NH: Tensor, weight_VH: Tensor) -> list[tuple[int, int]]:

@@ -51,7 +51,7 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
         qkv_SBW = packed_seq_params.spread(qkv.flatten(0, 1))
         groups, dim = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
         cos, sin = self._rotary.tables(qkv_SBW.shape[0], qkv)
-        mixed = attend(qkv_SBW.unflatten(2, (groups, -1, dim)), cos, sin)
+        mixed = attend(qkv_SBW.view(*qkv_SBW.shape[:2], groups, -1, dim), cos, sin)
         packed = packed_seq_params.pack(mixed.flatten(2)).view(*hidden_states.shape[:2], -1)
         return cast(tuple[Tensor, Tensor | None], self.linear_proj(packed))
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.optimizer_config import ParamKey
+from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron import cpu_shim
 from prefect_rlhf.engines.megatron.gradient_buffers import GradientBuffers
 from prefect_rlhf.engines.megatron.groups import Groups, only
+from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.model import OptimizerSpec
 
 
@@ -34,11 +36,16 @@ class MainOptimizer:
             group["fused"] = True  # one pass over memory instead of about ten
 
     def step(self, weight: float) -> float:
-        """Divide the summed gradients by `weight`, clip, update; return the gradient's norm before clipping."""
+        """Divide the summed gradients by `weight`, clip, update; return the gradient's norm before clipping.
+
+        Raises RlhfError, on every rank, when the gradient is not finite; the weights are then still those before.
+        """
         self._set_rates()
         with cpu_shim.cuda_type_names():
             self._chain.prepare_grads()
             norm = float(self._chain.get_grad_norm()) / weight
+            if not math.isfinite(norm):
+                raise RlhfError(f"the gradient's norm is {norm}: some loss or gradient is not a finite number")
             clip = min(1.0, self._spec.max_grad_norm / (norm + 1e-6))
             for part in self._chain.chained_optimizers:
                 # fused AdamW divides gradients by this on its way, which saves Megatron's own passes over them
@@ -85,8 +92,6 @@ def _config(spec: OptimizerSpec, model: GradientBuffers) -> OptimizerConfig:
 
 
 def _overrides(spec: OptimizerSpec) -> dict[ParamKey, dict[str, float]]:
-    from megatron.core.optimizer.optimizer_config import ParamPredicate
-
     flat = ParamPredicate(name="one_dimensional", fn=lambda parameter: parameter.dim() == 1)
     overrides = {ParamKey(predicate=flat): {"wd_mult": 0.0}}
     if spec.head_lr is not None:

@@ -5,33 +5,20 @@ Tensors keep their identity: storages are emptied and refilled, so views, optimi
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-
-def storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The distinct storages behind tensors, many of which may be views of one flat buffer."""
-    found: dict[int, torch.UntypedStorage] = {}
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        found.setdefault(storage._cdata, storage)
-    return list(found.values())
-
-
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes that the storages hold now."""
-    return sum(storage.nbytes() for storage in storages(tensors))
+from prefect_rlhf.engines.memory import release_free_memory
 
 
 class Parked:
     """Storages that were emptied, with what they held; those of `scratch` come back as zeros."""
 
     def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor] = ()) -> None:
-        self._kept = [(storage, _to_host(storage)) for storage in storages(kept)]
-        self._scratch = [(storage, storage.nbytes()) for storage in storages(scratch)]
+        self._kept = [(storage, _to_host(storage)) for storage in _storages(kept)]
+        self._scratch = [(storage, storage.nbytes()) for storage in _storages(scratch)]
         self.num_bytes = sum(size for _, size in self._sizes())
         for storage, _ in self._sizes():
             storage.resize_(0)
@@ -51,6 +38,11 @@ class Parked:
         return [(storage, copy.nbytes()) for storage, copy in self._kept] + self._scratch
 
 
+def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
+    """The distinct storages behind tensors, many of which may be views of one flat buffer."""
+    return list({tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values())
+
+
 def _to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """A copy in host memory, pinned where the device is a GPU, so that the link runs at full speed."""
     pinned = storage.device.type == "cuda"
@@ -64,11 +56,7 @@ def _bytes(storage: torch.UntypedStorage) -> Tensor:
 
 
 def _return_freed_memory() -> None:
-    """Give freed blocks back to the driver or the system, so that other processes can have them."""
+    """Give freed blocks back to the driver and the system, so that other processes can have them."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        return
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # not glibc: the allocator returns memory in its own time
+    release_free_memory()

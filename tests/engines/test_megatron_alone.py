@@ -216,9 +216,8 @@ def test_rows_without_weight_move_nothing(folder):
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
     before = {name: shard.view.clone() for name, shard in engine.weights().items()}
     rows, batch = cases.make_rows(24)
-    found = engine.train(
-        rows, {key: column * 0 for key, column in batch.items()}, cases.loss, TrainSettings("logprobs")
-    )
+    nothing = {key: column * 0 for key, column in batch.items()}
+    found = engine.train(rows, nothing, cases.loss, TrainSettings("logprobs"))
     assert found == {"loss": 0.0, "mean": 0.0, "grad_norm": 0.0}
     assert all(torch.equal(shard.view, before[name]) for name, shard in engine.weights().items())
 
