@@ -153,6 +153,8 @@ class TrainingEngine(Engine, Protocol):
         """Take epochs * mini_batches optimizer steps on this replica's rows; mini-batch m is the m-th equal chunk.
 
         Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank.
+        Under `initial_...` the same of the first mini-batch, before any update: there new and old policy have the same
+        weights, so what a loss says of their difference is the difference of the two engines.
         """
         ...
 

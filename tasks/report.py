@@ -87,8 +87,8 @@ class Report:
 
 def step_line(metrics: Mapping[str, float]) -> str:
     """`step 3 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
-    hidden = {"step", "seconds"}
-    shown = [f"{name.rpartition('.')[2]} {value:.4g}" for name, value in metrics.items() if name not in hidden]
+    short = {name: name.rpartition(".")[2] for name in metrics if name not in ("step", "seconds")}
+    shown = [f"{word} {metrics[name]:.4g}" for name, word in short.items() if not word.startswith("initial_")]
     return " · ".join([f"step {metrics['step']:.0f}", f"{metrics['seconds']:.1f} s", *shown])
 
 

@@ -6,7 +6,7 @@ N response tokens of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -78,17 +78,17 @@ class MegatronEngine:
         """See TrainingEngine.train."""
         whole = on_device(sequences, self._device)
         columns = {key: batch[key].to(self._device) for key in batch}
-        totals: dict[str, float] = {}
+        steps: list[dict[str, float]] = []
         norms = []
         self._model.train()
         for _ in range(settings.epochs):
             for rows in mini_batch_rows(len(whole), settings.mini_batches):
                 micros = self._cut(whole, rows, settings.micro_batches, settings.rows_per_item)
                 sums, norm = self._step(micros, columns, loss, settings)
-                totals = {name: totals.get(name, 0.0) + value for name, value in sums.items()}
+                steps.append(sums)
                 norms.append(norm)
-        weight = totals.pop("weight") or 1.0
-        return {name: total / weight for name, total in totals.items()} | {"grad_norm": sum(norms) / len(norms)}
+        initial = {f"initial_{name}": value for name, value in means(steps[:1]).items()}
+        return initial | means(steps) | {"grad_norm": sum(norms) / len(norms)}
 
     def device_bytes(self) -> int:
         """Bytes of weights, gradient buffers and optimizer state that are on the device."""
@@ -198,3 +198,13 @@ class MegatronEngine:
     def _scratch(self) -> list[Tensor]:
         """Gradient buffers: zeroed before each step, so their content need not be kept."""
         return [buffer.grad_data for buffer in getattr(self._wrapped, "buffers", [])] if self._optimizer else []
+
+
+def means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Sums of some optimizer steps over the sum of their `weight`.
+
+    >>> means([{"weight": 1.0, "loss": 2.0}, {"weight": 3.0, "loss": 6.0}])
+    {'loss': 2.0}
+    """
+    weight = sum(step["weight"] for step in steps) or 1.0
+    return {name: sum(step[name] for step in steps) / weight for name in steps[0] if name != "weight"}
