@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from prefect_rlhf.engines.orders import (
 )
 from prefect_rlhf.engines.versions import Fingerprints
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.instances import instances, offloaded_instances
+from prefect_rlhf.placement.instances import instances, offloaded_instances, trained_instance
 from prefect_rlhf.placement.layout import layout_of
 from prefect_rlhf.placement.node import Node
 from prefect_rlhf.placement.plan import ModelInstance
@@ -144,8 +144,11 @@ class Dispatcher:
         self.fingerprints.settle(instance, version, digests, self._layout(instance))
 
     def _build_order(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildOrder:
+        model = self._graph.model(instance.role)
+        if instance != trained_instance(self._graph, self._plan, instance.role):
+            model = replace(model, optimizer=None)  # a copy that is only read needs no gradients and no optimizer
         return BuildOrder(
-            model=self._graph.model(instance.role),
+            model=model,
             instance=instance,
             ranks=self.run.ranks(instance.mesh),
             layout=self._layout(instance),
