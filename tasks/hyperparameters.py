@@ -13,9 +13,9 @@ class KLControl(Settings):
     """The penalty for leaving the reference model (Ziegler et al. 2019, section 2.2)."""
 
     kind: Literal["fixed", "adaptive"] = Field("adaptive", description="Whether the coefficient follows the target.")
-    coefficient: float = Field(0.05, ge=0, description="Reward lost per nat of KL; where the adaptive one starts.")
-    target: float = Field(3.0, gt=0, description="KL of a response, in nats, that the adaptive coefficient steers to.")
-    horizon: float = Field(1000.0, gt=0, description="Responses over which the adaptive coefficient moves.")
+    coefficient: float = Field(0.2, ge=0, description="Reward lost per nat of KL; where the adaptive one starts.")
+    target: float = Field(2.5, gt=0, description="KL of a response, in nats, that the adaptive coefficient steers to.")
+    horizon: float = Field(500.0, gt=0, description="Responses over which the adaptive coefficient moves.")
     estimator: Literal["k1", "k3"] = Field("k1", description="Per token: k1 is the log-ratio, k3 is never negative.")
 
 
