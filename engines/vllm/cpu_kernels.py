@@ -29,22 +29,29 @@ class CpuKernels:
         model: nn.Module = runner.get_model()
         self._layers: list[Any] = [m for m in model.modules() if isinstance(m, LinearBase | ParallelLMHead)]
         self._packed = False
+        self._stale = True  # the weights were written since they were packed
         for module in model.modules():
             if isinstance(module, RMSNorm):
                 module._forward_method = partial(_rms_norm, module)
         runner.sampler = RowSampler(runner.sampler.logprobs_mode)
 
+    def weights_written(self) -> None:
+        """What is packed is not what is readable any more."""
+        self._stale = True
+
     def pack(self) -> None:
-        """Copy the readable weights of every linear layer, lm_head included, into its packed form."""
+        """Copy the readable weights of every linear layer, lm_head included, into its packed form, unless done."""
+        if not self._stale:
+            return
         for layer in self._layers:
             dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
-        self._packed = True
+        self._packed, self._stale = True, False
 
     def drop(self) -> None:
         """Free the packed copies; the layers compute from the readable weights until the next `pack`."""
         for layer in self._layers:
             layer.cpu_linear = F.linear
-        self._packed = False
+        self._packed, self._stale = False, True
 
     def num_bytes(self) -> int:
         """Bytes of the packed copies, which no tensor shows: as many as the weights they copy."""

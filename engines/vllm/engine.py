@@ -27,8 +27,8 @@ class VllmEngine:
     """A GenerationEngine. Every rank of a tensor-parallel group builds it with the same order and makes the same calls.
 
     On CUDA vLLM captures its graphs (unless the order says not to) and computes from the weights that `weights()`
-    shows. On CPU it runs eagerly, and its matrix products read packed copies that `weights_written()` makes: a
-    fingerprint of `weights()` proves what was last packed, not the packed copies themselves.
+    shows. On CPU it runs eagerly, and its matrix products read packed copies that the first generate after
+    `weights_written()` makes: a fingerprint of `weights()` proves what is packed, not the packed copies themselves.
     """
 
     def __init__(self, order: BuildOrder, rank: int) -> None:
@@ -55,10 +55,10 @@ class VllmEngine:
         return self._shards
 
     def weights_written(self) -> None:
-        """Forget the keys and values that the old weights made; on CPU, pack the new weights."""
+        """Forget the keys and values that the old weights made; on CPU, have the new weights packed before use."""
         self._llm.reset_prefix_cache()
         if self._cpu is not None:
-            self._cpu.pack()
+            self._cpu.weights_written()
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int]) -> Generated:
         """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop.
@@ -67,6 +67,8 @@ class VllmEngine:
         they are the model's own, at temperature 1.
         """
         self._check_lengths(prompts, sampling)
+        if self._cpu is not None:
+            self._cpu.pack()
         names = [str(next(self._request_ids)) for _ in prompts]
         with self._group.entered():
             for name, prompt, seed in zip(names, prompts, seeds, strict=True):
