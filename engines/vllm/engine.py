@@ -111,6 +111,8 @@ class VllmEngine:
         else:
             return 0
         self.weights_written()
+        if self._cpu is not None:
+            self._cpu.pack()
         return self.device_bytes()
 
     def _load(self, path: str, role: str) -> None:
