@@ -71,10 +71,10 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
         run = training_run(prepared, held, options)
         journal = Journal(run.run_dir)
         report.started(journal)
-        models = train(run, journal, report, options.steps_per_group)
+        train(run, journal, report, options.steps_per_group)
         report.finished()
         _point_latest_to(run.run_dir)
-        return {"run_dir": str(run.run_dir), "models": {role: str(path) for role, path in models.items()}}
+        return {"run_dir": str(run.run_dir), "models": trained_models(run)}
 
 
 def choose_plan(name: str, graph: DataflowGraph, held: Lease, longest: int) -> ExecutionPlan:
@@ -115,6 +115,12 @@ def training_run(prepared: Prepared, held: Lease, options: RunOptions) -> Traini
         max_sequence_length=prepared.longest,
         call_deadline_seconds=options.call_deadline_seconds,
     )
+
+
+def trained_models(run: TrainingRun) -> dict[str, str]:
+    """The folder of each model that the graph's export nodes wrote."""
+    roles = [node.instance.role for node in run.augmented if node.kind == "export" and node.instance]
+    return {role: str(run.run_dir / role) for role in roles}
 
 
 def _point_latest_to(run_dir: Path) -> None:

@@ -1,7 +1,8 @@
 """From a graph and a plan to the augmented graph: insert every move of weights and rows that the plan needs.
 
 In this order: the runs of all calls; `reallocate` where an instance lacks the version to be read; waits of each
-train_step for the readers of what it overwrites; `transfer` where a call's devices lack rows; `reload` and `offload`.
+train_step for the readers of what it overwrites; `transfer` where a call's devices lack rows; `export` of what was
+trained; `reload` and `offload`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from prefect_rlhf.placement.instances import instance_of, labels, offloaded_inst
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.node import Dependency, Node, NodeKind, RowMove
 from prefect_rlhf.placement.offload import add_offloads
-from prefect_rlhf.placement.order import CallOrder, just_after, just_before
+from prefect_rlhf.placement.order import CallOrder, just_after, just_before, last
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.transfers import Feed, feeds
 from prefect_rlhf.placement.unroll import CallRun, run_id, unroll
@@ -36,6 +37,7 @@ def augment(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> Augmen
     _add_reallocations(draft, graph, plan, order)
     _add_overwrites(draft)
     _add_transfers(draft, graph, plan, order)
+    _add_exports(draft, graph, plan, num_steps)
     add_offloads(draft, graph, plan)
     return AugmentedGraph(graph, plan, num_steps, draft.ordered())
 
@@ -156,6 +158,26 @@ def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, orde
             if local != keys:  # wait for the producer itself only where its rows are used from where they were made
                 stay = (Dependency(made, "data", ", ".join(local)),) if local else ()
                 draft.replace_dependency(node.id, made, *stay)
+
+
+def _add_exports(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> None:
+    """When all steps are over, write the last version of each trained role to disk."""
+    for position, model in enumerate(graph.models):
+        instance = trained_instance(graph, plan, model.role)
+        if instance is None or num_steps == 0:
+            continue
+        trained = Dependency(_trained_by(graph, model.role, num_steps), "version", f"{model.role} v{num_steps}")
+        node = Node(
+            id=f"export.{model.role}@{num_steps}",
+            kind="export",
+            step=num_steps,
+            meshes=(instance.mesh,),
+            dependencies=(trained,),
+            reason=f"the run ends with {model.role} v{num_steps}, which is what it was for.",
+            instance=instance,
+            reads=num_steps,
+        )
+        draft.add(node, last(num_steps, position))
 
 
 def _transfer(plan: ExecutionPlan, consumer: Node, feed: Feed) -> Node:

@@ -9,7 +9,9 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance, Placement
 
-NodeKind = Literal["generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload"]
+NodeKind = Literal[
+    "generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload", "export"
+]
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
 
 
@@ -44,8 +46,8 @@ class Node:
     """One task run.
 
     `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
-    `instance` is the copy of weights that a call uses, or that an offload or reload moves; `source` and `target` are
-    set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
+    `instance` is the copy of weights that a call uses, an offload or reload moves, or an export writes to disk; `source`
+    and `target` are set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
     """
 
     id: str
@@ -87,8 +89,8 @@ class Node:
         if self.kind == "reallocate":
             assert self.source is not None  # set for every reallocate
             return f"{self.source.role}.reallocate"
-        if self.kind in ("offload", "reload"):
-            assert self.instance is not None  # set for both kinds
+        if self.kind in ("offload", "reload", "export"):
+            assert self.instance is not None  # set for these kinds
             return f"{self.instance.role}.{self.instance.engine}.{self.kind}"
         assert self.call is not None  # every other kind runs or feeds a call
         return f"transfer → {call_title(self.call)}" if self.kind == "transfer" else call_title(self.call)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prefect_rlhf.placement.draft import Priority
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 
-_WEIGHTS, _EVALUATION, _TRAINING = range(3)  # the parts of a step
+_WEIGHTS, _EVALUATION, _TRAINING, _EXPORT = range(4)  # the parts of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,11 @@ def just_before(priority: Priority, distance: int = 1) -> Priority:
 
 def just_after(priority: Priority, distance: int = 1) -> Priority:
     return *priority[:-1], priority[-1] + distance
+
+
+def last(step: int, position: int) -> Priority:
+    """After all calls of a step."""
+    return step, _EXPORT, 0, position, 0
 
 
 def _part(call: Call) -> int:

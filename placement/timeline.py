@@ -26,6 +26,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "reallocate": "#a463f2",
         "offload": "#9c6b4e",
         "reload": "#6cc5b0",
+        "export": "#97bbf5",
     }
 )
 

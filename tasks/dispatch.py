@@ -85,6 +85,8 @@ class Dispatcher:
                 return Outcome.of(self._reallocate(node))
             case "offload" | "reload":
                 return Outcome.of(self._move_between_host_and_device(node))
+            case "export":
+                return Outcome.of(self._export(node))
             case _:
                 return Outcome.of(self._run_call(node))
 
@@ -92,13 +94,6 @@ class Dispatcher:
         """Let every rank free the step's rows with its next order."""
         for steps in self._finished.values():
             steps.append(step)
-
-    def export(self, instance: ModelInstance, path: Path, tokenizer: str) -> Outcome:
-        """Write a Hugging Face folder of the instance's weights; its ranks write, nothing passes through here."""
-        layout = self._layout(instance)
-        arguments = (instance, path, Path(tokenizer), layout)
-        ranks = self.run.ranks(instance.mesh)
-        return Outcome.of(self._call("export", dict.fromkeys(ranks, arguments), f"export {instance.role} to {path}"))
 
     def _run_call(self, node: Node) -> dict[int, Report]:
         assert node.call is not None and node.placement is not None  # every call node has both
@@ -136,6 +131,14 @@ class Dispatcher:
         if node.kind == "reload" and node.reads is not None:
             self._settle(node.instance, node.reads, reports)
         return reports
+
+    def _export(self, node: Node) -> dict[int, Report]:
+        """Write `run_dir/<role>`, a Hugging Face folder; the ranks write, nothing passes through here."""
+        instance = node.instance
+        assert instance is not None  # set for this kind
+        tokenizer = Path(self._graph.model(instance.role).path)
+        arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
+        return self._call("export", dict.fromkeys(self.run.ranks(instance.mesh), arguments), node.title)
 
     def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, Report]) -> None:
         """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Mapping
-from pathlib import Path
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -68,10 +67,6 @@ class Report:
             publish(update_progress_artifact, self._progress, progress=100.0 * done)
         if len(self._metrics) % PUBLISH_EVERY == 0:
             self._publish()
-
-    def exported(self, role: str, path: Path) -> None:
-        """A trained model is on disk."""
-        self._log.info("wrote %s to %s (a Hugging Face folder)", role, path)
 
     def finished(self) -> None:
         """The last word of tables and pictures."""

@@ -40,9 +40,14 @@ class Devices:
         self.rows: dict[tuple[Device, int, str, str], set[int]] = defaultdict(set)
 
     def run(self, node: Node) -> None:
-        getattr(self, f"_{node.kind}" if node.kind in ("transfer", "reallocate", "offload", "reload") else "_call")(
-            node
-        )
+        moves = {
+            "transfer": self._transfer,
+            "reallocate": self._reallocate,
+            "offload": self._offload,
+            "reload": self._reload,
+            "export": self._export,
+        }
+        moves.get(node.kind, self._call)(node)
 
     def _call(self, node: Node) -> None:
         if node.instance is not None:
@@ -72,6 +77,10 @@ class Devices:
         assert self.version[node.source] == node.reads > self.version[node.target]
         assert {*node.source.mesh.devices(), *node.target.mesh.devices()} == set(node.devices)
         self.version[node.target] = node.reads
+
+    def _export(self, node: Node) -> None:
+        assert node.instance not in self.away
+        assert self.version[node.instance] == node.reads == node.step, "what is written is the last version"
 
     def _offload(self, node: Node) -> None:
         assert node.instance in self.comes_and_goes - self.away
@@ -116,7 +125,7 @@ def shuffled(augmented: AugmentedGraph, chance: random.Random) -> Iterable[Node]
 
 
 def test_calls_have_no_moves_where_nothing_moves():
-    """One device, one engine kind, nothing to bring: the augmented graph is the calls alone."""
+    """One device, one engine kind, nothing to bring: the calls alone, and at the end the trained model."""
     cluster = ClusterShape("one", 1, 1, 8 * GIB)
     augmented = augment(dpo(), preset("flattening", dpo(), cluster, cluster.whole), 2)
     assert [node.id for node in augmented] == [
@@ -124,6 +133,7 @@ def test_calls_have_no_moves_where_nothing_moves():
         "actor_train_step@0",
         "ref_inference@1",
         "actor_train_step@1",
+        "export.actor@2",
     ]
 
 
