@@ -46,8 +46,8 @@ class Node:
     """One task run.
 
     `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
-    `instance` is the copy of weights that a call uses, an offload or reload moves, or an export writes to disk; `source`
-    and `target` are set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
+    `instance` is the copy of weights that a call uses, an offload or reload moves, or an export writes to disk;
+    `source` and `target` are set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
     """
 
     id: str
