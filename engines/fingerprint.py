@@ -66,9 +66,9 @@ def combine(contributions: Iterable[int]) -> int:
 
 
 def sample(shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> dict[str, int]:
-    """A digest of one row in 64 of each shard, which ones decides the key; of a vector, of all.
+    """A digest of one row in 64 of each shard (of one part of it where it is fused with others); of a vector, of all.
 
-    It is comparable only with a sample of the same shards under the same key.
+    The key decides which rows. It is comparable only with a sample of the same shards under the same key.
     """
     table, start = table or Factors(), _hash(key)
     return {name: _sample_of(shard.view, start, table) for name, shard in shards.items()}
@@ -161,12 +161,13 @@ def _sample_of(view: Tensor, start: int, table: Factors) -> int:
     """Weigh some rows of a view; a view that is not made of words is widened first."""
     if view.stride(-1) != 1 or view.shape[-1] * view.element_size() % WORD_BYTES:
         view = view.double()  # exact for every float format of weights
-    total = 0
-    for matrix in _matrices(view.view(torch.int64)):
-        picked = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
-        rows = _row_sums(picked, table.columns(0, picked.shape[1], view.device))
-        total = 31 * total + _weighed(rows, table.rows(0, len(rows), view.device))
-    return total % _MODULUS
+    words = view.view(torch.int64)
+    while words.dim() > 2:  # a view of a fused weight: one of its parts
+        words = words[start % len(words)]
+    matrix = words if words.dim() == 2 else words[None]
+    picked = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
+    rows = _row_sums(picked, table.columns(0, picked.shape[1], view.device))
+    return _weighed(rows, table.rows(0, len(rows), view.device)) % _MODULUS
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

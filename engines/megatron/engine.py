@@ -49,12 +49,13 @@ class MegatronEngine:
         else:
             self._wrapped = with_gradient_buffers(self._model, self._groups)
             self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups)
-        weights.load(self.weights(), self._spec)
+        self._shards = weights.shards(self._model, self._spec, self._groups)
+        weights.load(self._shards, self._spec)
         self.weights_written()
 
     def weights(self) -> dict[str, Shard]:
         """Views of the compute weights under their Hugging Face names."""
-        return weights.shards(self._model, self._spec, self._groups)
+        return self._shards
 
     def weights_written(self) -> None:
         """Refresh the main weights from the compute weights."""
