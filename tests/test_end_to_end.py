@@ -1,8 +1,11 @@
 """A user's path, with nothing replaced: server, worker, deployments, Megatron-core, vLLM, two ranks, a real model."""
 
 import asyncio
+import contextlib
 import json
+import re
 import socket
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,10 +19,13 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.sorting import LogSort
 
+from prefect_rlhf.blocks.lease_book import HeldMesh, Holder, LeaseBook
+from prefect_rlhf.flows.demo.__main__ import run_folders
 from prefect_rlhf.flows.demo.outcome import read_metrics
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoServer
 from prefect_rlhf.flows.demo.smollm2 import prepare_model
+from prefect_rlhf.placement.mesh import ClusterShape
 
 PROJECT = Path(__file__).parents[1]
 CACHE = PROJECT / ".rlhf"  # model and data come out of packages once, as in the demo
@@ -206,6 +212,52 @@ def test_a_dry_run_takes_no_device_and_leaves_no_files(server, reward_run):
     before = set((server.home / "runs").glob("ppo/*"))
     server.prefect("deployment", "run", "rlhf/ppo", "--watch", "-p", "dry_run=true", limit_seconds=120)
     assert set((server.home / "runs").glob("ppo/*")) == before
+
+
+@pytest.mark.slow
+def test_cancelling_ends_every_process_of_the_run_and_frees_its_devices(server, reward_run):
+    """While ranks compute."""
+    algo = json.dumps({"batch_size": 8, "evaluate_every": 2, "sampling": {"max_new_tokens": 8}})
+    before = run_folders(server.home / "runs" / "ppo")
+    said = server.prefect("deployment", "run", "rlhf/ppo", "-p", "steps=50", "-p", f"algo={algo}")
+    run_id = re.search(r"UUID: ([0-9a-f-]{36})", said).group(1)
+    folder = server.home / "runs" / "ppo"
+    began = wait_until(
+        lambda: any((folder / new / "metrics.jsonl").exists() for new in run_folders(folder) - before), 240
+    )
+    assert began, "no step ended"
+    assert len(processes_of(run_id)) >= 3, "the flow and its two ranks"
+    server.prefect("flow-run", "cancel", run_id)
+    assert wait_until(lambda: not processes_of(run_id), 30)
+
+    async def state():
+        async with PrefectClient(f"{server.ui_url}/api") as client:
+            return (await client.read_flow_run(run_id)).state
+
+    assert wait_until(lambda: asyncio.run(state()).is_cancelled(), 30)
+    book = LeaseBook(Path("~/.prefect-rlhf/leases"), ClusterShape("local", 1, 2, 8 << 30))
+    held = book.acquire("n0:0-1", Holder.now("test", "test"))
+    assert isinstance(held, HeldMesh), f"{held}"
+    held.release()
+
+
+def processes_of(run_id):
+    """Processes whose environment names the flow run."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"PREFECT__FLOW_RUN_ID={run_id}".encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+    return found
+
+
+def wait_until(condition, limit_seconds):
+    deadline = time.monotonic() + limit_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 @pytest.mark.slow
