@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -45,25 +46,25 @@ class Journal:
     def __init__(self, run_dir: Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
-        self._spans: list[Span] = []
+        self._by_step: dict[int, list[Span]] = defaultdict(list)
         self._lock = threading.Lock()
 
-    @property
-    def spans(self) -> tuple[Span, ...]:
+    def last_steps(self, number: int) -> tuple[Span, ...]:
+        """The task runs of the newest steps so far."""
         with self._lock:
-            return tuple(self._spans)
+            steps = sorted(self._by_step)[-number:]
+            return tuple(span for step in steps for span in self._by_step[step])
 
     def record(self, span: Span) -> None:
         """Keep a finished task run."""
         with self._lock:
-            self._spans.append(span)
+            self._by_step[span.step].append(span)
             _append(self.run_dir / "task_runs.jsonl", asdict(span))
 
     def finish_step(self, step: int) -> Mapping[str, float]:
         """Write and return the metrics of a step: each call's, under `call.metric`, and where its time went."""
-        spans = [span for span in self.spans if span.step == step]
-        metrics = {"step": float(step), **step_metrics(spans)}
         with self._lock:
+            metrics = {"step": float(step), **step_metrics(self._by_step[step])}
             _append(self.run_dir / "metrics.jsonl", metrics)
         return metrics
 

@@ -76,7 +76,10 @@ class Report:
         assert self._journal is not None  # started before any step
         publish(create_table_artifact, metric_rows(self._metrics), key="metrics", description="Metrics of each step")
         publish(
-            create_markdown_artifact, timeline_markdown(self._journal.spans), key="timeline", description="Timeline"
+            create_markdown_artifact,
+            timeline_markdown(self._journal.last_steps(STEPS_SHOWN)),
+            key="timeline",
+            description="Timeline",
         )
 
 
@@ -93,8 +96,8 @@ def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:
 
 
 def timeline_markdown(spans: tuple[Span, ...]) -> str:
-    """The last steps as a picture, one lane a device, in a form that Prefect's pages show."""
-    newest = sorted({span.step for span in spans})[-STEPS_SHOWN:]
-    bars = [Bar(span.title, span.kind, span.devices, span.start, span.end) for span in spans if span.step in newest]
+    """Task runs as a picture, one lane a device, in a form that Prefect's pages show."""
+    bars = [Bar(span.title, span.kind, span.devices, span.start, span.end) for span in spans]
+    steps = [span.step for span in spans]
     picture = b64encode(timeline_svg(bars).encode()).decode()
-    return f"Steps {newest[0]} to {newest[-1]}\n\n![timeline](data:image/svg+xml;base64,{picture})"
+    return f"Steps {min(steps)} to {max(steps)}\n\n![timeline](data:image/svg+xml;base64,{picture})"

@@ -25,37 +25,12 @@ from prefect_rlhf.placement.node import Node
 from prefect_rlhf.tasks.device_locks import DeviceLocks
 from prefect_rlhf.tasks.dispatch import Dispatcher, Outcome
 from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.group import Group
 from prefect_rlhf.tasks.journal import Journal, Span
 from prefect_rlhf.tasks.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.training_run import TrainingRun
 
 MAX_GROUPS_IN_FLIGHT = 2
-
-
-class Group:
-    """Nodes that are shown as one subflow run, and how far they are."""
-
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
-        self.nodes = nodes
-        steps = [node.step for node in nodes]
-        self.name = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)}-{max(steps)}"
-        self.submitted = threading.Event()  # its nodes can be waited for
-        self.at_last_step = threading.Event()  # only about a step's worth of its nodes has not begun
-        self._not_begun = len(nodes)
-        self._last_step = steps.count(max(steps))
-        self._lock = threading.Lock()
-
-    def node_began(self) -> None:
-        """Count a node that began."""
-        with self._lock:
-            self._not_begun -= 1
-            if self._not_begun < self._last_step:
-                self.at_last_step.set()
-
-    def give_up(self) -> None:
-        """Let go of whoever waits for this group."""
-        self.submitted.set()
-        self.at_last_step.set()
 
 
 class GraphRunner:
@@ -110,7 +85,10 @@ class GraphRunner:
             validate_parameters=False,
         )
         try:
-            flow(return_state=True)
+            state: State[Any] = flow(return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
+            if not state.is_completed():
+                error = state.result(raise_on_failure=False)
+                self._fail(error if isinstance(error, BaseException) else RlhfError(f"{group.name}: {state.message}"))
         except Exception as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
             self._fail(error)
 
