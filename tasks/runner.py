@@ -85,7 +85,7 @@ class GraphRunner:
             validate_parameters=False,
         )
         try:
-            state: State[Any] = flow(return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
+            state: State[Any] = flow(return_state=True)
             if not state.is_completed():
                 error = state.result(raise_on_failure=False)
                 self._fail(error if isinstance(error, BaseException) else RlhfError(f"{group.name}: {state.message}"))
