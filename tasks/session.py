@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Protocol
@@ -27,4 +28,5 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
     with closing(open_gang(len(run.lease.devices), device=run.lease.kind)) as gang:
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
+        gc.freeze()  # what is imported stays; looking through it again and again would hold up task runs
         GraphRunner(run, dispatcher, journal, steps_per_group).run_all(audience.step_ended)
