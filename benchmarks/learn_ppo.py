@@ -1,6 +1,6 @@
 """Does PPO learn? Reward and an independent judge of greedy continuations of held-out openings, before and after.
 
-    python -m benchmarks.learn_ppo [--seeds 1 2 3] [--steps 30] [--home .rlhf] [--plot docs/images/learn_ppo.png]
+    python -m benchmarks.learn_ppo [--seeds 1 2 3] [--steps 20] [--home .rlhf] [--plot docs/images/learn_ppo.png]
 
 Trains the reward model first unless `<home>/runs/reward/latest` is there. The anchor is a bare policy gradient with a
 batch-mean baseline on the same task: reward +1.43, judge +0.19 at a KL of 3 nats in 40 steps.
@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--home", type=Path, default=Path(".rlhf"))
     parser.add_argument("--plot", type=Path)
     return parser.parse_args()
@@ -65,7 +65,7 @@ def reward_parameters(home: Path) -> dict[str, Any]:
 
 
 def ppo_parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
-    """As deployment rlhf/ppo has them, with another seed and more evaluations."""
+    """As deployment rlhf/ppo has them, with another seed, more evaluations, and actor and critic trained side by side."""
     model, prompts = str(home / "models" / "smollm2"), str(home / "data" / "prompts.parquet")
     learned = {"path": str(home / "runs" / "reward" / "latest" / "reward"), "head": "scalar"}
     return {
@@ -77,6 +77,7 @@ def ppo_parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
         "critic": learned,
         "steps": steps,
         "seed": seed,
+        "plan": "split",
         "algo": {"evaluate_every": 5},
         "output_dir": str(home / "runs" / "learn_ppo"),
     }

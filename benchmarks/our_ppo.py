@@ -47,6 +47,7 @@ def flow_parameters(work: PPOWork, folder: Path) -> dict[str, Any]:
         "reward": scored,
         "output_dir": str(folder),
         "steps": work.steps + 1,
+        "plan": work.plan,
         "algo": {
             "batch_size": work.batch_size,
             "sampling": {"max_new_tokens": work.response_tokens, "stop_at_eos": False},

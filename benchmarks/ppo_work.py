@@ -26,6 +26,7 @@ class PPOWork:
     kl_coefficient: float = 0.05
     steps: int = 4  # measured, after one that is not
     threads: int = 2
+    plan: str = "split"  # of ours: actor and critic train at the same time
 
     def prompt_texts(self) -> list[str]:
         """The first training prompts of the file, enough for all steps."""

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.strategy import Strategy
 
-Rule = Callable[[Call, DeviceMesh], DeviceMesh]
+Rule = Callable[[Call, DeviceMesh, DataflowGraph], DeviceMesh]
 """Which part of the leased mesh a call with a model gets."""
 
 
@@ -37,7 +37,7 @@ def preset(
     refused: list[InvalidInput] = []
     for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
         try:
-            placements = tuple((call.name, _place(call, rule(call, mesh), graph, mesh, least)) for call in graph)
+            placements = tuple((call.name, _place(call, rule(call, mesh, graph), graph, mesh, least)) for call in graph)
             plan = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, max_sequence_length)
             return check_memory(plan, graph, max_sequence_length)
         except InvalidInput as error:
@@ -45,12 +45,12 @@ def preset(
     raise refused[0]
 
 
-def flattening(call: Call, mesh: DeviceMesh) -> DeviceMesh:
+def flattening(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
     """Every call on the whole mesh, one after the other."""
     return mesh
 
 
-def side_by_side(call: Call, mesh: DeviceMesh) -> DeviceMesh:
+def side_by_side(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
     """Reference inference on one half, reward and critic inference on the other, so that they overlap; all else whole.
 
     Inference calls that give log-probabilities take the first half.
@@ -61,7 +61,18 @@ def side_by_side(call: Call, mesh: DeviceMesh) -> DeviceMesh:
     return first if "logprobs" in call.outputs else second
 
 
-PRESETS: Mapping[str, Rule] = MappingProxyType({"flattening": flattening, "side_by_side": side_by_side})
+def split(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
+    """Models with a scalar head (critic, reward) on one half, the others on the other; generation on all.
+
+    So actor and critic train at the same time. NeMo-Aligner's placement, as HybridFlow (section 8.3) compares it.
+    """
+    if call.kind == "generate" or call.role is None:
+        return mesh
+    first, second = halves(mesh)
+    return second if graph.model(call.role).head == "scalar" else first
+
+
+PRESETS: Mapping[str, Rule] = MappingProxyType({"flattening": flattening, "side_by_side": side_by_side, "split": split})
 
 
 def halves(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
