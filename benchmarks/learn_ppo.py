@@ -65,7 +65,7 @@ def reward_parameters(home: Path) -> dict[str, Any]:
 
 
 def ppo_parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
-    """As deployment rlhf/ppo has them, with another seed, more evaluations, and actor and critic trained side by side."""
+    """As deployment rlhf/ppo has them, with another seed, more evaluations, and actor and critic trained at once."""
     model, prompts = str(home / "models" / "smollm2"), str(home / "data" / "prompts.parquet")
     learned = {"path": str(home / "runs" / "reward" / "latest" / "reward"), "head": "scalar"}
     return {

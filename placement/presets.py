@@ -87,7 +87,7 @@ def halves(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
         return first, replace(first, first_node=mesh.first_node + count)
     count = mesh.devices_per_node // 2
     if mesh.num_nodes > 1 or count * 2 != mesh.devices_per_node:
-        raise InvalidInput("mesh", mesh.name, "a mesh of two equal halves for preset side_by_side")
+        raise InvalidInput("mesh", mesh.name, "a mesh of two equal halves for this preset")
     first = replace(mesh, devices_per_node=count)
     return first, replace(first, first_device=mesh.first_device + count)
 

@@ -49,9 +49,24 @@ def test_side_by_side_lets_reference_and_reward_run_at_the_same_time():
     }
 
 
-def test_side_by_side_needs_two_halves():
+def test_split_lets_actor_and_critic_train_at_the_same_time():
+    plan = preset("split", ppo(), TWO_DEVICES, WHOLE)
+    meshes = {name: placement.mesh.name for name, placement in plan.placements}
+    assert meshes == {
+        "actor_generate": "n0:0-1",
+        "ref_inference": "n0:0",
+        "reward_inference": "n0:1",
+        "critic_inference": "n0:1",
+        "advantages": "n0:0",
+        "actor_train_step": "n0:0",
+        "critic_train_step": "n0:1",
+    }
+
+
+@pytest.mark.parametrize("name", ["side_by_side", "split"])
+def test_presets_of_two_halves_need_two_halves(name):
     with pytest.raises(InvalidInput, match="mesh: got 'n0:0', expected a mesh of two equal halves"):
-        preset("side_by_side", ppo(), TWO_DEVICES, DeviceMesh(0, 1, 0, 1))
+        preset(name, ppo(), TWO_DEVICES, DeviceMesh(0, 1, 0, 1))
 
 
 def test_rows_that_do_not_divide_over_replicas_ask_for_tp():
