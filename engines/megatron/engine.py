@@ -24,9 +24,9 @@ from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
 from prefect_rlhf.engines.megatron.model import build_model, head_weight
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
-from prefect_rlhf.engines.megatron.residency import Parked
 from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
+from prefect_rlhf.engines.residency import Parked
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
 """What the last stage makes of a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""

@@ -12,9 +12,9 @@ from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard
-from prefect_rlhf.engines.megatron.residency import Parked
 from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
+from prefect_rlhf.engines.residency import Parked
 from prefect_rlhf.engines.tensor_files import OpenTensors
 from prefect_rlhf.engines.vllm.cpu_kernels import CpuKernels
 from prefect_rlhf.engines.vllm.group import RankGroup
