@@ -19,7 +19,7 @@ from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 
-ALGORITHMS = ("ppo", "reward", "dpo", "grpo", "remax", "sft")
+ALGORITHMS = ("ppo", "reward", "dpo", "grpo", "remax")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

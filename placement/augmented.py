@@ -55,10 +55,6 @@ class AugmentedGraph:
         """The last step that any node belongs to: `num_steps` when evaluation runs after the last train_step."""
         return max((node.step for node in self.nodes), default=0)
 
-    def last_of_each_step(self) -> dict[int, str]:
-        """For each step the id of its last node in the order; rows of the step are not read after all of it ended."""
-        return {node.step: node.id for node in self.nodes}
-
     def in_groups(self, num_steps: int) -> tuple[tuple[Node, ...], ...]:
         """Nodes in groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
 
