@@ -13,9 +13,15 @@ from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
 
-ENGINES: Mapping[CallKind, EngineKind] = MappingProxyType(
-    {"generate": "vllm", "inference": "megatron", "train_step": "megatron", "compute": "python"}
+ENGINES: Mapping[CallKind, tuple[EngineKind, ...]] = MappingProxyType(
+    {
+        "generate": ("vllm", "megatron"),
+        "inference": ("megatron",),
+        "train_step": ("megatron",),
+        "compute": ("python",),
+    }
 )
+"""The engines that can run each kind of call, the usual one first."""
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
@@ -84,15 +90,16 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 
 def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    engine = ENGINES[call.kind]
-    if placement.engine != engine:
-        yield InvalidInput(_field(call.name, "engine"), placement.engine, f"{engine}, which runs {call.kind}")
+    engine = placement.engine
+    if engine not in ENGINES[call.kind]:
+        right = " or ".join(ENGINES[call.kind])
+        yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
     if engine != "megatron" and placement.micro_batches > 1:
         yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, f"1: {engine} has none")
     if engine != "megatron" and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
-    if engine == "python" and placement.offload:
-        yield InvalidInput(_field(call.name, "offload"), True, "false: a computation holds no weights")
+    if engine == "python" and placement.offload != "none":
+        yield InvalidInput(_field(call.name, "offload"), placement.offload, "none: a computation holds no weights")
 
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
@@ -124,9 +131,8 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 def _check_offloads(plan: ExecutionPlan, graph: DataflowGraph) -> None:
     for instance, calls in instances(graph, plan).items():
-        off = [call.name for call in calls if plan[call.name].offload]
-        on = [call.name for call in calls if not plan[call.name].offload]
-        if off and on:
-            raise InvalidInput(
-                _field(on[0], "offload"), False, f"true as for {off[0]}: both use the one copy {instance.name}"
-            )
+        first = plan[calls[0].name].offload
+        for call in calls:
+            if (seen := plan[call.name].offload) != first:
+                right = f"{first} as for {calls[0].name}: both use the one copy {instance.name}"
+                raise InvalidInput(_field(call.name, "offload"), seen, right)

@@ -94,7 +94,7 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "rows": str(call.num_rows),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
         "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
-        "offload": "yes" if placement.offload else "",
+        "offload": "" if placement.offload == "none" else placement.offload,
     }
 
 

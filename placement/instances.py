@@ -10,7 +10,7 @@ def instance_of(call: Call, placement: Placement) -> ModelInstance | None:
     """The copy of weights that `call` uses when placed so; None for compute calls, which use none."""
     if call.role is None:
         return None
-    return ModelInstance(call.role, placement.engine, placement.mesh, placement.strategy)
+    return ModelInstance(call.role, placement.engine, placement.mesh, placement.strategy, placement.order)
 
 
 def instances(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[Call, ...]]:
@@ -36,7 +36,7 @@ def offloaded_instances(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[Mode
     return tuple(
         instance
         for instance, calls in instances(graph, plan).items()
-        if any(placements[call.name].offload for call in calls)
+        if any(placements[call.name].offload == "all" for call in calls)
     )
 
 

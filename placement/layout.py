@@ -38,7 +38,7 @@ class Layout:
 def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> Layout:
     """The layout of an instance. A rank is the position of its device in `lease.devices()`."""
     position = {device: rank for rank, device in enumerate(lease.devices())}
-    ranks = tuple(position[device] for device in instance.mesh.devices())
+    ranks = tuple(position[device] for device in instance.devices)
     layout = vllm_layout if instance.engine == "vllm" else megatron_layout
     return layout(model, instance.strategy, ranks)
 

@@ -131,7 +131,7 @@ def _largest_first(held: Sequence[Holding], roles: Sequence[str]) -> list[ModelI
 
 def _offload(plan: ExecutionPlan, calls: Sequence[Call]) -> ExecutionPlan:
     names = {call.name for call in calls}
-    changed = ((name, replace(old, offload=True) if name in names else old) for name, old in plan.placements)
+    changed = ((name, replace(old, offload="all") if name in names else old) for name, old in plan.placements)
     return replace(plan, placements=tuple(changed))
 
 
@@ -141,7 +141,7 @@ def _of_instance(
     layout = layout_of(instance, model, instance.mesh)
     trained = any(call.kind == "train_step" for call in calls)
     rows = max(call.num_rows for call in calls) // instance.strategy.dp
-    for rank, device in enumerate(instance.mesh.devices()):
+    for rank, device in enumerate(instance.devices):
         elements = sum(num_elements(region) for region in layout.of_rank(rank).values())
         yield Holding(device, instance, "weights", elements * WEIGHT_BYTES[model.dtype])
         if trained:

@@ -87,12 +87,16 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class ClusterShape:
-    """`num_nodes` equal nodes of `devices_per_node` devices with `device_memory_bytes` each."""
+    """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
+
+    `node_speeds` is how fast the devices of each node are, relative to each other; empty: all the same.
+    """
 
     name: str
     num_nodes: int
     devices_per_node: int
     device_memory_bytes: int
+    node_speeds: tuple[float, ...] = ()
 
     @property
     def whole(self) -> DeviceMesh:

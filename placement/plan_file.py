@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
 from prefect_rlhf.placement.strategy import Strategy
 
 
@@ -26,7 +26,7 @@ class CallEntry(BaseModel):
     tp: int = Field(1, ge=1)
     pp: int = Field(1, ge=1)
     micro_batches: int = Field(1, ge=1)
-    offload: bool = False
+    offload: Offload = "none"
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """The placement it describes; its mesh must lie in `cluster`."""

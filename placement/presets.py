@@ -101,7 +101,7 @@ def _place(call: Call, mesh: DeviceMesh, graph: DataflowGraph, lease: DeviceMesh
     for strategy in strategies(mesh.num_devices):
         if strategy.tp * strategy.pp < min(least, mesh.num_devices):
             continue
-        placement = Placement(mesh, strategy, ENGINES[call.kind])
+        placement = Placement(mesh, strategy, ENGINES[call.kind][0])
         found = list(problems(call, placement, graph))
         if not found:
             return placement

@@ -51,7 +51,7 @@ def split_rows(num_rows: int, dp: int, mini_batches: int = 1, field: str = "num_
 
 def needed_rows(call: Call, placement: Placement) -> dict[Device, Rows]:
     """The rows that each device works on: its replica's; all of them on a computation's one device."""
-    devices = placement.mesh.devices()
+    devices = placement.devices
     if call.kind == "compute":
         return {devices[0]: tuple(range(call.num_rows))}
     mini_batches = call.mini_batches if call.kind == "train_step" else 1

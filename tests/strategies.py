@@ -178,14 +178,14 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
             placements.append((each.name, Placement(mesh, Strategy(), "python")))
             continue
         mesh = draw(meshes(cluster))
-        options = degrees(mesh.num_devices).map(lambda s, m=mesh, e=ENGINES[each.kind]: Placement(m, s, e))
+        options = degrees(mesh.num_devices).map(lambda s, m=mesh, e=ENGINES[each.kind][0]: Placement(m, s, e))
         legal = options.filter(lambda placement, e=each: not list(problems(e, placement, graph)))
         placements.append((each.name, draw(legal)))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))
     for calls in instances(graph, plan).values() if offload else ():
         if draw(st.booleans()):
             for each in calls:
-                plan = placed(plan, each.name, offload=True)
+                plan = placed(plan, each.name, offload="all")
     return plan
 
 

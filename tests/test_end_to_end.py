@@ -35,7 +35,7 @@ OVERLAP = """
 name: overlap
 calls:
   actor_generate:       {mesh: "n0:0-1", engine: vllm, dp: 2}
-  reward_inference:     {mesh: "n0:0", engine: megatron, offload: true}
+  reward_inference:     {mesh: "n0:0", engine: megatron, offload: all}
   ref_inference:        {mesh: "n0:1", engine: megatron}
   critic_inference:     {mesh: "n0:0-1", engine: megatron, dp: 2}
   actor_train:          {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
@@ -44,7 +44,7 @@ calls:
   gae:                  {mesh: "n0:0", engine: python}
   record_rollouts:      {mesh: "n0:0", engine: python}
   actor_evaluation:     {mesh: "n0:0-1", engine: vllm, dp: 2}
-  reward_evaluation:    {mesh: "n0:0", engine: megatron, offload: true}
+  reward_evaluation:    {mesh: "n0:0", engine: megatron, offload: all}
   record_evaluation:    {mesh: "n0:0", engine: python}
 """
 

@@ -34,7 +34,9 @@ class Devices:
         self.graph, self.plan = graph, plan
         self.version: dict[ModelInstance, int] = defaultdict(int)
         self.away = {
-            ModelInstance(c.role, p.engine, p.mesh, p.strategy) for c in graph if (p := plan[c.name]).offload and c.role
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy)
+            for c in graph
+            if (p := plan[c.name]).offload == "all" and c.role
         }
         self.comes_and_goes = frozenset(self.away)
         self.rows: dict[tuple[Device, int, str, str], set[int]] = defaultdict(set)
@@ -163,7 +165,7 @@ def test_groups_of_steps_hold_all_nodes_in_an_order_that_works(data, graph, num_
     assert len(done) == len(augmented)
 
 
-def flattened(graph: DataflowGraph, num_steps: int = 3, **offloaded: bool) -> AugmentedGraph:
+def flattened(graph: DataflowGraph, num_steps: int = 3, **offloaded: str) -> AugmentedGraph:
     plan = preset("flattening", graph, TWO_DEVICES, WHOLE)
     for name, value in offloaded.items():
         plan = placed(plan, name, offload=value)
@@ -171,7 +173,7 @@ def flattened(graph: DataflowGraph, num_steps: int = 3, **offloaded: bool) -> Au
 
 
 def test_titles_say_call_step_mesh_strategy_and_version():
-    augmented = flattened(ppo(), 5, ref_inference=True)
+    augmented = flattened(ppo(), 5, ref_inference="all")
     titles = {id: augmented.node(id).title for id in augmented.to_networkx()}
     assert titles["actor_generate@3"] == "actor.generate · step 3 · n0:0-1 dp2 · v3"
     assert titles["actor_train_step@3"] == "actor.train_step · step 3 · n0:0-1 dp2 · v3 → v4"
@@ -232,7 +234,7 @@ def test_one_transfer_serves_two_calls_that_need_the_same_rows():
 
 
 def test_offloaded_roles_are_on_the_devices_only_around_their_uses():
-    augmented = flattened(ppo(), 2, ref_inference=True, reward_inference=True)
+    augmented = flattened(ppo(), 2, ref_inference="all", reward_inference="all")
     moves = [node.id for node in augmented if node.kind in ("reload", "offload")]
     assert moves[:4] == [
         "reload.ref.megatron@0",
@@ -280,7 +282,7 @@ def test_with_staleness_the_next_generation_does_not_wait_for_training():
 
 
 def test_every_inserted_node_says_why():
-    for node in flattened(ppo(), 2, ref_inference=True):
+    for node in flattened(ppo(), 2, ref_inference="all"):
         assert node.reason.endswith(".")
         assert "\n" not in node.reason
 

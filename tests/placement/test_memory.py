@@ -57,7 +57,7 @@ def test_offloaded_roles_count_one_at_a_time():
     device = Device(0, 0)
     full = peak_bytes(plan, graph, holdings(plan, graph, 10))[device]
     for name in ("ref_inference", "reward_inference"):
-        plan = placed(plan, name, offload=True)
+        plan = placed(plan, name, offload="all")
     less = peak_bytes(plan, graph, holdings(plan, graph, 10))[device]
     assert full - less == 2 * ELEMENTS  # the reference comes and goes; the reward model takes its turn
 
@@ -87,7 +87,7 @@ def test_trained_roles_are_never_offloaded_on_their_own():
     graph = ppo()
     plan = preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole)
     plan = replace(plan, cluster=ClusterShape("tiny", 1, 2, 1))
-    off = {name for name, placement in offload_to_fit(plan, graph).placements if placement.offload}
+    off = {name for name, placement in offload_to_fit(plan, graph).placements if placement.offload != "none"}
     assert off == {"ref_inference", "reward_inference"}
 
 
@@ -96,4 +96,4 @@ def test_the_demos_models_fit_the_demos_devices():
     graph = replace(ppo(), models=tuple(replace(model, shape=SMOLLM2) for model in ppo().models))
     cluster = ClusterShape("embedded", 1, 2, 8 * GIB)
     plan = preset("flattening", graph, cluster, cluster.whole, max_sequence_length=64)
-    assert not any(placement.offload for _, placement in plan.placements)
+    assert not any(placement.offload != "none" for _, placement in plan.placements)

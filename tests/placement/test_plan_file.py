@@ -27,7 +27,7 @@ def test_json_is_read_too(tmp_path):
     path.write_text(json.dumps(GOOD))
     plan = read_plan(path, CLUSTER)
     assert plan["actor_generate"].name == "n0:0-1 dp2"
-    assert (plan.name, plan["actor_generate"].micro_batches, plan["actor_generate"].offload) == ("mine", 1, False)
+    assert (plan.name, plan["actor_generate"].micro_batches, plan["actor_generate"].offload) == ("mine", 1, "none")
 
 
 def test_a_file_has_one_line_per_call(tmp_path):
@@ -36,7 +36,7 @@ def test_a_file_has_one_line_per_call(tmp_path):
     written = write_plan(read_plan(path, CLUSTER), tmp_path / "plan.yaml").read_text()
     assert written == (
         "name: mine\ncalls:\n  actor_generate: "
-        "{mesh: 'n0:0-1', engine: vllm, dp: 2, tp: 1, pp: 1, micro_batches: 1, offload: false}\n"
+        "{mesh: 'n0:0-1', engine: vllm, dp: 2, tp: 1, pp: 1, micro_batches: 1, offload: none}\n"
     )
 
 
