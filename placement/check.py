@@ -107,8 +107,8 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
     for what, count in split_by_tp(model, placement.engine).items():
         if count % tp:
             yield InvalidInput(_field(call.name, "tp"), tp, f"a divisor of the {count} {what} of {model.role}")
-    if shape.num_layers % pp:
-        yield InvalidInput(_field(call.name, "pp"), pp, f"a divisor of the {shape.num_layers} layers of {model.role}")
+    if pp > shape.num_layers:
+        yield InvalidInput(_field(call.name, "pp"), pp, f"at most {shape.num_layers}, the layers of {model.role}")
     if call.kind == "generate" and model.head != "lm":
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
 

@@ -22,7 +22,7 @@ from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, min
 from prefect_rlhf.engines.megatron.gradient_buffers import with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
-from prefect_rlhf.engines.megatron.model import build_model, head_weight
+from prefect_rlhf.engines.megatron.model import build_model, head_weight, num_vocabulary_rows
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
@@ -41,6 +41,7 @@ class MegatronEngine:
         self._spec = order.model
         self._groups = build_groups(order.ranks, order.instance.strategy, rank)
         self._model = build_model(self._spec, self._groups)
+        self._num_rows = num_vocabulary_rows(self._spec, self._groups)
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
         self._parked: Parked | None = None
@@ -133,7 +134,7 @@ class MegatronEngine:
             values_N = token_values(hidden_NH, weight)
         else:
             targets_N = sequences.tokens_BS[row_N, position_N]
-            values_N = token_logprobs(hidden_NH, weight, targets_N, temperature, self._groups.tp)
+            values_N = token_logprobs(hidden_NH, weight, targets_N, temperature, self._groups.tp, self._num_rows)
         return values_N.new_zeros(len(sequences), micro.width).index_put((row_N, t_N), values_N)
 
     def _step(

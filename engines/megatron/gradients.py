@@ -26,12 +26,14 @@ class GradientSink:
         self._target = buffer if self.result is None else self.result
 
     def add_all(self, parts: Iterable[Tensor]) -> None:
-        """Add consecutive rows, part by part; together they cover the weight."""
+        """Add consecutive rows from the first on, part by part; what they do not reach has no gradient."""
         assert self._target is not None
         overwrite, start = take_stale(self._target), 0
         for part in parts:
             add_blockwise(self._target[start : start + part.shape[0]], part, overwrite)
             start += part.shape[0]
+        if overwrite:
+            self._target[start:].zero_()
 
     def add_at(self, rows_N: Tensor, gradient_NH: Tensor) -> None:
         """Add to rows in any order, which may repeat."""

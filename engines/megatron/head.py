@@ -1,7 +1,7 @@
 """From the last hidden states to one number per token or row, without keeping logits.
 
-Shapes: N tokens picked from a micro-batch, H hidden, V the vocabulary rows held by this tensor-parallel rank,
-C vocabulary rows worked on at a time.
+Shapes: N tokens picked from a micro-batch, H hidden, V the vocabulary rows held by this tensor-parallel rank (padding
+included), C vocabulary rows worked on at a time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ LOGITS_AT_ONCE_CUDA = 1 << 28
 
 
 def token_logprobs(
-    hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, temperature: float, tp: dist.ProcessGroup
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    temperature: float,
+    tp: dist.ProcessGroup,
+    num_rows: int | None = None,
 ) -> Tensor:
     """Log-probability [N] (float32) of each target under softmax(hidden @ weight.T / temperature).
 
-    The vocabulary is split over `tp`. Logits are made for a slice of the vocabulary at a time, and made again in the
+    The vocabulary is split over `tp`; of this rank's rows the first `num_rows` (all, unless given) are tokens, and the
+    rest have no part in the softmax. Logits are made for a slice of the vocabulary at a time, and made again in the
     backward pass, so that at most LOGITS_AT_ONCE of them exist.
     """
     apply: Callable[..., Tensor] = _TokenLogprobs.apply
-    return apply(hidden_NH, weight_VH, targets_N, 1 / temperature, tp)
+    tokens = weight_VH.shape[0] if num_rows is None else num_rows
+    return apply(hidden_NH, weight_VH, targets_N, 1 / temperature, tp, tokens)
 
 
 def token_values(hidden_NH: Tensor, weight_1H: Tensor) -> Tensor:
@@ -39,13 +46,19 @@ def token_values(hidden_NH: Tensor, weight_1H: Tensor) -> Tensor:
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_NH: Tensor, weight_VH: Tensor, targets_N: Tensor, scale: float, tp: dist.ProcessGroup
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        targets_N: Tensor,
+        scale: float,
+        tp: dist.ProcessGroup,
+        num_rows: int,
     ) -> Tensor:
         local_N = targets_N - tp.rank() * weight_VH.shape[0]
-        logsumexp_N, picked_N = _partial_logsumexp(hidden_NH, weight_VH, local_N, scale)
+        logsumexp_N, picked_N = _partial_logsumexp(hidden_NH, weight_VH[:num_rows], local_N, scale)
         logsumexp_N = _combine(logsumexp_N, picked_N, tp)
         ctx.save_for_backward(hidden_NH, weight_VH, local_N, logsumexp_N)
-        ctx.scale, ctx.tp = scale, tp
+        ctx.scale, ctx.tp, ctx.num_rows = scale, tp, num_rows
         return picked_N - logsumexp_N
 
     @staticmethod
@@ -57,20 +70,20 @@ class _TokenLogprobs(torch.autograd.Function):
         mixed_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)  # softmax @ weight
         sink = GradientSink(weight_VH)
         sink.add_all(_weight_gradients(ctx, mixed_NH, -sloped_NH))
-        here_N = (local_N >= 0) & (local_N < weight_VH.shape[0])
+        here_N = (local_N >= 0) & (local_N < ctx.num_rows)
         sink.add_at(local_N[here_N], sloped_NH[here_N])
         grad_hidden_NH = mixed_NH.neg_()
         grad_hidden_NH[here_N] += weight_VH[local_N[here_N]]
         grad_hidden_NH *= slope_N1
         if ctx.tp.size() > 1:
             dist.all_reduce(grad_hidden_NH, group=ctx.tp)
-        return grad_hidden_NH.to(hidden_NH.dtype), sink.result, None, None, None
+        return grad_hidden_NH.to(hidden_NH.dtype), sink.result, None, None, None, None
 
 
 def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[Tensor]:
     """softmax.T @ above for each slice of the vocabulary [C, H]; adds softmax @ weight to `mixed_NH` on the way."""
     hidden_NH, weight_VH, _, logsumexp_N = ctx.saved_tensors
-    for start, stop in _slices(hidden_NH, weight_VH):
+    for start, stop in _slices(hidden_NH, weight_VH[: ctx.num_rows]):
         slice_CH = weight_VH[start:stop]
         softmax_NC = _logits(hidden_NH, slice_CH, ctx.scale).sub_(logsumexp_N[:, None]).exp_().to(hidden_NH.dtype)
         mixed_NH += softmax_NC @ slice_CH
@@ -92,7 +105,8 @@ def _partial_logsumexp(hidden_NH: Tensor, weight_VH: Tensor, local_N: Tensor, sc
         rows_M = ((local_N >= start) & (local_N < stop)).nonzero()[:, 0]
         picked_N[rows_M] = logits_NC[rows_M, local_N[rows_M] - start]
         parts.append(logits_NC[:, 0] - logits_NC.log_softmax(-1)[:, 0])  # one fused pass, unlike logsumexp
-    return torch.stack(parts).logsumexp(0), picked_N
+    nothing_N = torch.full_like(picked_N, float("-inf"))  # what a rank adds whose rows are all padding
+    return torch.stack(parts or [nothing_N]).logsumexp(0), picked_N
 
 
 def _combine(logsumexp_N: Tensor, picked_N: Tensor, tp: dist.ProcessGroup) -> Tensor:

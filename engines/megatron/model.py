@@ -20,7 +20,9 @@ from prefect_rlhf.engines.megatron.embedding import embed
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import GatedSilu, NoCoreAttention, RMSNorm, Rotary, RotaryAttention
 from prefect_rlhf.engines.megatron.packing import Packing
+from prefect_rlhf.placement.layout import padded_vocabulary, vocabulary_rows
 from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.stages import stages
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -52,11 +54,12 @@ class ScalarHead(torch.nn.Module):
 
 def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
     """Allocate this rank's layers, weights unset. The embedding is on the first stage, the head on the last."""
-    shape, config = spec.shape, transformer_config(spec, groups)
+    shape, config, strategy = spec.shape, transformer_config(spec, groups), groups.strategy
+    layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
     model = Transformer(
         config,
-        TransformerBlockSubmodules([_layer_spec(spec)] * (shape.num_layers // groups.strategy.pp), RMSNorm),
-        vocab_size=shape.vocab_size,
+        TransformerBlockSubmodules([_layer_spec(spec)] * len(layers), RMSNorm),
+        vocab_size=padded_vocabulary(spec, "megatron", strategy.tp),
         max_sequence_length=shape.max_position_embeddings,
         pre_process=groups.is_first_stage,
         post_process=groups.is_last_stage,
@@ -67,6 +70,7 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
     if spec.head == "scalar" and groups.is_last_stage:
         model.output_layer = ScalarHead(shape.hidden_size, DTYPES[spec.dtype])
     _mark_split_weights(model)
+    _clear_padding(model, num_vocabulary_rows(spec, groups))
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return cast(Transformer, model.to(device=device, dtype=DTYPES[spec.dtype]))
 
@@ -76,6 +80,15 @@ def head_weight(model: Transformer) -> Tensor:
     if model.share_embeddings_and_output_weights:
         return cast(Tensor, model.shared_embedding_or_output_weight())
     return cast(Tensor, model.output_layer.weight)
+
+
+def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
+    """How many of this rank's rows of the embedding and of the output are tokens; the rest are zeros for an even split.
+
+    Whatever makes logits must leave the rest out.
+    """
+    start, stop = vocabulary_rows(spec, "megatron", groups.strategy.tp, groups.coordinate.tp)
+    return stop - start
 
 
 def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
@@ -124,6 +137,14 @@ def _layer_spec(spec: ModelSpec) -> ModuleSpec:
     parts.self_attention.submodules.core_attention = NoCoreAttention
     parts.mlp.submodules.activation_func = GatedSilu
     return layer
+
+
+def _clear_padding(model: Transformer, num_rows: int) -> None:
+    """Zero the vocabulary's padding, which nothing else ever writes."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "word_embeddings" in name or ("output_layer" in name and parameter.shape[0] > 1):
+                parameter[num_rows:].zero_()
 
 
 def _mark_split_weights(model: Transformer) -> None:

@@ -14,7 +14,9 @@ from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.engines.tensor_files import OpenTensors
+from prefect_rlhf.placement.layout import vocabulary_rows
 from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.stages import stages
 
 
 def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Shard]:
@@ -38,17 +40,24 @@ def _shards(model: Transformer, spec: ModelSpec, groups: Groups) -> Iterator[tup
     if groups.is_last_stage and tied and embedding is None:
         embedding = model.output_layer.weight  # the last stage's own copy
     if embedding is not None:
-        yield "model.embed_tokens.weight", _split(embedding, 0, groups)
-    first = groups.coordinate.pp * len(model.decoder.layers)
-    for index, layer in enumerate(model.decoder.layers):
+        yield from _vocabulary("model.embed_tokens.weight", embedding, spec, groups)
+    numbers = stages(spec.shape.num_layers, groups.strategy.pp)[groups.coordinate.pp]
+    for number, layer in zip(numbers, model.decoder.layers, strict=True):
         for name, shard in _layer_shards(layer, spec, groups):
-            yield f"model.layers.{first + index}.{name}", shard
+            yield f"model.layers.{number}.{name}", shard
     if groups.is_last_stage:
         yield "model.norm.weight", _whole(model.decoder.final_layernorm.weight)
         if spec.head == "scalar":
             yield "score.weight", _whole(model.output_layer.weight)
         elif not tied:
-            yield "lm_head.weight", _split(model.output_layer.weight, 0, groups)
+            yield from _vocabulary("lm_head.weight", model.output_layer.weight, spec, groups)
+
+
+def _vocabulary(name: str, weight: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
+    """The rows that are tokens; nothing where all of them are padding."""
+    start, stop = vocabulary_rows(spec, "megatron", groups.strategy.tp, groups.coordinate.tp)
+    if start < stop:
+        yield name, Shard(((start, stop), (0, weight.shape[1])), weight.detach()[: stop - start])
 
 
 def _layer_shards(layer: torch.nn.Module, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:

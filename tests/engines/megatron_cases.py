@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from prefect_rlhf.engines.engine import LossTerms, Sequences, TrainSettings
 from prefect_rlhf.engines.huggingface import read_model_spec
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
+from prefect_rlhf.engines.megatron.groups import build_groups
+from prefect_rlhf.engines.megatron.head import token_logprobs
 from prefect_rlhf.engines.megatron.model import head_weight
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.orders import BuildOrder
@@ -25,12 +27,12 @@ VOCAB = 480  # divides by 2 and 3
 OPTIMIZER = OptimizerSpec(lr=1e-2, eps=1e-3, weight_decay=0.1, max_grad_norm=0.5, warmup_steps=2, head_lr=3e-2)
 
 
-def make_folder(path: Path, *, tied=True, scalar=False, layers=4, hidden=128, kv_heads=2, heads=4) -> str:
+def make_folder(path: Path, *, tied=True, scalar=False, layers=4, hidden=128, kv_heads=2, heads=4, vocab=VOCAB) -> str:
     """Write a random Llama, weights of standard deviation 0.15 so that logits are far apart."""
     torch.manual_seed(layers + hidden)
     config = LlamaConfig(
         hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=kv_heads, head_dim=32, vocab_size=VOCAB, max_position_embeddings=128, num_labels=1,
+        num_key_value_heads=kv_heads, head_dim=32, vocab_size=vocab, max_position_embeddings=128, num_labels=1,
         tie_word_embeddings=tied, initializer_range=0.15, rope_theta=1e5, pad_token_id=0,
     )  # fmt: skip
     model = (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config)
@@ -132,6 +134,22 @@ def train(rank: int, case: Case, settings: TrainSettings, offload: bool = False)
         engine.reload()
     metrics = engine.train(*part(sequences, batch, rows), loss, settings)
     return metrics, held(engine)
+
+
+def split_logprobs(rank: int, vocab: int, ranks: tuple[int, ...]):
+    """Log-probabilities of every token under a vocabulary split over `ranks`, the last of which may have none of it."""
+    groups = build_groups(ranks, Strategy(tp=len(ranks)), rank)
+    generator = torch.Generator().manual_seed(0)
+    hidden, whole = torch.randn(vocab, 8, generator=generator), torch.randn(vocab, 8, generator=generator)
+    part = -(-vocab // len(ranks))
+    start, stop = (min(vocab, index * part) for index in (groups.coordinate.tp, groups.coordinate.tp + 1))
+    weight = torch.full((part, 8), 1e3)  # padding that would win
+    weight[: stop - start] = whole[start:stop]
+    weight.requires_grad_()
+    found = token_logprobs(hidden, weight, torch.arange(vocab), 1.0, groups.tp, stop - start)
+    found.sum().backward()
+    expected = (hidden @ whole.t()).log_softmax(-1).diagonal()
+    return found.detach().numpy(), expected.numpy(), weight.grad[stop - start :].abs().sum().item()
 
 
 def load(rank: int, case: Case):

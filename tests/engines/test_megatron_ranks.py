@@ -24,6 +24,7 @@ LAYOUTS = {
     "dp2 pp2": {"ranks": (0, 2, 1, 3), "dp": 2, "pp": 2},
     "tp2 pp2": {"ranks": (1, 0, 3, 2), "tp": 2, "pp": 2},
 }
+UNEVEN = {"pp2": LAYOUTS["pp2"], "pp4": {"ranks": (2, 0, 1, 3), "pp": 4}, "tp2 pp2": LAYOUTS["tp2 pp2"]}
 CLOSE = {"rtol": 0, "atol": 2e-4}
 
 
@@ -42,6 +43,8 @@ def folders(tmp_path_factory):
         "untied": cases.make_folder(root / "untied", tied=False),
         "three": cases.make_folder(root / "three", kv_heads=3, heads=6, hidden=96),
         "scalar": cases.make_folder(root / "scalar", scalar=True, layers=2, hidden=64, tied=False),
+        "odd": cases.make_folder(root / "odd", layers=5, vocab=481),
+        "odd untied": cases.make_folder(root / "odd_untied", layers=5, vocab=481, tied=False),
     }
 
 
@@ -73,10 +76,26 @@ def outputs_of(world, case, output, micro_batches=1, temperature=1.0):
 @pytest.mark.parametrize("kind", ["tied", "untied"])
 def test_logprobs_equal_transformers(world, folders, layout, kind):
     """Log-probabilities of response tokens, whatever the split, micro-batches and temperature."""
-    case = Case(folders[kind], **LAYOUTS[layout])
+    case = Case(folders[kind], **(LAYOUTS | UNEVEN)[layout])
     with torch.no_grad():
         expected = cases.oracle_outputs(oracle(folders[kind], "lm"), cases.make_rows(8)[0], "lm", 0.7)
     np.testing.assert_allclose(outputs_of(world, case, "logprobs", 2, 0.7), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("layout", UNEVEN)
+@pytest.mark.parametrize("kind", ["odd", "odd untied"])
+def test_stages_and_vocabularies_that_do_not_divide(world, folders, layout, kind):
+    """5 layers over 2 or 4 stages, 481 tokens over tp 2: log-probabilities, gradients and weights as of the whole."""
+    test_logprobs_equal_transformers(world, folders, layout, kind)
+    test_three_steps_equal_a_plain_loop(world, folders, kind, layout, 2)
+    test_weights_lie_where_the_layout_says(world, folders, kind, layout)
+
+
+def test_padding_never_has_a_part_in_the_softmax(world):
+    """9 tokens over tp 4 are 3, 3, 3 and none: padded rows, whatever they hold, change nothing and get no gradient."""
+    for found, expected, padding_gradient in world.run((0, 1, 2, 3), cases.split_logprobs, 9, (0, 1, 2, 3)):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        assert padding_gradient == 0
 
 
 @pytest.mark.parametrize(("kind", "tp"), [("tied", 1), ("untied", 2), ("three", 3)])
@@ -95,7 +114,7 @@ def test_logits_equal_transformers(world, folders, kind, tp):
 @pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2"])
 def test_values_and_scores_equal_transformers(world, folders, layout):
     """A critic or reward model of its own depth and width: values of response tokens, score of the last token."""
-    case = Case(folders["scalar"], head="scalar", **LAYOUTS[layout])
+    case = Case(folders["scalar"], head="scalar", **(LAYOUTS | UNEVEN)[layout])
     rows = cases.make_rows(8)[0]
     with torch.no_grad():
         model = oracle(folders["scalar"], "scalar")
@@ -111,7 +130,7 @@ def test_values_and_scores_equal_transformers(world, folders, layout):
 def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batches):
     """Weights, gradient norm and metrics after three optimizer steps, as if one process had seen all rows at once."""
     head = "scalar" if kind == "scalar" else "lm"
-    case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **LAYOUTS[layout])
+    case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
     settings = TrainSettings("values" if head == "scalar" else "logprobs", 3, micro_batches, temperature=0.8)
     found = world.run(case.ranks, cases.train, case, settings)
     model = oracle(folders[kind], head)
@@ -129,7 +148,7 @@ def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batc
 @pytest.mark.parametrize("kind", ["tied", "untied", "scalar"])
 def test_weights_lie_where_the_layout_says(world, folders, kind, layout):
     """Each rank's regions are those of placement, and its views hold the checkpoint's very bits there."""
-    case = Case(folders[kind], head="scalar" if kind == "scalar" else "lm", **LAYOUTS[layout])
+    case = Case(folders[kind], head="scalar" if kind == "scalar" else "lm", **(LAYOUTS | UNEVEN)[layout])
     expected = megatron_layout(case.spec(), Strategy(case.dp, case.tp, case.pp), case.ranks)
     stored = oracle(folders[kind], case.head).state_dict()
     for rank, shards in zip(case.ranks, world.run(case.ranks, cases.load, case), strict=True):
@@ -142,7 +161,7 @@ def test_weights_lie_where_the_layout_says(world, folders, kind, layout):
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
 def test_offloading_changes_nothing(world, folders, layout, dtype):
     """Train, offload, reload, train gives the very weights of train, train."""
-    case = Case(folders["tied"], dtype=dtype, optimizer=OPTIMIZER, **LAYOUTS[layout])
+    case = Case(folders["tied"], dtype=dtype, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
     twice = TrainSettings("logprobs", mini_batches=3, epochs=2)
     offloaded = world.run(case.ranks, cases.train, case, TrainSettings("logprobs", mini_batches=3), True)
     for (_, expected), (_, found) in zip(world.run(case.ranks, cases.train, case, twice), offloaded, strict=True):

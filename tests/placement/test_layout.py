@@ -12,6 +12,7 @@ from prefect_rlhf.placement.layout import layout_of, megatron_layout, vllm_layou
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.parameters import num_parameters
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.stages import stages
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL, SMOLLM2, model
 
@@ -58,9 +59,9 @@ def test_the_last_stage_has_the_tied_embedding_only_for_a_language_models_output
 @given(
     tp=st.sampled_from([1, 2]),
     dp=st.integers(1, 3),
-    pp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2, 3, 4]),
     head=st.sampled_from(["lm", "scalar"]),
-    shape=st.sampled_from([SMALL, UNTIED]),
+    shape=st.sampled_from([SMALL, UNTIED, replace(SMALL, num_layers=5, vocab_size=511)]),
 )
 def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
     """Painting what the ranks of one replica hold covers each parameter; split ones exactly once."""
@@ -77,6 +78,20 @@ def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
             if name == "model.embed_tokens.weight" and pp > 1 and head == "lm" and shape.tied_embeddings:
                 copies = 2
             assert (painted == copies).all(), name
+
+
+@pytest.mark.parametrize(("layers", "pp", "sizes"), [(30, 4, [8, 8, 7, 7]), (5, 2, [3, 2]), (4, 4, [1] * 4)])
+def test_stages_are_as_even_as_possible_and_the_first_get_the_extra_layers(layers, pp, sizes):
+    made = stages(layers, pp)
+    assert [len(stage) for stage in made] == sizes
+    assert [layer for stage in made for layer in stage] == list(range(layers))
+
+
+def test_megatron_pads_the_vocabulary_when_tp_does_not_divide_it():
+    """Padding belongs to no region: the checkpoint has no such rows."""
+    layout = megatron_layout(model("actor", shape=replace(UNTIED, vocab_size=511)), Strategy(tp=2), (0, 1))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert layout.regions[name] == {0: ((0, 256), (0, 128)), 1: ((256, 511), (0, 128))}
 
 
 def test_vllm_pads_the_vocabulary_and_the_last_rank_holds_what_is_real():
@@ -113,8 +128,7 @@ def test_ranks_are_positions_in_the_leased_mesh():
             Strategy(tp=2),
             "tp: got 2, expected a divisor of the 1 key-value heads",
         ),
-        (megatron_layout, {"num_layers": 3}, Strategy(pp=2), "pp: got 2, expected a divisor of the 3 layers"),
-        (megatron_layout, {"vocab_size": 511}, Strategy(tp=2), "a divisor of the 511 tokens of the vocabulary"),
+        (megatron_layout, {"num_layers": 3}, Strategy(pp=4), "pp: got 4, expected at most 3, the layers of actor"),
         (vllm_layout, {}, Strategy(pp=2), "pp: got 2, expected 1"),
     ],
 )
