@@ -1,0 +1,248 @@
+"""The plans under which one PPO run must give one result, and that run: real Prefect, gang and engines, tiny models.
+
+The critic is deeper and narrower than the actor, and its layers do not divide by 4, so pipelines are uneven. float32
+and Adam with eps 1e-3: with 1e-8 an element whose gradient is nearly 0 takes a whole step in a direction that rounding
+decides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow.parquet as pq
+from safetensors.torch import load_file
+
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from tests.tiny import make_model, make_prompts
+
+ROWS, MINI_BATCHES, STEPS = 16, 2, 2
+Compact = Mapping[str, str]
+"""Call -> `devices engine degrees`, e.g. `0-1 megatron dp2 micro_batches=2`; see `plan_file`."""
+
+COMPUTATIONS = ("kl_penalised_rewards", "gae", "record_rollouts", "record_evaluation")
+
+
+def plan(generate: str, reward: str, ref: str, values: str, actor: str, critic: str) -> Compact:
+    """Where the model function calls of PPO go; inference and training run on Megatron, evaluation like training."""
+    return {
+        "actor_generate": generate,
+        "reward_inference": f"{reward} engine=megatron",
+        "ref_inference": f"{ref} engine=megatron",
+        "critic_inference": f"{values} engine=megatron",
+        "actor_train": f"{actor} engine=megatron",
+        "critic_train": f"{critic} engine=megatron",
+        "actor_evaluation": generate,
+        "reward_evaluation": f"{reward} engine=megatron",
+    }
+
+
+ONE = plan("0 engine=vllm", "0", "0", "0", "0", "0")
+"""Everything on one device: what all others are compared with."""
+
+FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
+    {
+        "dp4": plan("0-3 dp4 engine=vllm", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4", "0-3 dp4"),
+        "tp4": plan("0-3 tp4 engine=vllm", "0-3 dp2 tp2", "0-3 tp4", "0-3 tp2 dp2", "0-3 tp4", "0-3 dp2 tp2"),
+        "pp4": plan("0-3 dp4 engine=vllm", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4 micro_batches=2"),
+        "dp2 tp2, micro-batches": plan(
+            "0-3 dp2 tp2 engine=vllm",
+            "0-3 dp4",
+            "0-3 dp2 tp2 micro_batches=2",
+            "0-3 dp2 pp2 micro_batches=4",
+            "0-3 dp2 tp2 micro_batches=4",
+            "0-3 dp2 tp2 micro_batches=2",
+        ),
+        "dp2 pp2": plan(
+            "0-3 dp4 engine=vllm",
+            "0-3 dp2 pp2",
+            "0-3 dp2 pp2",
+            "0-3 dp2 pp2",
+            "0-3 dp2 pp2 micro_batches=4",
+            "0-3 dp2 pp2 micro_batches=4",
+        ),
+        "tp2 pp2": plan("0-3 tp4 engine=vllm", "0-3 tp2 pp2", "0-3 tp2 pp2", "0-3 dp4", "0-3 tp2 pp2", "0-3 pp2 tp2"),
+        "split": plan("0-3 dp4 engine=vllm", "2-3 dp2", "0-1 dp2", "2-3 dp2", "0-1 dp2", "2-3 dp2 micro_batches=2"),
+        "disjoint": plan("0 engine=vllm", "1", "1", "3", "2", "3 micro_batches=4"),
+        "offload": plan(
+            "0-1 tp2 engine=vllm offload=all",
+            "0-1 dp2 offload=all",
+            "0-1 pp2 offload=all",
+            "2-3 tp2 offload=optimizer",
+            "0-1 dp2 offload=optimizer",
+            "2-3 tp2 offload=optimizer",
+        ),
+        "all of it offloaded": plan(
+            "0-3 dp2 tp2 engine=vllm offload=all",
+            "0-3 dp4 offload=all",
+            "0-3 dp4 offload=all",
+            "0-3 dp4 offload=all",
+            "0-3 dp2 pp2 offload=all",
+            "0-3 dp4 offload=all",
+        ),
+        "each call its own": plan(
+            "0-3 dp2 tp2 engine=vllm",
+            "3",
+            "0-1 pp2 micro_batches=2",
+            "2 micro_batches=2",
+            "0-1 tp2 micro_batches=2",
+            "2-3 pp2 micro_batches=4",
+        ),
+        "one copy generates and trains": plan(
+            "0-3 dp2 tp2 engine=megatron", "2-3 dp2", "0-1 dp2", "0-3 dp4", "0-3 dp2 tp2", "0-3 dp4"
+        ),
+        "pipeline generates": plan(
+            "0-3 tp2 pp2 engine=megatron", "2-3 dp2", "0-1 tp2", "0-3 dp4", "0-3 dp2 tp2", "2-3 pp2"
+        ),
+    }
+)
+
+REAL_EXAMPLE = plan("0-7 dp4 pp2 engine=megatron", "2-3 pp2", "4-7 pp4", "0-1 dp2", "0-3 dp2 pp2", "4-7 dp2 pp2")
+"""ReaL's implementation notes, "An example": the (1, 8) mesh, each call with a mesh and strategy of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run made: tokens and log-probabilities by step, metrics by step, final weights by role."""
+
+    tokens: list[list[list[int]]]
+    logprobs: list[list[list[float]]]
+    metrics: list[Mapping[str, float]]
+    weights: Mapping[str, Mapping[str, Any]]
+    spans: list[Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, run_dir: Path) -> Result:
+        """From a run's folder."""
+        rollouts = [pq.read_table(file) for file in sorted((run_dir / "rollouts").glob("*.parquet"))]
+        return cls(
+            tokens=[table.column("tokens").to_pylist() for table in rollouts],
+            logprobs=[table.column("logprobs").to_pylist() for table in rollouts],
+            metrics=_lines(run_dir / "metrics.jsonl"),
+            weights={role: load_file(run_dir / role / "model.safetensors") for role in ("actor", "critic")},
+            spans=_lines(run_dir / "task_runs.jsonl"),
+        )
+
+
+COMPARED = tuple(
+    f"{call}.{name}" for call in ("actor_train", "critic_train") for name in ("loss", "grad_norm", "initial_loss")
+)
+
+
+def loss_difference(one: Result, other: Result) -> float:
+    """The largest difference of any step's losses and gradient norms, relative to their size where that is over 1."""
+    return max(
+        abs(a[name] - b[name]) / max(1.0, abs(a[name]))
+        for a, b in zip(one.metrics, other.metrics, strict=True)
+        for name in COMPARED
+        if name in a
+    )
+
+
+def weight_difference(one: Result, other: Result) -> float:
+    """The largest difference of any element of the final weights."""
+    return max(
+        float((values - other.weights[role][name]).abs().max())
+        for role, weights in one.weights.items()
+        for name, values in weights.items()
+    )
+
+
+def first_differences(one: Result, other: Result) -> list[tuple[int, int, int, float]]:
+    """(step, row, position, difference of log-probabilities there) where a row's tokens first differ.
+
+    Only of the first step with any: what follows was trained on other tokens.
+    """
+    for step, (left, right) in enumerate(zip(one.tokens, other.tokens, strict=True)):
+        found = []
+        for row, (a, b) in enumerate(zip(left, right, strict=True)):
+            position = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+            if position is not None or len(a) != len(b):
+                place = min(len(a), len(b)) if position is None else position
+                at = place - (len(a) - len(one.logprobs[step][row]))
+                found.append((step, row, place, abs(one.logprobs[step][row][at] - other.logprobs[step][row][at])))
+        if found:
+            return found
+    return []
+
+
+def plan_file(compact: Compact, path: Path) -> Path:
+    """Write a plan of `n0` as a plan file."""
+    calls: dict[str, dict[str, Any]] = {}
+    for call, text in compact.items():
+        devices, *words = text.split()
+        entry = calls[call] = {"mesh": f"n0:{devices}"}
+        for word in words:
+            if "=" in word:
+                key, _, value = word.partition("=")
+                entry[key] = int(value) if value.isdigit() else value
+            else:
+                entry[word[:2]] = int(word[2:])
+    calls |= {name: {"mesh": "n0:0", "engine": "python"} for name in COMPUTATIONS}
+    path.write_text(json.dumps({"name": path.stem, "calls": calls}))
+    return path
+
+
+def parameters(folder: Path) -> dict[str, Any]:
+    """A PPO run's parameters; models and prompts are written into `folder`."""
+    actor = make_model(folder / "actor", layers=4, hidden=128, heads=4)
+    critic = make_model(folder / "critic", scalar=True, layers=6, hidden=64, heads=4)
+    reward = make_model(folder / "reward", scalar=True, layers=5, hidden=128, heads=4)
+    prompts = make_prompts(folder / "prompts.parquet", num_train=2 * ROWS, num_held_out=ROWS)
+    optimizer = {"lr": 1e-2, "eps": 1e-3}
+    exact = {"dtype": "float32"}
+    return {
+        "prompts": {"path": prompts},
+        "held_out": {"path": prompts, "split": "held_out"},
+        "actor": {"path": actor, **exact},
+        "ref": {"path": actor, **exact},
+        "critic": {"path": critic, "head": "scalar", **exact},
+        "reward": {"path": reward, "head": "scalar", **exact},
+        "algo": {
+            "batch_size": ROWS,
+            "sampling": {"max_new_tokens": 8},
+            "evaluate_every": 2,
+            "update": {"epochs": 1, "mini_batches": MINI_BATCHES},
+            "actor_optimizer": optimizer,
+            "critic_optimizer": optimizer,
+        },
+        "output_dir": str(folder / "runs"),
+        "steps": STEPS,
+    }
+
+
+@contextmanager
+def leased(num_devices: int) -> Iterator[None]:
+    """As the worker does: the environment says which devices this process may use."""
+    cluster = ClusterShape("matrix", 1, num_devices, 8 << 30)
+    lease = Lease("matrix", "test", cluster, cluster.whole, cluster.whole.devices())
+    before = os.environ.get(ENVIRONMENT_VARIABLE)
+    os.environ[ENVIRONMENT_VARIABLE] = lease.to_json()
+    try:
+        yield
+    finally:
+        os.environ.pop(ENVIRONMENT_VARIABLE)
+        if before is not None:
+            os.environ[ENVIRONMENT_VARIABLE] = before
+
+
+def run(given: Mapping[str, Any], compact: Compact, name: str, num_devices: int = 4, **changes: Any) -> Result:
+    """Run PPO under a plan, in this process, with `num_devices` ranks of its own. A Prefect server must be there."""
+    from prefect_rlhf.flows.ppo import ppo
+
+    path = plan_file(compact, Path(given["output_dir"]).parent / f"{name.replace(' ', '_').replace(',', '')}.json")
+    with leased(num_devices):
+        state = ppo(**ppo.validate_parameters({**given, "plan": str(path), **changes}), return_state=True)
+    assert state.is_completed(), f"{name}: {state.message}"
+    return Result.read(Path(state.result()["run_dir"]))
+
+
+def _lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]

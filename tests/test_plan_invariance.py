@@ -1,0 +1,75 @@
+"""One run, whatever the plan: the same tokens, losses, gradient norms and weights, in float32."""
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from tests import plan_matrix
+from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE
+
+TOLERANCE = 1e-5
+NEAR_TIE = 1e-4
+IN_EVERY_TEST = ("each call its own", "offload", "pipeline generates", "dp2 tp2, micro-batches")
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect():
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    return plan_matrix.parameters(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.fixture(scope="module")
+def alone(parameters):
+    """The run on one device."""
+    return plan_matrix.run(parameters, ONE, "one", num_devices=1)
+
+
+def assert_equal(alone, result, record_property):
+    differences = plan_matrix.first_differences(alone, result)
+    record_property("token differences", differences)
+    assert all(gap < NEAR_TIE for *_, gap in differences), f"no near tie: {differences}"
+    assert not differences, f"near ties, to be listed: {differences}"
+    assert plan_matrix.loss_difference(alone, result) < TOLERANCE
+    assert plan_matrix.weight_difference(alone, result) < TOLERANCE
+
+
+def test_training_moves_the_weights_by_far_more_than_the_tolerance(parameters, alone):
+    """Else equal weights would say nothing."""
+    from safetensors.torch import load_file
+
+    for role in ("actor", "critic"):
+        before = load_file(f"{parameters[role]['path']}/model.safetensors")
+        moved = max(
+            float((values - before[name]).abs().max()) for name, values in alone.weights[role].items() if name in before
+        )
+        assert moved > 1e3 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", IN_EVERY_TEST)
+def test_a_plan_changes_nothing_but_time(parameters, alone, name, record_property):
+    assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], name), record_property)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", [name for name in FOUR_RANKS if name not in IN_EVERY_TEST])
+def test_nor_does_any_other_plan(parameters, alone, name, record_property):
+    assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], name), record_property)
+
+
+@pytest.mark.all
+def test_reals_example_on_eight_ranks_changes_nothing_either(parameters, alone, record_property):
+    """And overlaps what ReaL's notes say: inference calls beside each other, then both trainings."""
+    result = plan_matrix.run(parameters, REAL_EXAMPLE, "real_example", num_devices=8)
+    assert_equal(alone, result, record_property)
+    planned = {span["node"]: (span["start"], span["end"]) for span in result.spans}
+    for step in range(plan_matrix.STEPS):
+        beside = [planned[f"{call}@{step}"] for call in ("reward_inference", "ref_inference", "critic_inference")]
+        assert max(start for start, _ in beside) < min(end for _, end in beside)
+        (a, b), (c, d) = planned[f"actor_train@{step}"], planned[f"critic_train@{step}"]
+        assert max(a, c) < min(b, d)
