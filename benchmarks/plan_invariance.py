@@ -3,7 +3,7 @@
     python -m benchmarks.plan_invariance [--plans N]
 
 Real Prefect, gang, Megatron-core and vLLM on four CPU ranks (ReaL's example on eight), tiny models in float32:
-`num_plans`, `tokens_equal` (all tokens of all steps under all plans), `max_loss_difference` (losses and gradient norms),
+`num_plans`, `tokens_equal` (in all steps under all plans), `max_loss_difference` (losses and gradient norms),
 `max_weight_difference`, and `near_ties`: where tokens differ at all, by how much their log-probabilities do there.
 """
 

@@ -104,8 +104,8 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
     }
 )
 
-REAL_EXAMPLE = plan("0-7 dp4 pp2 engine=megatron", "2-3 pp2", "4-7 pp4", "0-1 dp2", "0-3 dp2 pp2", "4-7 dp2 pp2")
-"""ReaL's implementation notes, "An example": the (1, 8) mesh, each call with a mesh and strategy of its own."""
+REAL_EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "real_1x8.yaml"
+"""ReaL's implementation notes: the (1, 8) mesh, each call with a mesh and strategy of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +233,12 @@ def leased(num_devices: int) -> Iterator[None]:
             os.environ[ENVIRONMENT_VARIABLE] = before
 
 
-def run(given: Mapping[str, Any], compact: Compact, name: str, num_devices: int = 4, **changes: Any) -> Result:
+def run(given: Mapping[str, Any], plan: Compact | Path, name: str, num_devices: int = 4, **changes: Any) -> Result:
     """Run PPO under a plan, in this process, with `num_devices` ranks of its own. A Prefect server must be there."""
     from prefect_rlhf.flows.ppo import ppo
 
-    path = plan_file(compact, Path(given["output_dir"]).parent / f"{name.replace(' ', '_').replace(',', '')}.json")
+    file = f"{name.replace(' ', '_').replace(',', '')}.json"
+    path = plan if isinstance(plan, Path) else plan_file(plan, Path(given["output_dir"]).parent / file)
     with leased(num_devices):
         state = ppo(**ppo.validate_parameters({**given, "plan": str(path), **changes}), return_state=True)
     assert state.is_completed(), f"{name}: {state.message}"
