@@ -15,10 +15,11 @@ from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard
 from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
 from prefect_rlhf.engines.residency import Parked
+from prefect_rlhf.engines.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.tensor_files import OpenTensors
 from prefect_rlhf.engines.vllm.cpu_kernels import CpuKernels
 from prefect_rlhf.engines.vllm.group import RankGroup
-from prefect_rlhf.engines.vllm.settings import check_order, end_tokens, engine_arguments, sampling_parameters
+from prefect_rlhf.engines.vllm.settings import check_order, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -66,7 +67,7 @@ class VllmEngine:
         Log-probabilities are those of the distribution sampled from, after temperature and top_p; of a greedy response
         they are the model's own, at temperature 1.
         """
-        self._check_lengths(prompts, sampling)
+        check_lengths(prompts, sampling, self._max_length)
         if self._cpu is not None:
             self._cpu.pack()
         names = [str(next(self._request_ids)) for _ in prompts]
@@ -133,13 +134,6 @@ class VllmEngine:
         """Parameters, and buffers such as rotary tables."""
         model = self._runner.get_model()
         return [*model.parameters(), *model.buffers()]
-
-    def _check_lengths(self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings) -> None:
-        longest = max(map(len, prompts), default=0)
-        limit = self._max_length - sampling.max_new_tokens
-        if longest > limit:
-            expected = f"at most {limit} of {self._max_length}, before {sampling.max_new_tokens} new ones"
-            raise InvalidInput("prompt tokens", longest, expected)
 
 
 def _tensor_parallel_ranks(order: BuildOrder, rank: int) -> tuple[int, ...]:

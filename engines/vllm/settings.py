@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.orders import BuildOrder
+from prefect_rlhf.engines.sampler import stream_seed
 from prefect_rlhf.placement.errors import InvalidInput
 
 _BLOCK = 128  # tokens per block of the key-value cache on CPU; smaller ones on CUDA fit in
@@ -48,7 +46,7 @@ def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple
         max_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
-        seed=seed % 2**63,  # torch's generators take no more, and vLLM reads -1 as no seed
+        seed=stream_seed(seed),  # vLLM reads -1 as no seed
         stop_token_ids=list(end_tokens) if sampling.stop_at_eos else None,
         ignore_eos=not sampling.stop_at_eos,
         logprobs=0,
@@ -56,16 +54,6 @@ def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-
-
-def end_tokens(path: str) -> tuple[int, ...]:
-    """The end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json."""
-    for name in ("generation_config.json", "config.json"):
-        file = Path(path, name)
-        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (ids,)
-    return ()
 
 
 def check_order(order: BuildOrder) -> None:

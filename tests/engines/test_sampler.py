@@ -1,4 +1,4 @@
-"""Inverting a cumulative distribution in two levels, against numpy in one."""
+"""The rule of sampling: inverting a cumulative distribution, cutting its tail, one random stream for each row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from prefect_rlhf.engines.vllm.sampler import draw
+from prefect_rlhf.engines.sampler import draw, nucleus, row_stream, uniforms
 
 
 @pytest.mark.parametrize("vocab_size", [3, 256, 257, 1000])
@@ -26,3 +26,19 @@ def test_draw_never_returns_a_token_without_probability():
     uniforms = torch.cat([edges, torch.nextafter(edges, torch.zeros(())), torch.nextafter(edges, torch.ones(()))])
     drawn = draw(probs.expand(len(uniforms), -1), uniforms.clamp(0, 1))
     assert set(drawn.tolist()) <= {0, 300, 511, 700}
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 1.0])
+def test_a_nucleus_is_the_fewest_likeliest_tokens_that_have_top_p(top_p):
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(3)) * 2
+    for row, kept in zip(logits.softmax(-1), nucleus(logits, top_p), strict=True):
+        probs = np.sort(row.numpy())[::-1].astype(np.float64)
+        count = min(int(np.searchsorted(np.cumsum(probs), top_p)) + 1, 50)
+        assert set(kept.isfinite().nonzero()[:, 0].tolist()) == set(row.topk(count).indices.tolist())
+
+
+def test_a_row_takes_the_numbers_of_its_stream_one_by_one():
+    """All at once or one for each token, the k-th token gets the same number."""
+    stream = row_stream(7)
+    one_by_one = [torch.rand((), dtype=torch.float64, generator=stream).item() for _ in range(40)]
+    assert uniforms([6, 7], 40)[1].tolist() == one_by_one

@@ -1,0 +1,31 @@
+"""When a response ends: at which tokens, and after how many; the same for every engine that generates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.placement.errors import InvalidInput
+
+
+def end_tokens(path: str) -> tuple[int, ...]:
+    """The end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = Path(path, name)
+        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()
+
+
+def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingSettings, max_length: int) -> None:
+    """Raise InvalidInput unless each prompt has a token and leaves room for its response."""
+    shortest, longest = min(map(len, prompts), default=1), max(map(len, prompts), default=0)
+    if shortest == 0:
+        raise InvalidInput("prompt tokens", shortest, "at least 1")
+    limit = max_length - sampling.max_new_tokens
+    if longest > limit:
+        expected = f"at most {limit} of {max_length}, before {sampling.max_new_tokens} new ones"
+        raise InvalidInput("prompt tokens", longest, expected)
