@@ -1,0 +1,77 @@
+"""Predicted beside published seconds of model function calls.
+
+    python benchmarks/estimate_calls.py tests/placement/data/real_ppo_7b_7b.json
+
+The last line is JSON: `calls` in the file's order and `end_to_end`, each with predicted_seconds, measured_seconds and
+their ratio (null where nothing was measured), and the generation without CUDA graphs where the file has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from prefect_rlhf.placement.cost.published import (
+    Estimate,
+    Published,
+    estimate_calls,
+    estimate_end_to_end,
+    read_published,
+)
+from prefect_rlhf.placement.errors import InvalidInput
+
+
+def main() -> int:
+    """Print a table and the JSON line; a malformed file is one line on standard error and exit code 2."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="published measurements, in the format of real_ppo_7b_7b.json")
+    parser.add_argument("--explain", action="store_true", help="show what each call's time consists of")
+    options = parser.parse_args()
+    try:
+        published = read_published(options.file)
+        calls, ends = estimates(published)
+    except InvalidInput as error:
+        print(error, file=sys.stderr)
+        return 2
+    for estimate in (*calls, *ends):
+        print(line(estimate, options.explain))
+    result = {"calls": [as_json(call) for call in calls], "end_to_end": [as_json(end) for end in ends]}
+    print(json.dumps(result))
+    return 0
+
+
+def estimates(published: Published) -> tuple[list[Estimate], list[Estimate]]:
+    """Every call in the file's order, and every plan end to end."""
+    calls, ends = [], []
+    for plan in published.plans:
+        found = estimate_calls(published, plan)
+        calls += found
+        ends.append(estimate_end_to_end(published, plan, found))
+    return calls, ends
+
+
+def line(estimate: Estimate, explain: bool) -> str:
+    """One row of the table."""
+    measured = "      -" if estimate.measured_seconds is None else f"{estimate.measured_seconds:7.1f}"
+    ratio = "    -" if estimate.ratio is None else f"{estimate.ratio:5.2f}"
+    what = f"{estimate.plan:<12} {estimate.name:<20}"
+    row = f"{what} {estimate.predicted_seconds:7.1f} s, measured {measured}, ratio {ratio}"
+    terms = ", ".join(f"{name} {seconds:.2f}" for name, seconds in estimate.terms.by_term().items())
+    return f"{row}  {terms}" if explain and terms else row
+
+
+def as_json(estimate: Estimate) -> dict[str, str | float | None]:
+    """One entry of the JSON line."""
+    return {
+        "plan": estimate.plan,
+        "name": estimate.name,
+        "predicted_seconds": estimate.predicted_seconds,
+        "measured_seconds": estimate.measured_seconds,
+        "ratio": estimate.ratio,
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

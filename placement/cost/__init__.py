@@ -1,0 +1,1 @@
+"""Seconds and bytes of every node of an augmented graph, from datasheets or from a profile."""

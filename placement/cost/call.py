@@ -1,0 +1,149 @@
+"""Seconds of a model function call under a way to execute it.
+
+Every kind of call is layers of one stage, times micro-batches, plus the pipeline around them: with m micro-batches of
+which a stage takes t, and the last stage t_last, a portion takes m * t_last + (pp - 1) * t (Narayanan et al. 2021,
+section 2.2; the last stage has the head on top of its layers).
+"""
+
+from __future__ import annotations
+
+from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, share_seconds
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.layer_times import LayerTimes
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.workload import CallWork
+
+GRADIENT_BYTES = 4  # gradients are summed over replicas in float32
+
+
+def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
+    """Seconds of one call, by what takes them.
+
+    Raises InvalidInput where the execution spans nodes that no network connects.
+    """
+    cost = {"generate": _generate, "inference": _inference, "train_step": _train}[work.kind]
+    return cost(work, execution, times) + Seconds(call=times.call_seconds)
+
+
+def _inference(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
+    rows, length = work.rows / execution.strategy.dp, work.workload.mean_length
+    portions, pieces = execution.pieces(rows, train=False)
+    each = rows / portions / pieces
+    stage = _forward(each, length, execution, times)
+    head = times.head_forward(each * _head_tokens(work, execution), execution.strategy.tp)
+    gathers = _gathered_weights(execution, times).times(portions * pieces)
+    return _pipelined(stage, head, pieces, execution).times(portions) + gathers
+
+
+def _train(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
+    """`epochs` * `mini_batches` optimizer steps, each over its micro-batches, forward and backward."""
+    tp, steps = execution.strategy.tp, work.epochs * work.mini_batches
+    rows, length = work.rows / work.mini_batches / execution.strategy.dp, work.workload.mean_length
+    portions, pieces = execution.pieces(rows, train=True)
+    each = rows / portions / pieces
+    tokens = each * _head_tokens(work, execution)
+    stage = _forward(each, length, execution, times) + _backward(each, length, execution, times)
+    head = times.head_forward(tokens, tp) + times.head_backward(tokens, tp)
+    step = _pipelined(stage, head, pieces, execution).times(portions) + _update(portions * pieces, execution, times)
+    return step.times(steps)
+
+
+def _generate(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
+    """Prefill of all prompts, then one step per token for the rows that are still being generated."""
+    workload, rows = work.workload, work.rows / execution.strategy.dp
+    portions, pieces = execution.pieces(rows, train=False)
+    waves = portions * max(1.0, rows / portions / (execution.rows_at_once or rows))
+    each = rows / waves / pieces
+    prefill = _forward(each, workload.prompts.mean, execution, times)
+    cost = _pipelined(prefill, times.sample(each, execution.strategy.tp), pieces, execution)
+    for first, end, running in workload.responses.still_running():
+        context = workload.prompts.mean + (first + end) / 2
+        cost = cost + _decode_step(each * running, context, pieces, work, execution, times).times(end - first)
+    return cost.times(waves)
+
+
+def _decode_step(
+    rows: float, context: float, pieces: int, work: CallWork, execution: Execution, times: LayerTimes
+) -> Seconds:
+    """One token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.
+
+    With fewer of them than stages, each waits for its own token to come around.
+    """
+    tp, pp = execution.strategy.tp, execution.strategy.pp
+    layer = times.decode(rows, context, tp, work.workload.cuda_graphs) + _tp_reduces(rows, 2, execution, times)
+    stage = layer.times(times.sizes.stage_layers(pp)) + _to_next_stage(rows, execution, times)
+    last = stage + times.sample(rows, tp)
+    idle = max(0.0, (pp - 1) * stage.total + last.total - pieces * last.total)
+    return last.times(pieces) + Seconds(pipeline_bubble=idle)
+
+
+def _pipelined(stage: Seconds, head: Seconds, pieces: int, execution: Execution) -> Seconds:
+    bubble = Seconds(pipeline_bubble=(execution.strategy.pp - 1) * stage.total)
+    return (stage + head).times(pieces) + bubble
+
+
+def _forward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
+    """A stage's layers for one micro-batch: two all-reduces each, and the hand-over to the next stage."""
+    tp, tokens = execution.strategy.tp, rows * length
+    layer = times.forward(rows, length, tp) + _tp_reduces(tokens, 2, execution, times)
+    return layer.times(times.sizes.stage_layers(execution.strategy.pp)) + _to_next_stage(tokens, execution, times)
+
+
+def _backward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
+    """As `_forward`; full recomputation runs the layers' forward once more, all-reduces included (Chen et al. 2016)."""
+    tp, tokens = execution.strategy.tp, rows * length
+    layer = times.backward(rows, length, tp) + _tp_reduces(tokens, 4 if execution.recompute else 2, execution, times)
+    if execution.recompute:
+        layer = layer + times.forward(rows, length, tp)
+    return layer.times(times.sizes.stage_layers(execution.strategy.pp)) + _to_next_stage(tokens, execution, times)
+
+
+def _update(micro_batches: int, execution: Execution, times: LayerTimes) -> Seconds:
+    """Sum gradients over replicas, step, and give every replica the new weights (Rajbhandari et al. 2020, section 7).
+
+    ZeRO 2 keeps a share of the gradients only, so it sums them after every micro-batch; ZeRO 3 a share of the weights,
+    so it gathers them for every forward and backward.
+    """
+    dp, group, links = execution.strategy.dp, execution.dp_group(), times.links
+    parameters = _fullest_stage(execution, times)
+    sums = micro_batches if execution.zero >= 2 else 1
+    shared = sums * share_seconds(parameters * GRADIENT_BYTES, group, links)
+    if execution.zero < 3:
+        written = GRADIENT_BYTES if execution.zero == 0 else times.sizes.item
+        shared += share_seconds(parameters * written, group, links)
+    gathers = _gathered_weights(execution, times).times(micro_batches * (3 if execution.recompute else 2))
+    adam = times.adam(parameters / (dp if execution.zero else 1))
+    return Seconds(dp_communication=shared, optimizer=adam) + gathers
+
+
+def _gathered_weights(execution: Execution, times: LayerTimes) -> Seconds:
+    """One gathering of a stage's weights, which only ZeRO 3 needs."""
+    if execution.zero < 3:
+        return Seconds()
+    num_bytes = _fullest_stage(execution, times) * times.sizes.item
+    return Seconds(dp_communication=share_seconds(num_bytes, execution.dp_group(), times.links))
+
+
+def _fullest_stage(execution: Execution, times: LayerTimes) -> int:
+    strategy = execution.strategy
+    return max(times.sizes.stage_parameters(strategy, stage) for stage in {0, strategy.pp - 1})
+
+
+def _tp_reduces(tokens: float, count: int, execution: Execution, times: LayerTimes) -> Seconds:
+    """`count` all-reduces of [tokens, hidden] over the tensor-parallel group."""
+    if execution.strategy.tp == 1:
+        return Seconds()
+    num_bytes = tokens * times.sizes.hidden * times.sizes.item
+    return Seconds(tp_communication=count * all_reduce_seconds(num_bytes, execution.tp_group(), times.links))
+
+
+def _to_next_stage(tokens: float, execution: Execution, times: LayerTimes) -> Seconds:
+    if execution.strategy.pp == 1:
+        return Seconds()
+    num_bytes = tokens * times.sizes.hidden * times.sizes.item
+    return Seconds(pp_communication=times.links.seconds(num_bytes, execution.pp_span()))
+
+
+def _head_tokens(work: CallWork, execution: Execution) -> float:
+    """Tokens of a row that reach the head."""
+    return work.workload.mean_length if execution.cuts.head_on_prompts else work.workload.responses.mean

@@ -1,0 +1,47 @@
+"""Seconds of ring collectives over a group of devices.
+
+A ring over n devices sends (n - 1) / n of the data over every link for a reduce-scatter or an all-gather, and twice
+that for an all-reduce (Patarasuk and Yuan 2009; Thakur et al. 2005). Where a group spans nodes, its members on a node
+share their ways out, so the ring is as fast as those together, and never faster than the links within the node.
+"""
+
+from __future__ import annotations
+
+from math import ceil, log2
+
+from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.devices import Links
+from prefect_rlhf.placement.errors import InvalidInput
+
+
+def all_reduce_seconds(num_bytes: float, group: Group, links: Links) -> float:
+    """Every device ends with the sum of `num_bytes` of each.
+
+    >>> all_reduce_seconds(1e9, Group(2, "node", 2), Links(2e12, 1e11, 1e10, 2e10))
+    0.01
+    """
+    return 2 * _ring_seconds(num_bytes, group, links) + _latency_seconds(group, links)
+
+
+def share_seconds(num_bytes: float, group: Group, links: Links) -> float:
+    """A reduce-scatter or an all-gather of `num_bytes`."""
+    return _ring_seconds(num_bytes, group, links) + _latency_seconds(group, links)
+
+
+def _ring_seconds(num_bytes: float, group: Group, links: Links) -> float:
+    if group.size == 1:
+        return 0.0
+    return (group.size - 1) / group.size * num_bytes / _bandwidth(group, links)
+
+
+def _latency_seconds(group: Group, links: Links) -> float:
+    """Of a tree: small messages are reduced over one."""
+    return ceil(log2(group.size)) * links.latency_seconds
+
+
+def _bandwidth(group: Group, links: Links) -> float:
+    if group.span == "node":
+        return links.node
+    if not links.network:
+        raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
+    return min(links.network * group.per_node, links.node)

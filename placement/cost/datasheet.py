@@ -1,0 +1,103 @@
+"""Layer times from a datasheet: a roofline of matrix products and memory traffic, with launches as a floor.
+
+A matrix product takes its FLOPs over the peak or its weights over the memory bandwidth, whichever is longer (Williams
+et al. 2009). Element-wise kernels take their passes over memory. In forward and backward the host runs ahead, so
+launches show only where the device would be done sooner; a decoding step ends with a sampled token that the host waits
+for, and its kernels are too short to hide anything, so there they add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices import Hardware, Links
+from prefect_rlhf.placement.errors import InvalidInput
+
+LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
+LOGIT_BYTES = 4
+ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DatasheetTimes:
+    """Implements LayerTimes."""
+
+    sizes: ModelSizes
+    links: Links
+    call_seconds: float
+    flops: float  # reached FLOP/s
+    passes: float
+    graph_layer_seconds: float
+    eager_layer_seconds: float
+
+    @classmethod
+    def of(cls, sizes: ModelSizes, hardware: Hardware) -> DatasheetTimes:
+        """For a model on devices that have a datasheet; raises InvalidInput for a measured kind."""
+        device, reached = hardware.device, hardware.efficiency
+        if device.measured:
+            raise InvalidInput("profile", None, f"a profile of {device.name}, which has no datasheet: run rlhf/profile")
+        return cls(
+            sizes,
+            hardware.links(),
+            reached.call_seconds,
+            device.flops_per_second(sizes.dtype) * reached.matmul,
+            reached.passes,
+            reached.graph_layer_seconds,
+            reached.eager_layer_seconds,
+        )
+
+    def forward(self, rows: float, length: float, tp: int) -> Seconds:
+        """See LayerTimes. Causal attention sees half of the context on average."""
+        return self._layer(rows, length, tp, passes=1)
+
+    def backward(self, rows: float, length: float, tp: int) -> Seconds:
+        """See LayerTimes. Twice the FLOPs and traffic of the forward (Narayanan et al. 2021, appendix)."""
+        return self._layer(rows, length, tp, passes=2)
+
+    def head_forward(self, tokens: float, tp: int) -> Seconds:
+        """See LayerTimes. A scalar head is as good as free."""
+        return self._head(tokens, tp, passes=1)
+
+    def head_backward(self, tokens: float, tp: int) -> Seconds:
+        """See LayerTimes."""
+        return self._head(tokens, tp, passes=2)
+
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
+        """See LayerTimes. Weights and cache are read once per token: memory-bound (ReaL, section 8.4)."""
+        sizes, bandwidth = self.sizes, self.links.device
+        weights = sizes.layer_matrices / tp * sizes.item / bandwidth
+        cache = rows * context * sizes.cache_bytes_per_token(tp) / bandwidth
+        moved = self.passes * rows * sizes.hidden * sizes.item / bandwidth
+        products = rows * 2 * sizes.layer_matrices / tp / self.flops
+        launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
+        return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
+
+    def sample(self, rows: float, tp: int) -> Seconds:
+        """See LayerTimes."""
+        weights = self.sizes.table / tp * self.sizes.item / self.links.device
+        head = self._head(rows, tp, passes=1)
+        return Seconds(head.compute, max(weights, head.memory_traffic))
+
+    def adam(self, num_parameters: float) -> float:
+        """See LayerTimes."""
+        return num_parameters * ADAM_PASS_BYTES / self.links.device
+
+    def _layer(self, rows: float, length: float, tp: int, passes: int) -> Seconds:
+        sizes, tokens = self.sizes, rows * length
+        flops = tokens * (2 * sizes.layer_matrices + 2 * sizes.queries * length) / tp
+        compute = passes * flops / self.flops
+        weights = passes * sizes.layer_matrices / tp * sizes.item / self.links.device
+        moved = passes * self.passes * tokens * sizes.hidden * sizes.item / self.links.device
+        traffic = moved + max(0.0, weights - compute)
+        return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - compute - traffic))
+
+    def _head(self, tokens: float, tp: int, passes: int) -> Seconds:
+        if self.sizes.head == "scalar":
+            return Seconds()
+        flops = 2 * tokens * self.sizes.table / tp
+        logits = LOGIT_PASSES * LOGIT_BYTES * tokens * self.sizes.vocab / tp
+        return Seconds(passes * flops / self.flops, passes * logits / self.links.device)

@@ -1,0 +1,100 @@
+"""How a call is executed, as far as its time and memory depend on it: strategy, span of nodes, cuts, recomputation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prefect_rlhf.placement.devices import LinkSpan
+from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.strategy import Strategy
+
+ZeroStage = Literal[0, 1, 2, 3]
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How an engine cuts a replica's rows, and which tokens reach the head.
+
+    With `portions`, the plan's micro-batches run one after the other, and each is cut again, into `forward_cuts` (in
+    training `train_cuts`) pieces per pipeline stage, which fill the pipeline: ReaL (section 4, search space). Without,
+    the plan's micro-batches are what fills the pipeline: Megatron.
+    """
+
+    portions: bool
+    forward_cuts: int = 1
+    train_cuts: int = 2
+    head_on_prompts: bool = False
+
+
+MEGATRON = Cuts(portions=False)
+REAL = Cuts(portions=True, head_on_prompts=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One way to run a call on a mesh of `num_nodes` x `devices_per_node` devices.
+
+    `recompute`: training keeps each layer's input only and runs its forward again (full recomputation). `zero` is the
+    stage of ZeRO over dp: 1 is the distributed optimizer that runs use; 0, 2 and 3 are for estimates of baselines.
+    `rows_at_once`: the most rows of a replica that generation keeps in flight (None: all); more come as others end.
+    """
+
+    strategy: Strategy
+    num_nodes: int = 1
+    devices_per_node: int = 1
+    micro_batches: int = 1
+    recompute: bool = False
+    zero: ZeroStage = 1
+    rows_at_once: int | None = None
+    cuts: Cuts = MEGATRON
+
+    @classmethod
+    def of(cls, placement: Placement) -> Execution:
+        """As the plan says that it runs."""
+        mesh = placement.mesh
+        return cls(placement.strategy, mesh.num_nodes, mesh.devices_per_node, placement.micro_batches)
+
+    def pieces(self, rows: float, train: bool) -> tuple[int, int]:
+        """(portions run one after the other, micro-batches in each that fill the pipeline) for so many rows.
+
+        >>> Execution(Strategy(pp=4), micro_batches=2, cuts=REAL).pieces(64, train=True)
+        (2, 8)
+        >>> Execution(Strategy(pp=4), micro_batches=8).pieces(64, train=True)
+        (1, 8)
+        """
+        if not self.cuts.portions:
+            return 1, _at_most(self.micro_batches, rows)
+        portions = _at_most(self.micro_batches, rows)
+        pp = self.strategy.pp
+        cuts = 1 if pp == 1 else pp * (self.cuts.train_cuts if train else self.cuts.forward_cuts)
+        return portions, _at_most(cuts, rows / portions)
+
+    def tp_group(self) -> Group:
+        return self._group(self.strategy.tp, 1)
+
+    def dp_group(self) -> Group:
+        return self._group(self.strategy.dp, self.strategy.tp)
+
+    def pp_span(self) -> LinkSpan:
+        """Between neighbouring stages."""
+        stage = self.strategy.tp * self.strategy.dp
+        return "node" if self.strategy.pp * stage <= self.devices_per_node else "network"
+
+    def _group(self, size: int, stride: int) -> Group:
+        if size * stride <= self.devices_per_node or self.num_nodes == 1:
+            return Group(size, "node", size)
+        return Group(size, "network", max(1, self.devices_per_node // stride))
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`size` devices that work on a collective; `per_node` of them share a node, and so its way to the others."""
+
+    size: int
+    span: LinkSpan
+    per_node: int
+
+
+def _at_most(count: int, rows: float) -> int:
+    return max(1, min(count, int(rows)))

@@ -1,0 +1,53 @@
+"""Seconds of one layer and of the head on one device: what datasheets and profiles both answer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices import Links
+
+
+class LayerTimes(Protocol):
+    """One model on one kind of device. Times are of one layer's tp-th part, without communication.
+
+    `rows` of `length` tokens each pass through together; `context` is the tokens that a decoded token attends to.
+    """
+
+    @property
+    def sizes(self) -> ModelSizes: ...
+
+    @property
+    def links(self) -> Links: ...
+
+    @property
+    def call_seconds(self) -> float:
+        """What every call takes besides."""
+        ...
+
+    def forward(self, rows: float, length: float, tp: int) -> Seconds:
+        """One layer, forward."""
+        ...
+
+    def backward(self, rows: float, length: float, tp: int) -> Seconds:
+        """One layer, backward, without running its forward again."""
+        ...
+
+    def head_forward(self, tokens: float, tp: int) -> Seconds:
+        """From last hidden states to log-probabilities or values."""
+        ...
+
+    def head_backward(self, tokens: float, tp: int) -> Seconds: ...
+
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
+        """One layer, one new token per row."""
+        ...
+
+    def sample(self, rows: float, tp: int) -> Seconds:
+        """What ends a decoding step: the head, and the choice of a token for each row."""
+        ...
+
+    def adam(self, num_parameters: float) -> float:
+        """One optimizer step on so many of the parameters."""
+        ...

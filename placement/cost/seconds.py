@@ -1,0 +1,62 @@
+"""What a call's time consists of, as a value with named terms, each with the source of its formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Seconds by what takes them; `SOURCES` says how each is computed.
+
+    >>> (Seconds(compute=2.0) + Seconds(launch=1.0).times(3)).total
+    5.0
+    """
+
+    compute: float = 0.0
+    memory_traffic: float = 0.0
+    launch: float = 0.0
+    tp_communication: float = 0.0
+    pp_communication: float = 0.0
+    pipeline_bubble: float = 0.0
+    dp_communication: float = 0.0
+    optimizer: float = 0.0
+    call: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(_terms(self))
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(*[mine + theirs for mine, theirs in zip(_terms(self), _terms(other), strict=True)])
+
+    def times(self, factor: float) -> Seconds:
+        """Each term `factor` times."""
+        return Seconds(*[factor * term for term in _terms(self)])
+
+    def by_term(self) -> dict[str, float]:
+        """The terms that take any time, the longest first."""
+        named = {term.name: getattr(self, term.name) for term in fields(self)}
+        return dict(sorted(((name, value) for name, value in named.items() if value), key=lambda item: -item[1]))
+
+
+_terms: Callable[[Seconds], tuple[float, ...]] = attrgetter(*(term.name for term in fields(Seconds)))
+SOURCES: Mapping[str, str] = MappingProxyType(
+    {
+        "compute": "matrix products and attention: 2 FLOPs per weight and token, 4 x width x context / 2 per token of "
+        "causal attention, backward twice (Narayanan et al. 2021, appendix), over the datasheet's peak",
+        "memory_traffic": "weights, key-value cache, element-wise passes over memory bandwidth (ReaL, figures 10, 11)",
+        "launch": "kernel launches of each layer, fewer with CUDA graphs (ReaL, sections 8.1 and 8.2, table 6)",
+        "tp_communication": "two ring all-reduces of [tokens, hidden] per layer, forward and backward (Shoeybi et al. "
+        "2019; ReaL, section 2.2)",
+        "pp_communication": "[tokens, hidden] between neighbouring stages (Narayanan et al. 2021, section 2.2)",
+        "pipeline_bubble": "(pp - 1) micro-batches of a stage's time (Narayanan et al. 2021, section 2.2)",
+        "dp_communication": "reduce-scatter of gradients, all-gather of weights (Rajbhandari et al. 2020, section 7)",
+        "optimizer": "Adam's passes over gradients, weights and moments at memory bandwidth",
+        "call": "a constant for each call (ReaL, tables 4 to 6)",
+    }
+)
+"""Where each term's formula comes from."""

@@ -1,0 +1,109 @@
+"""A model's sizes in closed form: elements of a layer and of the ends of the pipeline, whole and on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, TransformerShape
+from prefect_rlhf.placement.strategy import Strategy
+
+ITEM_BYTES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths."""
+
+    hidden: int
+    inner: int
+    num_layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool
+    head: Head
+    dtype: Dtype
+
+    @classmethod
+    def of(cls, model: ModelSpec) -> ModelSizes:
+        """The sizes of a role's model."""
+        return cls.of_shape(model.shape, model.head, model.dtype)
+
+    @classmethod
+    def of_shape(cls, shape: TransformerShape, head: Head = "lm", dtype: Dtype = "bfloat16") -> ModelSizes:
+        """The sizes of a shape that ends in `head`."""
+        return cls(
+            shape.hidden_size,
+            shape.intermediate_size,
+            shape.num_layers,
+            shape.num_attention_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.vocab_size,
+            shape.tied_embeddings,
+            head,
+            dtype,
+        )
+
+    @property
+    def item(self) -> int:
+        """Bytes of one element of the compute format."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def queries(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def keys(self) -> int:
+        return self.kv_heads * self.head_dim
+
+    @property
+    def layer_matrices(self) -> int:
+        """Elements of a layer's matrices, which tp splits."""
+        return 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.inner
+
+    @property
+    def layer_norms(self) -> int:
+        """Elements of a layer's norms, which every tp rank holds."""
+        return 2 * self.hidden
+
+    @property
+    def table(self) -> int:
+        """Elements of the embedding; the output matrix has as many."""
+        return self.vocab * self.hidden
+
+    @property
+    def num_parameters(self) -> int:
+        """All elements of the model."""
+        ends = self.table + self.hidden + (self.hidden if self.head == "scalar" else 0)
+        output = self.table if self.head == "lm" and not self.tied else 0
+        return self.num_layers * (self.layer_matrices + self.layer_norms) + ends + output
+
+    def stage_layers(self, pp: int) -> int:
+        """Layers of the fullest stage."""
+        return -(-self.num_layers // pp)
+
+    def stage_parameters(self, strategy: Strategy, stage: int) -> int:
+        """Elements that a device of a pipeline stage holds.
+
+        The first stage has the embedding; the last the final norm and the head, which is a copy of a tied embedding.
+        """
+        first, last = stage == 0, stage == strategy.pp - 1
+        layers = self.stage_layers(strategy.pp)
+        found = layers * (-(-self.layer_matrices // strategy.tp) + self.layer_norms)
+        table = -(-self.table // strategy.tp)
+        if first:
+            found += table
+        if last:
+            found += self.hidden + (self.hidden if self.head == "scalar" else 0)
+            if self.head == "lm" and not (self.tied and first):
+                found += table
+        return found
+
+    def cache_bytes_per_token(self, tp: int) -> int:
+        """Keys and values of one token in one layer on one device; a head is never split."""
+        return 2 * max(1, self.kv_heads // tp) * self.head_dim * self.item

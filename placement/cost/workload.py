@@ -1,0 +1,98 @@
+"""What a call has to do, whatever the plan: rows, token lengths, optimizer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import Call
+
+ModelCallKind = Literal["generate", "inference", "train_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of a row, as a distribution: pairs of a length and its share of the rows, the shortest first.
+
+    >>> Lengths.fixed(1024).mean, Lengths.of({256: 0.5, 1024: 0.5}).mean
+    (1024.0, 640.0)
+    """
+
+    shares: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def fixed(cls, length: int) -> Lengths:
+        """Every row has `length` tokens."""
+        return cls.of({length: 1.0})
+
+    @classmethod
+    def of(cls, shares: dict[int, float]) -> Lengths:
+        """From lengths to shares of any sum. Raises InvalidInput for none, or for negative ones."""
+        whole = sum(shares.values())
+        if whole <= 0 or min(shares) < 0 or min(shares.values()) < 0:
+            raise InvalidInput("lengths", shares, "lengths of 0 or more with shares of 0 or more, not all 0")
+        return cls(tuple((length, shares[length] / whole) for length in sorted(shares)))
+
+    @property
+    def mean(self) -> float:
+        return sum(length * share for length, share in self.shares)
+
+    @property
+    def longest(self) -> int:
+        return self.shares[-1][0]
+
+    def still_running(self) -> Iterator[tuple[int, int, float]]:
+        """(first step, end, share of rows that are still being generated): what continuous batching works on.
+
+        >>> list(Lengths.of({2: 1, 8: 3}).still_running())
+        [(0, 2, 1.0), (2, 8, 0.75)]
+        """
+        first, running = 0, 1.0
+        for length, share in self.shares:
+            if length > first and running > 1e-12:
+                yield first, length, running
+                first = length
+            running -= share
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a run's rows look like, and whether generation may use CUDA graphs. How many there are, the calls say."""
+
+    prompts: Lengths
+    responses: Lengths
+    cuda_graphs: bool = True
+
+    @classmethod
+    def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:
+        """Every prompt and every response of the same length."""
+        return cls(Lengths.fixed(prompt_tokens), Lengths.fixed(response_tokens), cuda_graphs)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a row, prompt and response."""
+        return self.prompts.mean + self.responses.mean
+
+    @property
+    def longest(self) -> int:
+        return self.prompts.longest + self.responses.longest
+
+
+@dataclass(frozen=True, slots=True)
+class CallWork:
+    """One call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps."""
+
+    kind: ModelCallKind
+    rows: int
+    workload: Workload
+    mini_batches: int = 1
+    epochs: int = 1
+
+    @classmethod
+    def of(cls, call: Call, workload: Workload) -> CallWork:
+        """The work of a graph's call; a compute call has none that this model knows."""
+        if call.kind == "compute":
+            raise InvalidInput(f"calls.{call.name}.kind", call.kind, "a call with a model")
+        return cls(call.kind, call.num_rows, workload, call.mini_batches, call.epochs)

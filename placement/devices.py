@@ -1,0 +1,186 @@
+"""What devices and links can do by their datasheets, and which share of it real kernels reach.
+
+A datasheet says peaks. `Efficiency` holds the eight constants between peaks and measured calls; they were set once, on
+ReaL's appendix tables 4 to 6 (H100, 7B), and hold for every kind of call, plan, model and device alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.model import Dtype
+
+GIB = 1 << 30
+LinkSpan = Literal["device", "node", "network", "host"]
+"""Where a transfer goes: within a device, within a node, between nodes, or between a device and its host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """The constants between peaks and what calls take; none belongs to a call, a plan or a model.
+
+    `matmul`: share of peak FLOP/s in large matrix products. `memory`: share of memory bandwidth in kernels that only
+    move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of one hop of a
+    collective. `passes`: how often a layer's forward reads or writes [tokens, hidden] outside matrix products (norms
+    in float32, residuals); tensor parallelism does not divide it. `graph_layer_seconds` and `eager_layer_seconds`: what
+    the launches of a layer's kernels take, with and without CUDA graphs. `call_seconds`: what every call takes besides
+    (request, gather and split of its batch).
+    """
+
+    matmul: float = 0.75
+    memory: float = 0.8
+    link: float = 0.6
+    link_latency_seconds: float = 10e-6
+    passes: float = 40.0
+    graph_layer_seconds: float = 190e-6
+    eager_layer_seconds: float = 700e-6
+    call_seconds: float = 2.2
+
+
+ITERATION_SECONDS = 7.3
+"""The explicit overhead of an iteration beyond its calls in ReaL's runs (its table 6: 6.9 and 7.7 s): loading data,
+requests of the master worker, and moving rows and weights. Not a part of any call."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceKind:
+    """A kind of device. Bandwidths are bytes per second, a link's in one direction and per device.
+
+    A `measured` kind has no datasheet: its times come from a profile only.
+    """
+
+    name: str
+    bfloat16_flops: float
+    float32_flops: float
+    memory_bytes_per_second: float
+    memory_bytes: int
+    link_bytes_per_second: float
+    host_bytes_per_second: float
+    source: str
+    measured: bool = False
+
+    def flops_per_second(self, dtype: Dtype) -> float:
+        """Dense peak in that format."""
+        return self.bfloat16_flops if dtype == "bfloat16" else self.float32_flops
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What connects nodes: bytes per second of one node in one direction, shared equally by its devices."""
+
+    name: str
+    node_bytes_per_second: float
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """Nodes of `devices_per_node` equal devices, and the network between them."""
+
+    device: DeviceKind
+    devices_per_node: int
+    network: Network | None = None
+    efficiency: Efficiency = Efficiency()
+
+    def links(self) -> Links:
+        """Its links at the bandwidth that collectives and copies reach."""
+        reached, device = self.efficiency.link, self.device
+        each = self.network.node_bytes_per_second / self.devices_per_node if self.network else 0.0
+        return Links(
+            device.memory_bytes_per_second * self.efficiency.memory,
+            device.link_bytes_per_second * reached,
+            each * reached,
+            device.host_bytes_per_second * reached,
+            self.efficiency.link_latency_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Reached bytes per second of one device in one direction, to each `LinkSpan`; a network of 0 does not exist."""
+
+    device: float
+    node: float
+    network: float
+    host: float
+    latency_seconds: float = 0.0
+
+    def seconds(self, num_bytes: float, span: LinkSpan) -> float:
+        """To move bytes over one device's link.
+
+        >>> Links(2e12, 4e11, 5e10, 2e10).seconds(1e9, "network")
+        0.02
+        """
+        if num_bytes <= 0:
+            return 0.0
+        bandwidth = self.of(span)
+        if not bandwidth:
+            raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
+        return num_bytes / bandwidth + self.latency_seconds
+
+    def of(self, span: LinkSpan) -> float:
+        """Bytes per second to a span."""
+        if span == "node":
+            return self.node
+        if span == "network":
+            return self.network
+        return self.host if span == "host" else self.device
+
+    def slower(self, factor: float) -> Links:
+        """Every link between devices `factor` times slower."""
+        return replace(self, node=self.node / factor, network=self.network / factor, host=self.host / factor)
+
+
+def _kind(
+    name: str, half: float, full: float, memory: float, num_bytes: int, link: float, host: float, source: str
+) -> DeviceKind:
+    """TFLOP/s, GB/s and bytes as datasheets print them; links per direction."""
+    return DeviceKind(name, half * 1e12, full * 1e12, memory * 1e9, num_bytes, link * 1e9, host * 1e9, source)
+
+
+DEVICE_KINDS: Mapping[str, DeviceKind] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            _kind("h100", 989, 67, 3350, 80 * GIB, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
+            _kind("h200", 989, 67, 4800, 141 * 10**9, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
+            _kind("a100-80", 312, 19.5, 2039, 80 * GIB, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
+            _kind("a100-40", 312, 19.5, 1555, 40 * GIB, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
+            _kind("v100-32", 125, 15.7, 900, 32 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
+            _kind("v100-16", 125, 15.7, 900, 16 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
+            DeviceKind("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
+        )
+    }
+)
+"""Dense peaks. The V100 has no bfloat16: its tensor cores' float16 peak stands for every format of two bytes."""
+
+NETWORKS: Mapping[str, Network] = MappingProxyType(
+    {
+        network.name: network
+        for network in (
+            Network("roce-3200", 400e9, "3.2 Tbit/s a node: ReaL, section 8"),
+            Network("infiniband-200", 25e9, "200 Gbit/s a node: HybridFlow, section 8.1"),
+            Network("infiniband-800", 100e9, "around 100 GB/s a node: APP, section VI"),
+        )
+    }
+)
+
+
+def device_kind(name: str, field: str = "device") -> DeviceKind:
+    """The kind of that name, or of a product's full name.
+
+    >>> device_kind("H100-SXM-80GB").name, device_kind("a100-SXM4-40GB").name, device_kind("NVIDIA H200").name
+    ('h100', 'a100-40', 'h200')
+    """
+    plain = name.lower()
+    if plain in DEVICE_KINDS:
+        return DEVICE_KINDS[plain]
+    for kind in DEVICE_KINDS.values():
+        family, _, size = kind.name.partition("-")
+        if family in plain and (not size or f"{size}gb" in plain):
+            return kind
+    raise InvalidInput(field, name, f"one of {', '.join(DEVICE_KINDS)}, or a product name with its memory in GB")
