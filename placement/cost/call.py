@@ -1,8 +1,8 @@
 """Seconds of a model function call under a way to execute it.
 
 Every kind of call is layers of one stage, times micro-batches, plus the pipeline around them: with m micro-batches of
-which a stage takes t, and the last stage t_last, a portion takes m * t_last + (pp - 1) * t (Narayanan et al. 2021,
-section 2.2; the last stage has the head on top of its layers).
+which the slowest stage takes t, a portion takes m * t, and once around the other stages (Narayanan et al. 2021,
+section 2.2). The last stage has the head on top of its layers, so it may be the slowest.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def _inference(work: CallWork, execution: Execution, times: LayerTimes) -> Secon
     rows, length = work.rows / execution.strategy.dp, work.workload.mean_length
     portions, pieces = execution.pieces(rows, train=False)
     each = rows / portions / pieces
-    stage = _forward(each, length, execution, times)
+    layer, hop = _forward(each, length, execution, times), _to_next_stage(each * length, execution, times)
     head = times.head_forward(each * _head_tokens(work, execution), execution.strategy.tp)
     gathers = _gathered_weights(execution, times).times(portions * pieces)
-    return _pipelined(stage, head, pieces, execution).times(portions) + gathers
+    return _pipelined(layer, hop, head, pieces, execution, times).times(portions) + gathers
 
 
 def _train(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -42,10 +42,11 @@ def _train(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
     portions, pieces = execution.pieces(rows, train=True)
     each = rows / portions / pieces
     tokens = each * _head_tokens(work, execution)
-    stage = _forward(each, length, execution, times) + _backward(each, length, execution, times)
+    layer = _forward(each, length, execution, times) + _backward(each, length, execution, times)
+    hops = _to_next_stage(each * length, execution, times).times(2)
     head = times.head_forward(tokens, tp) + times.head_backward(tokens, tp)
-    step = _pipelined(stage, head, pieces, execution).times(portions) + _update(portions * pieces, execution, times)
-    return step.times(steps)
+    step = _pipelined(layer, hops, head, pieces, execution, times).times(portions)
+    return (step + _update(portions * pieces, execution, times)).times(steps)
 
 
 def _generate(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -54,8 +55,9 @@ def _generate(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     portions, pieces = execution.pieces(rows, train=False)
     waves = portions * max(1.0, rows / portions / (execution.rows_at_once or rows))
     each = rows / waves / pieces
-    prefill = _forward(each, workload.prompts.mean, execution, times)
-    cost = _pipelined(prefill, times.sample(each, execution.strategy.tp), pieces, execution)
+    layer = _forward(each, workload.prompts.mean, execution, times)
+    hop = _to_next_stage(each * workload.prompts.mean, execution, times)
+    cost = _pipelined(layer, hop, times.sample(each, execution.strategy.tp), pieces, execution, times)
     for first, end, running in workload.responses.still_running():
         context = workload.prompts.mean + (first + end) / 2
         cost = cost + _decode_step(each * running, context, pieces, work, execution, times).times(end - first)
@@ -67,35 +69,46 @@ def _decode_step(
 ) -> Seconds:
     """One token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.
 
-    With fewer of them than stages, each waits for its own token to come around.
+    With too few of them to keep every stage busy, each waits for its own token to come around.
     """
-    tp, pp = execution.strategy.tp, execution.strategy.pp
+    tp = execution.strategy.tp
     layer = times.decode(rows, context, tp, work.workload.cuda_graphs) + _tp_reduces(rows, 2, execution, times)
-    stage = layer.times(times.sizes.stage_layers(pp)) + _to_next_stage(rows, execution, times)
-    last = stage + times.sample(rows, tp)
-    idle = max(0.0, (pp - 1) * stage.total + last.total - pieces * last.total)
-    return last.times(pieces) + Seconds(pipeline_bubble=idle)
+    hop = _to_next_stage(rows, execution, times)
+    slowest, around = _stages(layer, hop, times.sample(rows, tp), execution, times)
+    return slowest.times(pieces) + Seconds(pipeline_bubble=max(0.0, around - pieces * slowest.total))
 
 
-def _pipelined(stage: Seconds, head: Seconds, pieces: int, execution: Execution) -> Seconds:
-    bubble = Seconds(pipeline_bubble=(execution.strategy.pp - 1) * stage.total)
-    return (stage + head).times(pieces) + bubble
+def _pipelined(
+    layer: Seconds, hop: Seconds, head: Seconds, pieces: int, execution: Execution, times: LayerTimes
+) -> Seconds:
+    """`pieces` micro-batches through all stages; `layer`, `hop` and `head` are of one of them."""
+    slowest, around = _stages(layer, hop, head, execution, times)
+    return slowest.times(pieces) + Seconds(pipeline_bubble=around - slowest.total)
+
+
+def _stages(
+    layer: Seconds, hop: Seconds, head: Seconds, execution: Execution, times: LayerTimes
+) -> tuple[Seconds, float]:
+    """(time of the slowest stage, seconds of one micro-batch through all stages)."""
+    pp, sizes = execution.strategy.pp, times.sizes
+    last = layer.times(sizes.stage_layers(pp, pp - 1)) + head
+    if pp == 1:
+        return last, last.total
+    first, last = layer.times(sizes.stage_layers(pp)) + hop, last + hop
+    return max(first, last, key=lambda stage: stage.total), (pp - 1) * first.total + last.total
 
 
 def _forward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
-    """A stage's layers for one micro-batch: two all-reduces each, and the hand-over to the next stage."""
-    tp, tokens = execution.strategy.tp, rows * length
-    layer = times.forward(rows, length, tp) + _tp_reduces(tokens, 2, execution, times)
-    return layer.times(times.sizes.stage_layers(execution.strategy.pp)) + _to_next_stage(tokens, execution, times)
+    """One layer, with its two all-reduces."""
+    tp = execution.strategy.tp
+    return times.forward(rows, length, tp) + _tp_reduces(rows * length, 2, execution, times)
 
 
 def _backward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
-    """As `_forward`; full recomputation runs the layers' forward once more, all-reduces included (Chen et al. 2016)."""
-    tp, tokens = execution.strategy.tp, rows * length
-    layer = times.backward(rows, length, tp) + _tp_reduces(tokens, 4 if execution.recompute else 2, execution, times)
-    if execution.recompute:
-        layer = layer + times.forward(rows, length, tp)
-    return layer.times(times.sizes.stage_layers(execution.strategy.pp)) + _to_next_stage(tokens, execution, times)
+    """One layer. Full recomputation runs its forward once more, all-reduces included (Chen et al. 2016)."""
+    tp = execution.strategy.tp
+    layer = times.backward(rows, length, tp) + _tp_reduces(rows * length, 2, execution, times)
+    return layer + _forward(rows, length, execution, times) if execution.recompute else layer
 
 
 def _update(micro_batches: int, execution: Execution, times: LayerTimes) -> Seconds:

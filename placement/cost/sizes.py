@@ -83,9 +83,15 @@ class ModelSizes:
         output = self.table if self.head == "lm" and not self.tied else 0
         return self.num_layers * (self.layer_matrices + self.layer_norms) + ends + output
 
-    def stage_layers(self, pp: int) -> int:
-        """Layers of the fullest stage."""
-        return -(-self.num_layers // pp)
+    def stage_layers(self, pp: int, stage: int = 0) -> int:
+        """Layers of a stage, as `placement.stages` deals them: the first have one more where they do not divide.
+
+        >>> from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+        >>> [ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"]).stage_layers(3, stage) for stage in range(3)]
+        [11, 11, 10]
+        """
+        size, extra = divmod(self.num_layers, pp)
+        return size + (stage < extra)
 
     def stage_parameters(self, strategy: Strategy, stage: int) -> int:
         """Elements that a device of a pipeline stage holds.
@@ -93,9 +99,9 @@ class ModelSizes:
         The first stage has the embedding; the last the final norm and the head, which is a copy of a tied embedding.
         """
         first, last = stage == 0, stage == strategy.pp - 1
-        layers = self.stage_layers(strategy.pp)
+        layers = self.stage_layers(strategy.pp, stage)
         found = layers * (-(-self.layer_matrices // strategy.tp) + self.layer_norms)
-        table = -(-self.table // strategy.tp)
+        table = -(-self.vocab // strategy.tp) * self.hidden
         if first:
             found += table
         if last:

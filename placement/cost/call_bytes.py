@@ -1,0 +1,257 @@
+"""Bytes that a call holds on one device while it runs, by what they are.
+
+Static bytes are there between calls too: weights, gradients, optimizer states. Active bytes come and go with the call.
+The counts follow the tensors that our engines keep: in training a layer keeps what its backward reads (norms' inputs
+and outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
+without dropout and masks, and in the compute format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.plan import EngineKind
+
+GRADIENT_BYTES = 4  # gradients are summed in float32
+ADAM_BYTES = 8  # two float32 moments
+MAIN_WEIGHT_BYTES = 4  # the float32 copy of weights that compute in bfloat16
+TOKEN_BYTES = 8  # token ids are int64
+COLUMN_BYTES = 4  # log-probabilities, advantages and the like
+NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, return, advantage, mask
+CACHE_BLOCK = 128  # tokens per block of vLLM's cache on CPU; smaller ones on CUDA fit in
+VLLM_BATCHED_TOKENS = 8192  # of one forward pass of vLLM
+LOGITS_AT_ONCE = 1 << 28  # elements that our head makes at a time on CUDA
+LOGITS_AT_ONCE_CPU = 1 << 19  # and on CPU
+LONGEST_EXPLICIT = 512  # tokens up to which attention's backward on CPU keeps all scores of a micro-batch
+
+
+@dataclass(frozen=True, slots=True)
+class CallBytes:
+    """Bytes on one device. `working` is what exists only within one layer's forward or backward."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    working: int = 0
+    logits: int = 0
+    kv_cache: int = 0
+    rows: int = 0
+
+    @property
+    def static(self) -> int:
+        """What stays between calls: the compute weights, and what training adds to them."""
+        return self.weights + self.gradients + self.optimizer
+
+    @property
+    def active(self) -> int:
+        """What is there while the call runs."""
+        return self.activations + self.working + self.logits + self.kv_cache + self.rows
+
+    @property
+    def total(self) -> int:
+        return self.static + self.active
+
+    def by_term(self) -> dict[str, int]:
+        """The terms that hold any bytes, the largest first."""
+        named = {term.name: getattr(self, term.name) for term in fields(self)}
+        return dict(sorted(((name, value) for name, value in named.items() if value), key=lambda item: -item[1]))
+
+
+def call_bytes(
+    work: CallWork,
+    execution: Execution,
+    sizes: ModelSizes,
+    engine: EngineKind = "megatron",
+    stage: int | None = None,
+    max_length: int | None = None,
+    on_cpu: bool = False,
+) -> CallBytes:
+    """What a device of a pipeline stage holds during the call; by default one of the stage that holds most.
+
+    `max_length` is what a key-value cache has room for, by default the workload's longest row. `on_cpu`: with our
+    engines' kernels for CPU, which save and stage less.
+    """
+    if stage is None:
+        every = (call_bytes(work, execution, sizes, engine, s, max_length, on_cpu) for s in _extreme_stages(execution))
+        return max(every, key=lambda found: found.total)
+    trains = work.kind == "train_step"
+    static = static_bytes(execution, sizes, trains, stage)
+    active = _Active(work, execution, sizes, stage, max_length or work.workload.longest, on_cpu)
+    if work.kind == "generate":
+        return active.generate(static, engine)
+    return active.train(static) if trains else active.infer(static)
+
+
+def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: int = 0) -> CallBytes:
+    """Weights, and with training gradients and optimizer states; ZeRO n shares the last n of the three over dp."""
+    dp, zero = execution.strategy.dp, execution.zero
+    parameters = sizes.stage_parameters(execution.strategy, stage)
+    weights = parameters * sizes.item
+    gathered = 2 * (sizes.layer_matrices // execution.strategy.tp) * sizes.item  # this layer's, and the next one's
+    weights = weights // dp + gathered if zero >= 3 and dp > 1 else weights
+    if not trained:
+        return CallBytes(weights=weights)
+    state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0)
+    return CallBytes(
+        weights=weights,
+        gradients=parameters * GRADIENT_BYTES // (dp if zero >= 2 else 1),
+        optimizer=parameters * state // (dp if zero >= 1 else 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """Active bytes of one call on a device of one stage."""
+
+    work: CallWork
+    execution: Execution
+    sizes: ModelSizes
+    stage: int
+    max_length: int
+    on_cpu: bool
+
+    def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
+        """The cache of all rows in flight, one forward pass of prompts, and the logits of a step."""
+        rows = -(-self._replica_rows // self._portions)
+        flying = min(rows, self.execution.rows_at_once or rows)
+        per_token = self._layers * self.sizes.cache_bytes_per_token(self._tp)
+        prompts = flying * self.work.workload.prompts.longest
+        if engine == "vllm":
+            blocks = flying * -(-self.max_length // CACHE_BLOCK) + 2
+            cached, passing = blocks * CACHE_BLOCK, min(prompts, max(VLLM_BATCHED_TOKENS, self.max_length))
+        else:
+            cached, passing = flying * self.max_length, prompts
+        logits = flying * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
+        return _with(
+            static,
+            working=passing * self._forward_bytes,
+            logits=logits,
+            kv_cache=cached * per_token,
+            rows=self._replica_rows * self.max_length * (TOKEN_BYTES + COLUMN_BYTES),
+        )
+
+    def infer(self, static: CallBytes) -> CallBytes:
+        """One micro-batch within a layer, and its head."""
+        tokens = self._micro_rows(train=False) * self._length
+        return _with(static, working=tokens * self._forward_bytes, logits=self._logits(tokens), rows=self._rows(2))
+
+    def train(self, static: CallBytes) -> CallBytes:
+        """What the backward of every micro-batch in flight will read: at most pp - stage of them (1F1B)."""
+        rows = self._micro_rows(train=True)
+        tokens = rows * self._length
+        _, pieces = self.execution.pieces(self._mini_batch_rows, train=True)
+        in_flight = min(pieces, self.execution.strategy.pp - self.stage)
+        layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item
+        kept = in_flight * self._layers * (boundary if self.execution.recompute else layer)
+        recomputed = layer if self.execution.recompute else 0
+        return _with(
+            static,
+            activations=tokens * (kept + in_flight * 2 * boundary * self._is_last),
+            working=tokens * (recomputed + self._backward_bytes) + self._scores(rows),
+            logits=self._logits(tokens) + self._head_backward(tokens),
+            rows=self._rows(2 + NUM_COLUMNS),
+        )
+
+    @property
+    def _tp(self) -> int:
+        return self.execution.strategy.tp
+
+    @property
+    def _layers(self) -> int:
+        return self.sizes.stage_layers(self.execution.strategy.pp, self.stage)
+
+    @property
+    def _is_last(self) -> bool:
+        return self.stage == self.execution.strategy.pp - 1
+
+    @property
+    def _length(self) -> int:
+        return self.work.workload.longest
+
+    @property
+    def _replica_rows(self) -> int:
+        return -(-self.work.rows // self.execution.strategy.dp)
+
+    @property
+    def _mini_batch_rows(self) -> int:
+        return -(-self._replica_rows // self.work.mini_batches)
+
+    @property
+    def _portions(self) -> int:
+        return self.execution.pieces(self._replica_rows, train=False)[0]
+
+    def _micro_rows(self, train: bool) -> int:
+        rows = self._mini_batch_rows if train else self._replica_rows
+        portions, pieces = self.execution.pieces(rows, train)
+        return -(-rows // (portions * pieces))
+
+    @property
+    def _saved_bytes(self) -> int:
+        """Of a token in one layer: two norms' inputs and outputs, heads, attention's result twice, feed-forward."""
+        sizes = self.sizes
+        split = 3 * sizes.queries + 2 * sizes.keys + 3 * sizes.inner
+        if not self.on_cpu:  # torch's kernels keep the rotated queries and keys, and silu(gate), besides
+            split += sizes.queries + sizes.keys + sizes.inner
+        small = 2 * 4 + 4 * sizes.heads / self._tp  # the norms' and attention's float32 statistics
+        return int((4 * sizes.hidden + split / self._tp) * sizes.item + small)
+
+    @property
+    def _forward_bytes(self) -> int:
+        """Of a token while a layer computes: residual and norm, and the larger of attention and feed-forward."""
+        sizes = self.sizes
+        attention, feed_forward = 3 * sizes.queries + 4 * sizes.keys, 3 * sizes.inner
+        return int((3 * sizes.hidden + max(attention, feed_forward) / self._tp) * sizes.item)
+
+    @property
+    def _backward_bytes(self) -> int:
+        """Of a token while a layer's backward computes: gradients of the larger of attention and feed-forward."""
+        sizes = self.sizes
+        attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * sizes.inner
+        return int((3 * sizes.hidden + max(attention, feed_forward) / self._tp) * sizes.item)
+
+    def _scores(self, rows: int) -> int:
+        """Attention's backward on CPU makes all scores of short rows: float32 twice, and in the compute format."""
+        if not self.on_cpu or self._length > LONGEST_EXPLICIT:
+            return 0
+        heads = -(-self.sizes.heads // self._tp)
+        return rows * heads * self._length**2 * (3 * 4 + 2 * self.sizes.item)
+
+    def _head_tokens(self, tokens: int) -> int:
+        workload = self.work.workload
+        if self.execution.cuts.head_on_prompts:
+            return tokens
+        return -(-tokens * workload.responses.longest // max(1, self._length))
+
+    def _logits(self, tokens: int) -> int:
+        """Our head makes some of the vocabulary at a time; ReaL's makes all (its section 8, footnote 1)."""
+        if not self._is_last or self.sizes.head == "scalar":
+            return 0
+        wanted = self._head_tokens(tokens) * (-(-self.sizes.vocab // self._tp))
+        if self.execution.cuts.head_on_prompts:
+            return wanted * (self.sizes.item + 4)
+        at_once = max(LOGITS_AT_ONCE_CPU if self.on_cpu else LOGITS_AT_ONCE, 128 * self._head_tokens(tokens))
+        return min(wanted, at_once) * (self.sizes.item + 2 * 4)
+
+    def _head_backward(self, tokens: int) -> int:
+        """Hidden states that reach the head, their gradient in float32, and products with it."""
+        if not self._is_last:
+            return 0
+        return self._head_tokens(tokens) * self.sizes.hidden * (3 * self.sizes.item + 4)
+
+    def _rows(self, columns: int) -> int:
+        row = self._length * TOKEN_BYTES + self.work.workload.responses.longest * columns * COLUMN_BYTES
+        return self._replica_rows * row
+
+
+def _with(static: CallBytes, **active: float) -> CallBytes:
+    kept = {"weights": static.weights, "gradients": static.gradients, "optimizer": static.optimizer}
+    return CallBytes(**kept, **{name: int(value) for name, value in active.items()})
+
+
+def _extreme_stages(execution: Execution) -> set[int]:
+    """The stages that can hold most: the first has the embedding and most micro-batches, the last the head."""
+    return {0, execution.strategy.pp - 1}
