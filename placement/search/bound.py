@@ -1,0 +1,239 @@
+"""A lower bound on the makespan of every schedule of every completion of a partial plan, compiled.
+
+Two nodes *exclude* each other when one must wait for the other, or when they occupy something in common. A set of nodes
+that exclude each other pairwise (a clique) runs one after the other. So while a clique K runs, nothing runs that all of
+K excludes; if A is a set of such nodes, the time besides K must have room for the area of A: each node's duration
+times the devices that it occupies. With D devices,
+
+    seconds >= weight(K) + area(A) / D                                                                    (*)
+
+Undecided calls enter with their smallest duration and area, and no overlap, so a bound of a partial plan holds for all its
+completions. (*) is used three times, with the makespan M of N iterations:
+
+1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
+   M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
+2. a loop: an anchor whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that wait for the one
+   and for which the other waits: start of the next >= start of this + (*) over them.
+3. what waits for the anchor in the last iteration: M >= start of the anchor's last run + (*) over it.
+
+tests/placement/search/test_bound.py holds all of this against every plan of random problems.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from prefect_rlhf.placement.search.cliques import STACK, heaviest_clique, sum_over
+from prefect_rlhf.placement.search.compiled import compiled, lowest
+from prefect_rlhf.placement.search.tables import LINK, PAIR, Ints, Tables
+
+ALL_ITERATIONS, LOOP = 0, 1
+
+
+class Scratch(NamedTuple):
+    """Room for what a bound needs on its way; allocated once, since that takes as long as the bound itself."""
+
+    head: Ints  # [V]
+    tail: Ints  # [V]
+    conflict: Ints  # [V]
+    adjacent: Ints  # [V]
+    by_resource: Ints  # [2 C]
+    stack: Ints  # [STACK], of `heaviest_clique`
+
+
+def scratch_for(t: Tables) -> Scratch:
+    """Empty arrays of the right sizes."""
+    nodes = [np.zeros(t.num_nodes, dtype=np.int64) for _ in range(4)]
+    return Scratch(*nodes, np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64))
+
+
+@compiled
+def fill_areas(t: Tables, option: Ints, overlap: Ints, us: Ints, area: Ints) -> None:
+    """Write each node's area: microseconds times the fewest devices that it can occupy."""
+    for node in range(t.num_nodes):
+        first, second = t.first[node], t.second[node]
+        if t.kind[node] == LINK:
+            area[node] = 0
+        elif t.kind[node] == PAIR:
+            area[node] = us[node] * pair_size(t, option, overlap, node)
+        elif option[first] >= 0:
+            area[node] = us[node] * call_size(t, option, first)
+        else:
+            area[node] = t.least_area[first]
+
+
+@compiled
+def call_size(t: Tables, option: Ints, call: int) -> int:
+    """Devices of a call's mesh; the fewest possible where it is undecided."""
+    if option[call] < 0:
+        return t.least_size[call]
+    return t.class_size[t.option_class[t.option_start[call] + option[call]]]
+
+
+@compiled
+def pair_size(t: Tables, option: Ints, overlap: Ints, node: int) -> int:
+    """Devices of the mesh or meshes that a pair node occupies, at least."""
+    first, second = t.first[node], t.second[node]
+    size_first, size_second = call_size(t, option, first), call_size(t, option, second)
+    if t.resources[node] == 1 << first:
+        return size_first
+    if t.resources[node] == 1 << second:
+        return size_second
+    return max(size_first, size_second)
+
+
+@compiled
+def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
+    """Write for each node the set of nodes that occupy something in common with it (itself among them)."""
+    for call in range(t.num_calls):
+        by_resource[call] = by_resource[call + t.num_calls] = 0
+        others = overlap[call]
+        while others:
+            other = lowest(others)
+            others &= others - 1
+            by_resource[call] |= t.nodes_of[other]
+            by_resource[call + t.num_calls] |= t.nodes_of[other + t.num_calls]
+    for node in range(t.num_nodes):
+        conflict[node] = 0
+        resources = t.resources[node]
+        while resources:
+            conflict[node] |= by_resource[lowest(resources)]
+            resources &= resources - 1
+
+
+@compiled
+def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
+    """Write the longest way to each node within its iteration, and the longest way after its end."""
+    for node in range(t.num_nodes):
+        head[node] = tail[node] = 0
+    for node in range(t.num_nodes):
+        for edge in range(t.edge_start[node], t.edge_start[node + 1]):
+            if t.edge_lag[edge] == 0:
+                head[t.edge_target[edge]] = max(head[t.edge_target[edge]], head[node] + us[node])
+    for node in range(t.num_nodes - 1, -1, -1):
+        for edge in range(t.edge_start[node], t.edge_start[node + 1]):
+            if t.edge_lag[edge] == 0:
+                tail[node] = max(tail[node], tail[t.edge_target[edge]] + us[t.edge_target[edge]])
+
+
+@compiled
+def least_over(values: Ints, members: int) -> int:
+    """The smallest of the members' values; 0 for no members."""
+    if members == 0:
+        return 0
+    least = values[lowest(members)]
+    while members:
+        least = min(least, values[lowest(members)])
+        members &= members - 1
+    return least
+
+
+@compiled
+def best_split(
+    adjacent: Ints, us: Ints, area: Ints, clique: int, universe: int, num_devices: int
+) -> tuple[int, int, int]:
+    """The best of (*) that the clique gives: K of it, and as A the rest of it with what only the rest does not exclude.
+
+    Returns device-microseconds, K and A.
+    """
+    best, best_k, best_a = sum_over(us, clique) * num_devices, clique, 0
+    whole = sum_over(area, universe)
+    if whole > best:
+        best, best_k, best_a = whole, 0, universe
+    others = universe & ~clique
+    while others:
+        beside = clique & ~adjacent[lowest(others)]  # what may run at the same time as this node
+        others &= others - 1
+        kept = clique & ~beside
+        fitting = beside
+        rest = universe & ~clique
+        while rest:
+            if kept & ~adjacent[lowest(rest)] == 0:
+                fitting |= 1 << lowest(rest)
+            rest &= rest - 1
+        value = sum_over(us, kept) * num_devices + sum_over(area, fitting)
+        if value > best:
+            best, best_k, best_a = value, kept, fitting
+    return best, best_k, best_a
+
+
+@compiled
+def rounded_up(value: int, divisor: int) -> int:
+    """`value / divisor`, not below it."""
+    return (value + divisor - 1) // divisor
+
+
+@compiled
+def present(us: Ints) -> int:
+    """The set of nodes that take time."""
+    members = 0
+    for node in range(len(us)):
+        if us[node] > 0:
+            members |= 1 << node
+    return members
+
+
+@compiled
+def bound_of(t: Tables, us: Ints, area: Ints, overlap: Ints, s: Scratch, enough: int, explain: Ints) -> int:
+    """Microseconds below which no schedule ends. Stops at the first of its terms to reach `enough`.
+
+    Writes what binds into `explain`: the term (ALL_ITERATIONS, or LOOP + number of the anchor), K and A of all
+    iterations or of the loop, K and A of what follows the loop.
+    """
+    fill_heads_and_tails(t, us, s.head, s.tail)
+    fill_conflicts(t, overlap, s.by_resource, s.conflict)
+    nodes = present(us)
+    best = 0
+    for number in range(len(t.anchor)):
+        best = max(best, loop_bound(t, us, area, s, nodes, number, explain, best))
+        if best >= enough:
+            return best
+    return max(best, all_iterations_bound(t, us, area, s, nodes, explain, best))
+
+
+@compiled
+def heaviest_work(
+    us: Ints, area: Ints, ordered: Ints, nodes: int, num_devices: int, s: Scratch
+) -> tuple[int, int, int]:
+    """(*) over `nodes`, of which `ordered` says which wait for each other: device-microseconds, K and A."""
+    for node in range(len(us)):
+        s.adjacent[node] = s.conflict[node] | ordered[node]
+    _, clique = heaviest_clique(s.adjacent, us, nodes, s.stack)
+    return best_split(s.adjacent, us, area, clique, nodes, num_devices)
+
+
+@compiled
+def all_iterations_bound(
+    t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int
+) -> int:
+    """Term 1."""
+    work, kept, fitting = heaviest_work(us, area, t.ordered_always, nodes, t.num_devices, s)
+    ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)
+    value = ends + rounded_up(t.iterations * work, t.num_devices)
+    if value > best:
+        explain[0], explain[1], explain[2], explain[3], explain[4] = ALL_ITERATIONS, kept, fitting, 0, 0
+    return value
+
+
+@compiled
+def loop_bound(
+    t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, explain: Ints, best: int
+) -> int:
+    """Terms 2 and 3 for one anchor."""
+    rest, loop = t.anchor_rest[number] & nodes, t.anchor_loop[number] & nodes
+    last, last_kept, last_fitting = heaviest_work(
+        us, area, t.ordered_once, rest, t.num_devices, s
+    )
+    value = s.head[t.anchor[number]] + rounded_up(last, t.num_devices)
+    repeats = (t.iterations - 1) // t.anchor_lag[number]
+    kept = fitting = 0
+    if repeats:
+        work, kept, fitting = heaviest_work(
+            us, area, t.loop_ordered[number], loop, t.num_devices, s
+        )
+        value += repeats * rounded_up(work, t.num_devices)
+    if value > best:
+        explain[0], explain[1], explain[2], explain[3], explain[4] = LOOP + number, kept, fitting, last_kept, last_fitting
+    return value

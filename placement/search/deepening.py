@@ -1,0 +1,194 @@
+"""Exact search by iterative deepening on the threshold: each round proves that no plan ends sooner.
+
+A round goes depth first through the calls: for each every option, then how its mesh lies to each earlier one's. What cannot
+be laid out, overflows memory, or has a bound at or above the threshold is left. So a round ends with: every plan that
+it left takes at least `least_left`; that is the next lower bound. Options are never left out for being slower and no
+smaller than others: under list scheduling a shorter call can lengthen the makespan (Graham's anomalies), so such a rule
+would give plans that are not the best.
+
+A round is a sequence of decisions (levels): for call k its option, then its relation to each of the k calls before. The
+cursors say which alternative each level is at, so a round can stop anywhere and go on.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from prefect_rlhf.placement.search.compiled import compiled
+from prefect_rlhf.placement.search.lay_out import lay_out
+from prefect_rlhf.placement.search.partial import (
+    Partial,
+    bound_duration,
+    bound_partial,
+    empty_partial,
+    fits_apart,
+    fits_together,
+    possible,
+    relate,
+)
+from prefect_rlhf.placement.search.simulate import Agenda, agenda_for, fill_durations, list_schedule
+from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
+
+INFINITE = 1 << 62
+
+
+class Round(NamedTuple):
+    """One depth-first pass; arrays are changed in place."""
+
+    order: Ints  # [C]: calls, the most decisive first
+    sorted_options: Ints  # options of each call by duration, at option_start
+    level_call: Ints  # [L]
+    level_other: Ints  # [L]: the earlier call that a relation is with; UNDECIDED where the level is an option
+    cursor: Ints  # [L]
+    partial: Partial
+    agenda: Agenda
+    places: Ints  # [C]: scratch of `lay_out`
+    best_option: Ints  # [C]
+    best_mesh: Ints  # [C]
+    numbers: Ints  # see below
+
+
+LEVEL, THRESHOLD, LEAST_LEFT, BEST, EVALUATIONS = range(5)  # what stands where in `Round.numbers`
+
+
+def empty_round(t: Tables) -> Round:
+    """Before the first round: no plan known, no threshold."""
+    order = decision_order(t)
+    levels = [(call, other) for k, call in enumerate(order) for other in [UNDECIDED, *order[:k]]]
+    by_duration = [
+        np.argsort(t.option_cost[t.option_start[call] : t.option_start[call + 1]], kind="stable")
+        for call in range(t.num_calls)
+    ]
+    return Round(
+        order=np.array(order, dtype=np.int64),
+        sorted_options=np.concatenate(by_duration).astype(np.int64),
+        level_call=np.array([call for call, _ in levels], dtype=np.int64),
+        level_other=np.array([other for _, other in levels], dtype=np.int64),
+        cursor=np.full(len(levels), -1, dtype=np.int64),
+        partial=empty_partial(t),
+        agenda=agenda_for(t),
+        places=np.zeros(t.num_calls, dtype=np.int64),
+        best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
+        best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
+        numbers=np.array([0, 0, INFINITE, INFINITE, 0], dtype=np.int64),
+    )
+
+
+def decision_order(t: Tables) -> list[int]:
+    """Calls in the order in which to decide them: what is on the loop through the iterations first, large before small."""
+    loops = int(np.bitwise_or.reduce(t.anchor_loop))
+    on_loop = {int(t.first[node]) for node in range(t.num_nodes) if t.kind[node] == 0 and loops >> node & 1}
+    return sorted(range(t.num_calls), key=lambda call: (call not in on_loop, -int(t.least_area[call]), call))
+
+
+def begin(r: Round, threshold: int) -> None:
+    """Start a round: look for plans that end before `threshold`."""
+    r.cursor[:] = -1
+    r.partial.option[:] = UNDECIDED
+    r.partial.relation[:] = UNDECIDED
+    r.partial.overlap[:] = 1 << np.arange(len(r.order))
+    r.partial.apart[:] = 0
+    r.numbers[LEVEL] = 0
+    r.numbers[LEAST_LEFT] = INFINITE
+    r.numbers[THRESHOLD] = min(threshold, r.numbers[BEST])
+
+
+@compiled
+def advance(t: Tables, r: Round, work: int) -> bool:
+    """Go on with the round for about `work` evaluations. Returns whether it ended."""
+    until = r.numbers[EVALUATIONS] + work
+    while r.numbers[LEVEL] >= 0 and r.numbers[EVALUATIONS] < until:
+        level = r.numbers[LEVEL]
+        call, other = r.level_call[level], r.level_other[level]
+        if not next_alternative(t, r, level, call, other):
+            r.numbers[LEVEL] -= 1
+        elif admissible(t, r, level, call, other):
+            if level + 1 == len(r.level_call):
+                finish(t, r)
+            else:
+                r.cursor[level + 1] = -1
+                r.numbers[LEVEL] += 1
+    return r.numbers[LEVEL] < 0
+
+
+@compiled
+def next_alternative(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
+    """Take the next alternative of a level. With none left, undecide it and return False."""
+    p = r.partial
+    r.cursor[level] += 1
+    if other == UNDECIDED:
+        if r.cursor[level] >= t.option_start[call + 1] - t.option_start[call]:
+            p.option[call] = UNDECIDED
+            return False
+        p.option[call] = r.sorted_options[t.option_start[call] + r.cursor[level]]
+        return True
+    if r.cursor[level] > EQUAL:
+        relate(p, call, other, UNDECIDED)
+        return False
+    relate(p, call, other, r.cursor[level])
+    return True
+
+
+@compiled
+def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
+    """Whether what was just decided can be part of a plan that ends before the threshold."""
+    p = r.partial
+    if other == UNDECIDED:
+        return bearable(t, r, level, call) and (level > 0 or fits_together(t, p, call))
+    relation = p.relation[call, other]
+    if not possible(t, p, call, other, relation):
+        return False
+    if relation == DISJOINT:
+        allowed = fits_apart(t, p, call, other)
+    else:
+        allowed = fits_together(t, p, call) and bearable(t, r, level, call)
+    last_of_call = level + 1 == len(r.level_call) or r.level_other[level + 1] == UNDECIDED
+    return allowed and (not last_of_call or can_lie(t, r, call))
+
+
+@compiled
+def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
+    """Whether the bound is below the threshold. Skips the slower options of a call where being slower alone is too much."""
+    p = r.partial
+    threshold = r.numbers[THRESHOLD]
+    r.numbers[EVALUATIONS] += 1
+    value = bound_partial(t, p, threshold)
+    if value < threshold:
+        return True
+    r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], value)
+    if r.level_other[level] == UNDECIDED:
+        us = t.option_cost[t.option_start[call] + p.option[call]]
+        value = bound_duration(t, p, call, us, threshold)
+        if value >= threshold:
+            r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], value)
+            r.cursor[level] = INFINITE
+    return False
+
+
+@compiled
+def can_lie(t: Tables, r: Round, call: int) -> bool:
+    """Whether the meshes decided so far can be laid out: first with the earlier ones where they are."""
+    p = r.partial
+    count = 0
+    while r.order[count] != call:
+        count += 1
+    if lay_out(t, r.order, r.places, count, count + 1, p.option, p.relation, p.mesh):
+        return True
+    return lay_out(t, r.order, r.places, 0, count + 1, p.option, p.relation, p.mesh)
+
+
+@compiled
+def finish(t: Tables, r: Round) -> None:
+    """Simulate a complete plan, and keep it if it is the best."""
+    p = r.partial
+    r.numbers[EVALUATIONS] += 1
+    fill_durations(t, p.option, p.relation, p.us)
+    makespan = list_schedule(t, p.us, p.overlap, r.agenda)
+    r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], makespan)
+    if makespan < r.numbers[BEST]:
+        r.numbers[BEST] = makespan
+        r.numbers[THRESHOLD] = min(r.numbers[THRESHOLD], makespan)
+        for call in range(t.num_calls):
+            r.best_option[call], r.best_mesh[call] = p.option[call], p.mesh[call]

@@ -1,0 +1,133 @@
+"""A partial plan in the compiled search: which options and relations are decided, and what that allows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from prefect_rlhf.placement.search.bound import Scratch, bound_of, call_size, fill_areas, scratch_for
+from prefect_rlhf.placement.search.cliques import heaviest_clique
+from prefect_rlhf.placement.search.compiled import compiled, lowest
+from prefect_rlhf.placement.search.lay_out import mesh_class
+from prefect_rlhf.placement.search.simulate import fill_durations
+from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
+
+
+class Partial(NamedTuple):
+    """Decisions so far; arrays are changed in place."""
+
+    option: Ints  # [C], UNDECIDED or the number of an option of that call
+    relation: Ints  # [C, C]
+    overlap: Ints  # [C]: set of calls whose meshes overlap it, with itself
+    apart: Ints  # [C]: set of calls whose meshes are disjoint from it
+    mesh: Ints  # [C]: a mesh for each call that lies right to those placed before it
+    us: Ints  # [V]: durations
+    area: Ints  # [V]
+    explain: Ints  # [5]: see `bound_of`
+    weights: Ints  # [C]: scratch
+    scratch: Scratch
+
+
+def empty_partial(t: Tables) -> Partial:
+    """Nothing is decided."""
+    nodes = (np.zeros(t.num_nodes, dtype=np.int64) for _ in range(2))
+    return Partial(
+        option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
+        relation=np.full((t.num_calls, t.num_calls), UNDECIDED, dtype=np.int64),
+        overlap=np.array([1 << call for call in range(t.num_calls)], dtype=np.int64),
+        apart=np.zeros(t.num_calls, dtype=np.int64),
+        mesh=np.zeros(t.num_calls, dtype=np.int64),
+        us=next(nodes),
+        area=next(nodes),
+        explain=np.zeros(5, dtype=np.int64),
+        weights=np.zeros(t.num_calls, dtype=np.int64),
+        scratch=scratch_for(t),
+    )
+
+
+@compiled
+def relate(p: Partial, first: int, second: int, relation: int) -> None:
+    """Decide (or undecide) how two meshes lie."""
+    p.relation[first, second] = p.relation[second, first] = relation
+    for a, b in ((first, second), (second, first)):
+        bit = 1 << b
+        p.overlap[a] = p.overlap[a] | bit if relation > DISJOINT else p.overlap[a] & ~bit
+        p.apart[a] = p.apart[a] | bit if relation == DISJOINT else p.apart[a] & ~bit
+
+
+@compiled
+def bound_partial(t: Tables, p: Partial, enough: int) -> int:
+    """No completion of the plan ends sooner than this many microseconds."""
+    fill_durations(t, p.option, p.relation, p.us)
+    fill_areas(t, p.option, p.overlap, p.us, p.area)
+    return bound_of(t, p.us, p.area, p.overlap, p.scratch, enough, p.explain)
+
+
+@compiled
+def bound_duration(t: Tables, p: Partial, call: int, us: int, enough: int) -> int:
+    """As `bound_partial` when all that is known of `call` is that it takes at least `us` microseconds."""
+    option = p.option[call]
+    p.option[call] = UNDECIDED
+    fill_durations(t, p.option, p.relation, p.us)
+    fill_areas(t, p.option, p.overlap, p.us, p.area)
+    for node in range(t.num_nodes):
+        if t.resources[node] == 1 << call and t.first[node] == call and t.kind[node] == 0:
+            p.us[node] = us
+    p.option[call] = option
+    return bound_of(t, p.us, p.area, p.overlap, p.scratch, enough, p.explain)
+
+
+@compiled
+def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> bool:
+    """Whether meshes of these two calls' classes can lie so, and whether it is told apart from lying otherwise."""
+    if relation == EQUAL and not t.tells_equal[first, second]:
+        return False
+    return t.may[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)]
+
+
+@compiled
+def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
+    """Whether all meshes that are disjoint from each other, these two among them, have devices enough."""
+    sizes = p.weights
+    for call in range(t.num_calls):
+        sizes[call] = call_size(t, p.option, call)
+    most, _ = heaviest_clique(p.apart, sizes, p.apart[first] & p.apart[second], p.scratch.stack)
+    return most + sizes[first] + sizes[second] <= t.num_devices
+
+
+@compiled
+def fits_together(t: Tables, p: Partial, call: int) -> bool:
+    """Whether a device holds every group of calls whose meshes overlap each other, `call` among them.
+
+    Intervals that overlap pairwise share a device, so each group is the load of a real one: all their static bytes
+    and the largest active ones. (Where devices differ, `lay_out` looks at each.)
+    """
+    static = p.weights
+    members = p.overlap[call]
+    while members:
+        static[lowest(members)] = own_static(t, p, lowest(members))
+        members &= members - 1
+    members = p.overlap[call]
+    while members:
+        running = lowest(members)
+        members &= members - 1
+        both = 1 << call | 1 << running
+        held, _ = heaviest_clique(p.overlap, static, p.overlap[call] & p.overlap[running] & ~both, p.scratch.stack)
+        held += static[call] + (static[running] if running != call else 0)
+        if held + t.option_active[t.option_start[running] + p.option[running]] > t.most_bytes:
+            return False
+    return True
+
+
+@compiled
+def own_static(t: Tables, p: Partial, call: int) -> int:
+    """Static bytes of a call beyond those it shares with a lower-numbered one on an equal mesh."""
+    at = t.option_start[call] + p.option[call]
+    shared = 0
+    for other in range(call):
+        if p.relation[call, other] == EQUAL:
+            before = t.option_start[other] + p.option[other]
+            if t.option_copy[at] >= 0 and t.option_copy[at] == t.option_copy[before]:
+                shared = max(shared, t.option_static[before])
+    return max(0, t.option_static[at] - shared)

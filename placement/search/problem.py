@@ -1,0 +1,220 @@
+"""A planning problem as a value: what may run where, how long it takes, what waits for what.
+
+Both closed problem files and traced graphs with a cost model become one of these; searches know nothing else.
+Devices stand on a line and every mesh is an interval of it, so two facts hold on which all else rests: meshes that
+overlap pairwise have a device in common (Helly), and makespan and memory depend only on each call's option and on
+which pairs of meshes overlap, not on where they lie.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.strategy import Strategy
+
+MAX_CALLS = 16
+MAX_NODES = 62  # a set of nodes is one 64-bit word in the compiled part
+Occupies = Literal["first", "second", "both"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Interval:
+    """Devices `start` to `stop - 1` of the line, under the name that the plan shall show.
+
+    >>> Interval(0, 4, "a").overlaps(Interval(3, 5, "b")), Interval(0, 4, "a").overlaps(Interval(4, 8, "c"))
+    (True, False)
+    """
+
+    start: int
+    stop: int
+    label: str
+
+    @property
+    def num_devices(self) -> int:
+        return self.stop - self.start
+
+    def overlaps(self, other: Interval) -> bool:
+        return self.start < other.stop and other.start < self.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One way to run a call: a strategy on any mesh of `mesh_class` (an index into the problem's classes).
+
+    `static_bytes` stay on every device of the mesh all the time, `peak_bytes` (at least as many) while the call runs.
+    Calls whose options name the same `copy` hold one copy of static bytes between them when their meshes are equal.
+    """
+
+    strategy: Strategy
+    mesh_class: int
+    microseconds: int
+    static_bytes: int
+    peak_bytes: int
+    copy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call to be placed; it occupies the devices of its mesh."""
+
+    name: str
+    role: str | None
+    kind: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # holds an array
+class PairNode:
+    """A move between the meshes of two calls: a reallocation of weights, a transfer of rows.
+
+    `microseconds[option of first, option of second]`; or, where it matters how the meshes lie, with a leading axis
+    of three: disjoint, overlapping but not equal, equal. Where it is 0 the node is absent.
+    """
+
+    name: str
+    first: str
+    second: str
+    occupies: Occupies
+    microseconds: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkNode:
+    """An offload or reload: occupies the host link of a call's mesh, not its compute. Absent where it takes 0."""
+
+    name: str
+    call: str
+    microseconds: tuple[int, ...]
+
+
+ProblemNode = PlannedCall | PairNode | LinkNode
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`source` of iteration i ends before `target` of iteration i + lag starts; through absent nodes as well."""
+
+    source: str
+    target: str
+    lag: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # its pair nodes hold arrays
+class Problem:
+    """What to plan. `nodes` are in a topological order of the edges of lag 0, which also breaks ties of the schedule.
+
+    `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`)
+    of one size on which an option costs the same: with equal nodes one class per size; with nodes of two kinds one per
+    size and kind; a preset restricts a call to fewer.
+    """
+
+    name: str
+    device_bytes: tuple[int, ...]
+    meshes: tuple[Interval, ...]
+    mesh_classes: tuple[tuple[int, ...], ...]
+    nodes: tuple[ProblemNode, ...]
+    edges: tuple[Edge, ...]
+    iterations: int
+
+    def __post_init__(self) -> None:
+        check_problem(self)
+
+    @property
+    def calls(self) -> tuple[PlannedCall, ...]:
+        return tuple(node for node in self.nodes if isinstance(node, PlannedCall))
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.device_bytes)
+
+    @property
+    def num_options(self) -> int:
+        """(mesh, strategy) pairs of all calls together."""
+        return sum(len(self.mesh_classes[option.mesh_class]) for call in self.calls for option in call.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The option and the mesh (both as indices) that a plan gives a call."""
+
+    option: int
+    mesh: int
+
+
+Plan = Mapping[str, Choice]
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise InvalidInput for a problem that no search could read."""
+    _check_sizes(problem)
+    _check_meshes(problem)
+    for node in problem.nodes:
+        _check_node(problem, node)
+    _check_edges(problem)
+
+
+def _check_sizes(problem: Problem) -> None:
+    if problem.iterations < 1:
+        raise InvalidInput("iterations", problem.iterations, "1 or more")
+    if not 1 <= len(problem.calls) <= MAX_CALLS:
+        raise InvalidInput("calls", len(problem.calls), f"1 to {MAX_CALLS} calls")
+    if len(problem.nodes) > MAX_NODES:
+        raise InvalidInput("nodes", len(problem.nodes), f"at most {MAX_NODES} calls and moves in one iteration")
+    name, count = Counter(node.name for node in problem.nodes).most_common(1)[0]
+    if count > 1:
+        raise InvalidInput("nodes", name, "a different name for each call and move")
+
+
+def _check_meshes(problem: Problem) -> None:
+    for mesh in problem.meshes:
+        if not 0 <= mesh.start < mesh.stop <= problem.num_devices:
+            raise InvalidInput(f"mesh {mesh.label}", (mesh.start, mesh.stop), f"devices 0 to {problem.num_devices - 1}")
+    for index, members in enumerate(problem.mesh_classes):
+        sizes = {problem.meshes[mesh].num_devices for mesh in members}
+        if len(sizes) != 1:
+            raise InvalidInput(f"mesh_classes[{index}]", sorted(sizes), "one or more meshes, all of one size")
+
+
+def _check_node(problem: Problem, node: ProblemNode) -> None:
+    counts = {call.name: len(call.options) for call in problem.calls}
+    if isinstance(node, PlannedCall):
+        _check_options(problem, node)
+        return
+    names = (node.first, node.second) if isinstance(node, PairNode) else (node.call,)
+    for name in names:
+        if name not in counts:
+            raise InvalidInput(f"node {node.name}", name, f"one of the calls {', '.join(counts)}")
+    shape = tuple(counts[name] for name in names)
+    durations = np.asarray(node.microseconds)
+    if durations.shape not in (shape, (3, *shape)) or durations.min() < 0:
+        raise InvalidInput(f"node {node.name}", durations.shape, f"durations of 0 or more with shape {shape}")
+
+
+def _check_options(problem: Problem, call: PlannedCall) -> None:
+    if not call.options:
+        raise InvalidInput(f"call {call.name}", 0, "at least one option")
+    for index, option in enumerate(call.options):
+        where = f"call {call.name}: option {index}"
+        if not 0 <= option.mesh_class < len(problem.mesh_classes):
+            raise InvalidInput(where, option.mesh_class, f"a mesh class below {len(problem.mesh_classes)}")
+        if option.microseconds < 1:
+            raise InvalidInput(where, option.microseconds, "a duration of at least 1 microsecond")
+        if not 0 <= option.static_bytes <= option.peak_bytes:
+            raise InvalidInput(where, (option.static_bytes, option.peak_bytes), "0 <= static bytes <= peak bytes")
+
+
+def _check_edges(problem: Problem) -> None:
+    position = {node.name: index for index, node in enumerate(problem.nodes)}
+    for edge in problem.edges:
+        for name in (edge.source, edge.target):
+            if name not in position:
+                raise InvalidInput("edges", name, "the name of a call or move")
+        if edge.lag < 0 or (edge.lag == 0 and position[edge.source] >= position[edge.target]):
+            raise InvalidInput("edges", f"{edge.source} -> {edge.target}", "an edge to a later node, or a positive lag")

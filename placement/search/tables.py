@@ -1,0 +1,302 @@
+"""A problem as flat arrays, for the compiled inner loops: nodes and calls by number, sets of them as 64-bit words.
+
+Words used in the arrays: a *resource* is what a node occupies; bit c is the devices of call c's mesh, bit
+`num_calls + c` the host link of that mesh. A *relation* of two calls says how their meshes lie: DISJOINT, OVERLAP
+(and not equal, where being equal costs something else), EQUAL; UNDECIDED in a partial plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem
+
+Ints = NDArray[np.int64]
+UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
+CALL, PAIR, LINK = 0, 1, 2
+NEVER = 1 << 40  # a lag that no path has
+
+
+class Tables(NamedTuple):
+    """All that the compiled functions read. V nodes, C calls, K mesh classes, A anchors (see `bound`)."""
+
+    num_calls: int
+    num_nodes: int
+    num_devices: int
+    iterations: int
+    most_bytes: int  # of the largest device
+    # nodes [V]
+    kind: Ints
+    first: Ints  # the call itself; the first call of a pair; the call of a link node
+    second: Ints  # the second call of a pair, else equal to `first`
+    resources: Ints
+    nodes_of: Ints  # [2 C]: set of nodes that occupy a resource
+    cost_start: Ints  # where its durations begin in `cost`, [V + 1]
+    cost_columns: Ints  # options of the second call, for a pair
+    cost_layers: Ints  # 3 when durations of a pair depend on the relation, else 1
+    cost: Ints
+    least_cost: Ints  # over everything, [V]
+    least_by_first: Ints  # over options of the second call and relations, at the pair's row_start
+    least_by_second: Ints  # over options of the first call and relations, at the pair's column_start
+    row_start: Ints
+    column_start: Ints
+    # options of all calls one after another
+    option_start: Ints  # [C + 1]
+    option_cost: Ints
+    option_class: Ints
+    option_static: Ints
+    option_active: Ints  # peak less static
+    option_copy: Ints  # number of the copy, or -1
+    least_area: Ints  # device-microseconds, [C]
+    least_size: Ints  # [C]
+    # meshes
+    class_size: Ints  # [K]
+    class_start: Ints  # [K + 1]
+    class_mesh: Ints
+    mesh_start: Ints
+    mesh_stop: Ints
+    device_bytes: Ints
+    kind_start: Ints  # devices that hold more or less than the one before
+    may: NDArray[np.bool_]  # [relation, K, K]: whether two meshes of these classes can lie so
+    tells_equal: NDArray[np.bool_]  # [C, C]: whether EQUAL differs from OVERLAP for this pair
+    # waiting
+    edge_start: Ints  # [V + 1]
+    edge_target: Ints
+    edge_lag: Ints
+    num_waits: Ints  # [iterations * V]: for how many nodes a run waits
+    # what is ordered whatever the plan, as sets of nodes
+    ordered_once: Ints  # [V]: those ordered against it within one iteration
+    ordered_always: Ints  # [V]: those of which every run is ordered against every run of it
+    anchor: Ints  # [A]
+    anchor_lag: Ints
+    anchor_loop: Ints  # set: the anchor and all between it and its next run that must wait for it
+    anchor_rest: Ints  # set: the anchor and all that waits for it in its iteration
+    loop_ordered: Ints  # [A, V]: those of the loop that are ordered against it
+
+
+def build_tables(problem: Problem) -> Tables:
+    """Number everything. The same problem always gives the same arrays."""
+    calls = {call.name: index for index, call in enumerate(problem.calls)}
+    lags = _least_lags(problem)
+    return Tables(
+        num_calls=len(calls),
+        num_nodes=len(problem.nodes),
+        num_devices=problem.num_devices,
+        iterations=problem.iterations,
+        most_bytes=max(problem.device_bytes),
+        **_node_arrays(problem, calls),
+        **_option_arrays(problem),
+        **_mesh_arrays(problem),
+        tells_equal=_tells_equal(problem, calls),
+        **_edge_arrays(problem),
+        **_order_arrays(problem, lags),
+    )
+
+
+def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _starts(lengths: Sequence[int]) -> Ints:
+    return _ints([0, *np.cumsum(lengths, dtype=np.int64)])
+
+
+def _node_arrays(problem: Problem, calls: dict[str, int]) -> dict[str, Ints]:
+    ends = [_ends(node) for node in problem.nodes]
+    resources = [_resources(node, calls) for node in problem.nodes]
+    costs = [_cost(node) for node in problem.nodes]  # [layers, rows, columns]
+    return {
+        "kind": _ints([CALL if isinstance(n, PlannedCall) else PAIR if isinstance(n, PairNode) else LINK
+                       for n in problem.nodes]),
+        "first": _ints([calls[first] for first, _ in ends]),
+        "second": _ints([calls[second] for _, second in ends]),
+        "resources": _ints(resources),
+        "nodes_of": _ints([_word([bool(word >> bit & 1) for word in resources]) for bit in range(2 * len(calls))]),
+        "cost_start": _starts([cost.size for cost in costs]),
+        "cost_columns": _ints([cost.shape[2] for cost in costs]),
+        "cost_layers": _ints([cost.shape[0] for cost in costs]),
+        "cost": np.concatenate([cost.ravel() for cost in costs]),
+        "least_cost": _ints([cost.min() for cost in costs]),
+        "least_by_first": np.concatenate([cost.min(axis=(0, 2)) for cost in costs]),
+        "least_by_second": np.concatenate([cost.min(axis=(0, 1)) for cost in costs]),
+        "row_start": _starts([cost.shape[1] for cost in costs])[:-1],
+        "column_start": _starts([cost.shape[2] for cost in costs])[:-1],
+    }  # fmt: skip
+
+
+def _ends(node: PlannedCall | PairNode | LinkNode) -> tuple[str, str]:
+    if isinstance(node, PairNode):
+        return node.first, node.second
+    name = node.name if isinstance(node, PlannedCall) else node.call
+    return name, name
+
+
+def _cost(node: PlannedCall | PairNode | LinkNode) -> Ints:
+    """Durations as [layers, options of first, options of second]; one column for a call or a link node."""
+    if isinstance(node, PlannedCall):
+        return _ints([option.microseconds for option in node.options])[None, :, None]
+    durations = np.asarray(node.microseconds, dtype=np.int64)
+    if isinstance(node, LinkNode):
+        return durations[None, :, None]
+    return durations if durations.ndim == 3 else durations[None]
+
+
+def _resources(node: PlannedCall | PairNode | LinkNode, calls: dict[str, int]) -> int:
+    if isinstance(node, PlannedCall):
+        return 1 << calls[node.name]
+    if isinstance(node, LinkNode):
+        return 1 << len(calls) + calls[node.call]
+    first, second = 1 << calls[node.first], 1 << calls[node.second]
+    return {"first": first, "second": second, "both": first | second}[node.occupies]
+
+
+def _option_arrays(problem: Problem) -> dict[str, Ints]:
+    options = [option for call in problem.calls for option in call.options]
+    sizes = [problem.meshes[members[0]].num_devices for members in problem.mesh_classes]
+    copies = {copy: index for index, copy in enumerate(dict.fromkeys(option.copy for option in options))}
+    return {
+        "option_start": _starts([len(call.options) for call in problem.calls]),
+        "option_cost": _ints([option.microseconds for option in options]),
+        "option_class": _ints([option.mesh_class for option in options]),
+        "option_static": _ints([option.static_bytes for option in options]),
+        "option_active": _ints([option.peak_bytes - option.static_bytes for option in options]),
+        "option_copy": _ints([-1 if option.copy is None else copies[option.copy] for option in options]),
+        "least_area": _ints([min(o.microseconds * sizes[o.mesh_class] for o in c.options) for c in problem.calls]),
+        "least_size": _ints([min(sizes[o.mesh_class] for o in c.options) for c in problem.calls]),
+    }
+
+
+def _mesh_arrays(problem: Problem) -> dict[str, NDArray[np.int64] | NDArray[np.bool_]]:
+    classes = problem.mesh_classes
+    may = np.zeros((3, len(classes), len(classes)), dtype=np.bool_)
+    for a, first in enumerate(classes):
+        for b, second in enumerate(classes):
+            may[:, a, b] = _possible(problem, first, second)
+    return {
+        "class_size": _ints([problem.meshes[members[0]].num_devices for members in classes]),
+        "class_start": _starts([len(members) for members in classes]),
+        "class_mesh": _ints([mesh for members in classes for mesh in members]),
+        "mesh_start": _ints([mesh.start for mesh in problem.meshes]),
+        "mesh_stop": _ints([mesh.stop for mesh in problem.meshes]),
+        "device_bytes": _ints(problem.device_bytes),
+        "kind_start": np.flatnonzero(np.diff(problem.device_bytes)) + 1,
+        "may": may,
+    }
+
+
+def _possible(problem: Problem, first: Sequence[int], second: Sequence[int]) -> tuple[bool, bool, bool]:
+    """Whether a mesh of `first` and one of `second` can be disjoint, overlap, be equal."""
+    starts = np.array([[problem.meshes[m].start, problem.meshes[m].stop] for m in first])
+    others = np.array([[problem.meshes[m].start, problem.meshes[m].stop] for m in second])
+    overlap = (starts[:, None, 0] < others[None, :, 1]) & (others[None, :, 0] < starts[:, None, 1])
+    equal = (starts[:, None, :] == others[None, :, :]).all(axis=2)
+    return bool((~overlap).any()), bool(overlap.any()), bool(equal.any())
+
+
+def _tells_equal(problem: Problem, calls: dict[str, int]) -> NDArray[np.bool_]:
+    tells = np.zeros((len(calls), len(calls)), dtype=np.bool_)
+    copies = [{option.copy for option in call.options} - {None} for call in problem.calls]
+    for a, b in np.ndindex(tells.shape):
+        tells[a, b] = a != b and bool(copies[a] & copies[b])
+    for node in problem.nodes:
+        if isinstance(node, PairNode) and (cost := _cost(node)).shape[0] == 3 and (cost[1] != cost[2]).any():
+            a, b = calls[node.first], calls[node.second]
+            tells[a, b] = tells[b, a] = True
+    return tells
+
+
+def _edge_arrays(problem: Problem) -> dict[str, Ints]:
+    position = {node.name: index for index, node in enumerate(problem.nodes)}
+    edges = sorted({(position[e.source], position[e.target], e.lag) for e in problem.edges})
+    waits = np.zeros((problem.iterations, len(position)), dtype=np.int64)
+    for _, target, lag in edges:
+        waits[lag:, target] += 1
+    return {
+        "edge_start": _starts([sum(source == node for source, _, _ in edges) for node in range(len(position))]),
+        "edge_target": _ints([target for _, target, _ in edges]),
+        "edge_lag": _ints([lag for _, _, lag in edges]),
+        "num_waits": waits.ravel(),
+    }
+
+
+def _least_lags(problem: Problem) -> Ints:
+    """[u, v]: the smallest number of iterations by which v can be ahead of u and still must wait for it."""
+    position = {node.name: index for index, node in enumerate(problem.nodes)}
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(position.values())
+    for edge in sorted(problem.edges, key=lambda edge: -edge.lag):  # of parallel edges the smallest lag stays
+        graph.add_edge(position[edge.source], position[edge.target], lag=edge.lag)
+    lags = np.full((len(position), len(position)), NEVER, dtype=np.int64)
+    for source, found in nx.all_pairs_dijkstra_path_length(graph, weight="lag"):
+        for target, lag in found.items():
+            lags[source, target] = lag if source != target else NEVER
+    for source in graph:
+        around = [lag["lag"] + lags[target, source] for _, target, lag in graph.out_edges(source, data=True)]
+        own = [data["lag"] for _, target, data in graph.out_edges(source, data=True) if target == source]
+        lags[source, source] = min([NEVER, *around, *own])
+    return lags
+
+
+def _order_arrays(problem: Problem, lags: Ints) -> dict[str, Ints]:
+    count = len(lags)
+    once = [[min(lags[u, v], lags[v, u]) == 0 and u != v for v in range(count)] for u in range(count)]
+    always = [[lags[u, v] + lags[v, u] <= 1 and u != v for v in range(count)] for u in range(count)]
+    anchors = _anchors(problem, lags)
+    loops = [_loop(lags, anchor) for anchor in anchors]
+    return {
+        "ordered_once": _ints([_word(row) for row in once]),
+        "ordered_always": _ints([_word(row) for row in always]),
+        "anchor": _ints(anchors),
+        "anchor_lag": _ints([int(lags[anchor, anchor]) for anchor in anchors]),
+        "anchor_loop": _ints([_word([v in loop for v in range(count)]) for loop in loops]),
+        "anchor_rest": _ints([_word(_rest(lags, anchor)) for anchor in anchors]),
+        "loop_ordered": _ints([[_word(_ordered_in(loop, lags, u)) for u in range(count)] for loop in loops]),
+    }
+
+
+def _word(members: Sequence[bool]) -> int:
+    return sum(1 << index for index, member in enumerate(members) if member)
+
+
+def _anchors(problem: Problem, lags: Ints) -> list[int]:
+    """One node of each loop through the iterations: of the nodes that wait for each other's past runs, the first.
+
+    Without any such loop the first node of all serves, which nothing precedes.
+    """
+    found: list[int] = []
+    for node in range(len(lags)):
+        on_loop = lags[node, node] < problem.iterations
+        if on_loop and not any(lags[node, other] + lags[other, node] < NEVER for other in found):
+            found.append(node)
+    return found or [0]
+
+
+def _loop(lags: Ints, anchor: int) -> dict[int, int]:
+    """The nodes between a run of `anchor` and its next, each with how many iterations after the anchor's it runs."""
+    period = lags[anchor, anchor]
+    between = {v: int(lags[anchor, v]) for v in range(len(lags)) if lags[anchor, v] + lags[v, anchor] <= period}
+    return between | {anchor: 0}
+
+
+def _rest(lags: Ints, anchor: int) -> list[bool]:
+    """The anchor and all that waits for it in its iteration; all nodes when there is no loop to be the anchor of."""
+    if lags[anchor, anchor] == NEVER:
+        return [True] * len(lags)
+    return [bool(node == anchor or lags[anchor, node] == 0) for node in range(len(lags))]
+
+
+def _ordered_in(loop: dict[int, int], lags: Ints, node: int) -> list[bool]:
+    """Which nodes of the loop wait for `node`'s run in it, or it for theirs."""
+
+    def ordered(other: int) -> bool:
+        if node not in loop or other not in loop or node == other:
+            return False
+        apart = loop[other] - loop[node]
+        return bool(lags[node, other] <= apart or lags[other, node] <= -apart)
+
+    return [ordered(other) for other in range(len(lags))]
