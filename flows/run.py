@@ -13,6 +13,7 @@ from prefect.runtime import flow_run
 from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.inputs import Inputs, longest_sequence, read_inputs
 from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.check import check_plan
@@ -80,12 +81,13 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
 def choose_plan(name: str, graph: DataflowGraph, held: Lease, longest: int) -> ExecutionPlan:
     """The preset of that name, or the plan in that file; checked against graph, models, lease and device memory.
 
-    `longest` is the number of tokens of the longest row.
+    Where it states no order of devices, copies of trained weights get the one that moves the least. `longest` is the
+    number of tokens of the longest row.
     """
     cluster = held.cluster
     known = name in PRESETS
     plan = preset(name, graph, cluster, held.mesh, longest) if known else read_plan(Path(name), cluster)
-    check_plan(plan, graph, held.mesh)
+    plan = aligned(check_plan(plan, graph, held.mesh), graph)
     return check_memory(plan, graph, longest)
 
 

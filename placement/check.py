@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -11,7 +12,7 @@ from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.layout import split_by_tp
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement
 
 ENGINES: Mapping[CallKind, tuple[EngineKind, ...]] = MappingProxyType(
     {
@@ -36,6 +37,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
         _check_mesh(call, placement, plan, mesh)
         for error in problems(call, placement, graph):
             raise error
+    _check_orders(plan, graph)
     _check_offloads(plan, graph)
     return plan
 
@@ -85,6 +87,9 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         if call.kind == "compute":
             wanted = "a mesh of one device, since a computation sees all rows in one place"
         yield InvalidInput(f"plan.calls.{call.name}", product, wanted)
+    if placement.order and sorted(placement.order) != list(range(mesh.num_devices)):
+        right = f"each of 0 to {mesh.num_devices - 1}, the devices of mesh {mesh.name}, once"
+        yield InvalidInput(_field(call.name, "order"), list(placement.order), right)
     if placement.micro_batches < 1:
         yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, "1 or more")
 
@@ -127,6 +132,16 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         yield InvalidInput(
             f"plan.calls.{call.name}", f"{call.num_rows} rows a step", f"a multiple of {parts}, for {split}"
         )
+
+
+def _check_orders(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+    """Calls that could share one copy of weights must not ask for two that differ in nothing but their order."""
+    first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
+    for instance, calls in instances(graph, plan).items():
+        call, twin = first.setdefault(replace(instance, order=()), (calls[0], instance))
+        if twin.order != instance.order:
+            right = f"{list(twin.order)} as for {call.name}: both are {instance.name}"
+            raise InvalidInput(_field(calls[0].name, "order"), list(instance.order), right)
 
 
 def _check_offloads(plan: ExecutionPlan, graph: DataflowGraph) -> None:

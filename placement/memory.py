@@ -141,7 +141,7 @@ def _of_instance(
     layout = layout_of(instance, model, instance.mesh)
     trained = any(call.kind == "train_step" for call in calls)
     rows = max(call.num_rows for call in calls) // instance.strategy.dp
-    for rank, device in enumerate(instance.devices):
+    for rank, device in enumerate(instance.mesh.devices()):
         elements = sum(num_elements(region) for region in layout.of_rank(rank).values())
         yield Holding(device, instance, "weights", elements * WEIGHT_BYTES[model.dtype])
         if trained:

@@ -126,7 +126,7 @@ class Dispatcher:
 
     def _move_between_host_and_device(self, node: Node) -> dict[int, Report]:
         assert node.instance is not None  # set for both kinds
-        ranks = self.run.ranks(node.instance.mesh)
+        ranks = self.run.ranks(node.instance)
         reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance,)), node.title)
         if node.kind == "reload" and node.reads is not None:
             self._settle(node.instance, node.reads, reports)
@@ -138,11 +138,11 @@ class Dispatcher:
         assert instance is not None  # set for this kind
         tokenizer = Path(self._graph.model(instance.role).path)
         arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
-        return self._call("export", dict.fromkeys(self.run.ranks(instance.mesh), arguments), node.title)
+        return self._call("export", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
     def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, Report]) -> None:
         """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
-        ranks = self.run.ranks(instance.mesh)
+        ranks = self.run.ranks(instance)
         digests = {rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest}
         self.fingerprints.settle(instance, version, digests, self._layout(instance))
 
@@ -153,7 +153,7 @@ class Dispatcher:
         return BuildOrder(
             model=model,
             instance=instance,
-            ranks=self.run.ranks(instance.mesh),
+            ranks=self.run.ranks(instance),
             layout=self._layout(instance),
             max_sequence_length=self.run.max_sequence_length,
             max_rows=max(call.num_rows for call in calls) // instance.strategy.dp,

@@ -9,7 +9,8 @@ from pathlib import Path
 from prefect_rlhf.engines.orders import RowSource
 from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.plan import ModelInstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,6 @@ class TrainingRun:
         """The gang's rank on `device`: its position in the lease."""
         return self.lease.devices.index(device)
 
-    def ranks(self, mesh: DeviceMesh) -> tuple[int, ...]:
-        """Ranks of a mesh, in the mesh's order."""
-        return tuple(self.rank(device) for device in mesh.devices())
+    def ranks(self, instance: ModelInstance) -> tuple[int, ...]:
+        """Ranks of an instance, in the order of its coordinates."""
+        return tuple(self.rank(device) for device in instance.devices)

@@ -170,7 +170,7 @@ def degrees(draw, num_devices: int) -> Strategy:
 
 @st.composite
 def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = True) -> ExecutionPlan:
-    """A legal plan: any mesh and strategy for each call, any of the instances offloaded."""
+    """A legal plan: any mesh and strategy for each call, any of the instances offloaded or in an order of its own."""
     placements = []
     for each in graph:
         if each.kind == "compute":
@@ -182,6 +182,11 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
         legal = options.filter(lambda placement, e=each: not list(problems(e, placement, graph)))
         placements.append((each.name, draw(legal)))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))
+    for instance, calls in instances(graph, plan).items():
+        if draw(st.booleans()):
+            order = tuple(draw(st.permutations(range(instance.mesh.num_devices))))
+            for each in calls:
+                plan = placed(plan, each.name, order=order)
     for calls in instances(graph, plan).values() if offload else ():
         if draw(st.booleans()):
             for each in calls:

@@ -34,7 +34,7 @@ class Devices:
         self.graph, self.plan = graph, plan
         self.version: dict[ModelInstance, int] = defaultdict(int)
         self.away = {
-            ModelInstance(c.role, p.engine, p.mesh, p.strategy)
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.order)
             for c in graph
             if (p := plan[c.name]).offload == "all" and c.role
         }
@@ -97,10 +97,16 @@ class Devices:
         assert {instance.role for instance in beside} == {node.instance.role}, "two offloaded roles on one device"
 
 
+def in_order(placement):
+    """The devices as the plan orders them."""
+    devices = placement.mesh.devices()
+    return [devices[position] for position in placement.order or range(len(devices))]
+
+
 def works_on(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, set[int]]:
     """The rows each device works on, by counting: row r is in part (r // size) of its mini-batch."""
     each, placement = graph.call(name), plan[name]
-    devices, strategy = placement.mesh.devices(), placement.strategy
+    devices, strategy = in_order(placement), placement.strategy
     mini_batches = each.mini_batches if each.kind == "train_step" else 1
     size = each.num_rows // mini_batches // strategy.dp
     return {
@@ -114,7 +120,7 @@ def makes(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, 
     worked = works_on(graph, plan, name)
     if graph.call(name).kind != "inference":
         return worked
-    strategy, devices = plan[name].strategy, plan[name].mesh.devices()
+    strategy, devices = plan[name].strategy, in_order(plan[name])
     last = range(strategy.num_devices - strategy.num_devices // strategy.pp, strategy.num_devices, strategy.tp)
     return {devices[index]: worked[devices[index]] for index in last}
 

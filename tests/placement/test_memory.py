@@ -8,7 +8,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.memory import check_memory, holdings, offload_to_fit, peak_bytes
 from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.presets import preset
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, placed, ppo
+from tests.strategies import GIB, SMALL, SMOLLM2, TWO_DEVICES, dpo, placed, ppo
 
 # the small model: embedding, four layers (q and o, k and v, three of the feed-forward, two norms), final norm
 ELEMENTS = 512 * 128 + 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128 + 2 * 128) + 128
@@ -42,6 +42,19 @@ def test_float32_weights_are_their_own_main_weights():
     kept = found(plan, graph)
     assert kept["actor", "megatron", "weights"] == 4 * ELEMENTS
     assert kept["actor", "megatron", "optimizer"] == 8 * ELEMENTS // 2
+
+
+def test_the_order_says_which_device_has_which_stage():
+    """The first stage, with its larger share of the layers, is on the device that the order names first."""
+    graph = replace(ppo(), models=tuple(replace(m, shape=replace(SMALL, num_layers=5)) for m in ppo().models))
+    plan = preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole)
+    plan = placed(plan, "critic_inference", dp=1, pp=2, order=(1, 0))
+    held = {
+        holding.device: holding.num_bytes
+        for holding in holdings(plan, graph, 64)
+        if holding.instance.strategy.pp == 2 and holding.what == "weights"
+    }
+    assert held[Device(0, 1)] > held[Device(0, 0)]
 
 
 def test_generation_keeps_weights_and_a_cache_for_the_replicas_rows():

@@ -58,6 +58,11 @@ BAD = {
     "degree of zero": (entry(tp=0), "plan.calls.actor_generate.tp: got 0, expected greater than or equal to 1"),
     "degree as a fraction": (entry(dp=1.5), "plan.calls.actor_generate.dp: got 1.5"),
     "truth as text": (entry(offload="yes please"), "plan.calls.actor_generate.offload: got 'yes please'"),
+    "order of names": (
+        entry(order=["n0:0"]),
+        "plan.calls.actor_generate.order.0: got 'n0:0', expected a valid integer",
+    ),
+    "order as a number": (entry(order=1), "plan.calls.actor_generate.order: got 1, expected a valid list"),
     "unknown engine": (entry(engine="sglang"), "plan.calls.actor_generate.engine: got 'sglang', expected 'megatron'"),
     "no mesh name": (entry(mesh="gpu0"), "plan.calls.actor_generate.mesh: got 'gpu0', expected a mesh such as n0:0-1"),
     "mesh that ends before it begins": (entry(mesh="n0:3-1"), "actor_generate.mesh: got 'n0:3-1', expected ranges"),
