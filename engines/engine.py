@@ -160,8 +160,17 @@ class TrainingEngine(Engine, Protocol):
 
 
 class GenerationEngine(Engine, Protocol):
-    """generate. Every rank of a tensor-parallel group makes the same calls in the same order."""
+    """generate. Every rank of a data-parallel replica makes the same calls in the same order."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int]) -> Generated:
-        """Continue this replica's prompts; the i-th row draws from seeds[i] alone, whatever it is batched with."""
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        micro_batches: int = 1,
+    ) -> Generated:
+        """Continue this replica's prompts; the i-th row draws from seeds[i] alone, whatever it is batched with.
+
+        Rows take turns in `micro_batches` groups, so that the stages of a pipeline have work at the same time.
+        """
         ...

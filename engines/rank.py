@@ -88,7 +88,7 @@ class Rank:
         assert order.sampling is not None  # a generate order has it
         prompts = read_prompts(order, self._datasets)
         engine = cast(GenerationEngine, resident.engine)
-        made = engine.generate(prompts, order.sampling, row_seeds(order))
+        made = engine.generate(prompts, order.sampling, row_seeds(order), order.micro_batches)
         tokens = [torch.tensor([*p, *r]) for p, r in zip(prompts, made.tokens, strict=True)]
         self._keep(order, "tokens", tokens)
         self._keep(order, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])

@@ -96,7 +96,7 @@ class _Attend(torch.autograd.Function):
         length, num_rows, groups, width, dim = qkv_SBGXD.shape
         heads_BGXSD = qkv_SBGXD.new_empty(num_rows, groups, width, length, dim)
         heads_BGXSD.copy_(qkv_SBGXD.permute(1, 2, 3, 0, 4))
-        _rotate(heads_BGXSD[:, :, :-1], cos, sin)
+        rotate(heads_BGXSD[:, :, :-1], cos, sin)
         query, key, value = torch.split(heads_BGXSD.flatten(0, 1), [width - 2, 1, 1], dim=1)
         mixed, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, True)
         ctx.save_for_backward(heads_BGXSD, cos, sin, mixed, logsumexp)
@@ -113,7 +113,7 @@ class _Attend(torch.autograd.Function):
         found = backward(above, query, key, value, mixed, logsumexp)
         parts = [part.view(num_rows, groups, -1, length, dim) for part in found]
         grad_BGXSD = torch.cat(parts, dim=2)
-        _rotate(grad_BGXSD[:, :, :-1], cos, -sin)
+        rotate(grad_BGXSD[:, :, :-1], cos, -sin)
         return grad_BGXSD.permute(3, 0, 1, 2, 4).contiguous(), None, None
 
 
@@ -146,7 +146,7 @@ def _attention_backward_long(
     return found
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
     """Rotate pairs (i, i + D / 2) of [..., S, D] in place by the angle of each position."""
     half = x.shape[-1] // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)

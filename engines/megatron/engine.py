@@ -1,4 +1,4 @@
-"""MegatronEngine: inference and train_step of one model instance on this rank.
+"""MegatronEngine: generate, inference and train_step of one model instance on this rank.
 
 Shapes: S tokens of a row (padded), b rows of a micro-batch, H hidden, B rows of the replica, T response tokens,
 N response tokens of a micro-batch.
@@ -16,17 +16,20 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
-from prefect_rlhf.engines.engine import Loss, Output, Sequences, Shard, TrainSettings
+from prefect_rlhf.engines.engine import Generated, Loss, Output, SamplingSettings, Sequences, Shard, TrainSettings
 from prefect_rlhf.engines.megatron import cpu_shim, weights
 from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, mini_batch_rows, on_device, scatter_rows
+from prefect_rlhf.engines.megatron.generation import Generation
 from prefect_rlhf.engines.megatron.gradient_buffers import with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
 from prefect_rlhf.engines.megatron.model import build_model, head_weight, num_vocabulary_rows
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
+from prefect_rlhf.engines.megatron.row_group import row_groups
 from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
 from prefect_rlhf.engines.residency import Parked
+from prefect_rlhf.engines.response_end import check_lengths, end_tokens
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
 """What the last stage makes of a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
@@ -45,6 +48,8 @@ class MegatronEngine:
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
         self._parked: Parked | None = None
+        self._max_length, self._end_tokens = order.max_sequence_length, end_tokens(self._spec.path)
+        self._caches: list[Tensor] = []  # of the generate that runs: each takes its own and frees it
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
         else:
@@ -74,6 +79,27 @@ class MegatronEngine:
             return None
         return scatter_rows(list(zip(micros, parts, strict=True)), len(whole))
 
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        micro_batches: int = 1,
+    ) -> Generated:
+        """See GenerationEngine.generate; log-probabilities are as VllmEngine's. Needs no weights but the trained ones.
+
+        The key-value cache exists while this runs, for the call's rows, longest prompt and `max_new_tokens`.
+        """
+        check_lengths(prompts, sampling, self._max_length)
+        self._model.eval()
+        try:
+            with torch.no_grad():
+                groups = row_groups(prompts, sampling, self._end_tokens, self._model.decoder.layers, micro_batches)
+                self._caches = [group.cache.tensor for group in groups]
+                return Generation(self._model, self._spec.shape.vocab_size, self._groups, sampling, seeds).run(groups)
+        finally:
+            self._caches = []
+
     def train(
         self, sequences: Sequences, batch: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
     ) -> dict[str, float]:
@@ -93,8 +119,8 @@ class MegatronEngine:
         return initial | means(steps) | {"grad_norm": sum(norms) / len(norms)}
 
     def device_bytes(self) -> int:
-        """Bytes of weights, gradient buffers and optimizer state that are on the device."""
-        return storage_bytes([*self._kept(), *self._scratch()])
+        """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""
+        return storage_bytes([*self._kept(), *self._scratch(), *self._caches])
 
     def offload(self) -> int:
         """Empty every storage, keeping copies in host memory (gradients are not kept); return the bytes freed."""

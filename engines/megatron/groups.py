@@ -45,6 +45,11 @@ class Groups:
         return cast(dist.ProcessGroup, self.collection.pp)
 
     @property
+    def replica(self) -> dist.ProcessGroup:
+        """All stages and shards of this rank's data-parallel replica; tp varies fastest."""
+        return cast(dist.ProcessGroup, self.collection.mp)
+
+    @property
     def is_first_stage(self) -> bool:
         return self.coordinate.pp == 0
 

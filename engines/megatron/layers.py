@@ -18,6 +18,7 @@ from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron import cpu_kernels
+from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
 from prefect_rlhf.engines.megatron.packing import Packing
 
 
@@ -41,19 +42,32 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
 
     def __init__(self, *args: Any, rotary: Rotary, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._rotary = rotary
+        self.rotary = rotary
 
     def forward(
-        self, hidden_states: Tensor, *_: Any, packed_seq_params: Packing, **__: Any
+        self, hidden_states: Tensor, *_: Any, packed_seq_params: Packing | CachedPass, **__: Any
     ) -> tuple[Tensor, Tensor | None]:
         """[S, B, H] or packed [N, 1, H] to the same shape. Megatron hands the packing through under its own name."""
         qkv, _ = self.linear_qkv(hidden_states)
-        qkv_SBW = packed_seq_params.spread(qkv.flatten(0, 1))
-        groups, dim = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
-        cos, sin = self._rotary.tables(qkv_SBW.shape[0], qkv)
-        mixed = attend(qkv_SBW.view(*qkv_SBW.shape[:2], groups, -1, dim), cos, sin)
-        packed = packed_seq_params.pack(mixed.flatten(2)).view(*hidden_states.shape[:2], -1)
-        return cast(tuple[Tensor, Tensor | None], self.linear_proj(packed))
+        qkv_NGXD = qkv.view(-1, self.num_query_groups_per_partition, *self._group_shape)
+        if isinstance(packed_seq_params, Packing):
+            mixed = self._attend(qkv_NGXD, packed_seq_params)
+        else:
+            mixed = packed_seq_params.attend(self.layer_number, qkv_NGXD)
+        return cast(tuple[Tensor, Tensor | None], self.linear_proj(mixed.view(*hidden_states.shape[:2], -1)))
+
+    @property
+    def _group_shape(self) -> tuple[int, int]:
+        """(X, D): queries, key and value of one group, and the size of each."""
+        queries = self.num_attention_heads_per_partition // self.num_query_groups_per_partition
+        return queries + 2, self.hidden_size_per_attention_head
+
+    def _attend(self, qkv_NGXD: Tensor, packing: Packing) -> Tensor:
+        """[N, W]: without a cache, for a pass whose gradient may be wanted."""
+        qkv_SBW = packing.spread(qkv_NGXD.flatten(1))
+        cos, sin = self.rotary.tables(qkv_SBW.shape[0], qkv_SBW)
+        mixed = attend(qkv_SBW.view(*qkv_SBW.shape[:2], *qkv_NGXD.shape[1:]), cos, sin)
+        return packing.pack(mixed.flatten(2))
 
 
 class NoCoreAttention(torch.nn.Module):

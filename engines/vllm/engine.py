@@ -22,6 +22,7 @@ from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_order, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.plan import Part
 
 
 class VllmEngine:
@@ -61,8 +62,16 @@ class VllmEngine:
         if self._cpu is not None:
             self._cpu.weights_written()
 
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: SamplingSettings, seeds: Sequence[int]) -> Generated:
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        seeds: Sequence[int],
+        micro_batches: int = 1,
+    ) -> Generated:
         """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop.
+
+        `micro_batches` is 1: vLLM has no pipeline here, and plans that ask for more are refused.
 
         Log-probabilities are those of the distribution sampled from, after temperature and top_p; of a greedy response
         they are the model's own, at temperature 1.
@@ -86,8 +95,9 @@ class VllmEngine:
         packed = 0 if self._cpu is None else self._cpu.num_bytes()
         return packed + storage_bytes([*self._kept(), *self._runner.kv_caches])
 
-    def offload(self) -> int:
+    def offload(self, part: Part = "all") -> int:
         """Move the weights to host memory and drop packed copies and key-value cache; return the bytes freed."""
+        self._check_part(part)
         if self._parked is not None or self._asleep_bytes:
             return 0
         freed = self.device_bytes()
@@ -100,8 +110,9 @@ class VllmEngine:
             self._parked = Parked(self._kept(), self._runner.kv_caches)
         return freed
 
-    def reload(self) -> int:
+    def reload(self, part: Part = "all") -> int:
         """Bring the weights back, with an empty key-value cache; return the bytes."""
+        self._check_part(part)
         if self._parked is not None:
             self._parked.restore()
             self._parked = None
@@ -115,6 +126,10 @@ class VllmEngine:
         if self._cpu is not None:
             self._cpu.pack()
         return self.device_bytes()
+
+    def _check_part(self, part: Part) -> None:
+        if part != "all":
+            raise InvalidInput(f"{self.instance.name}: offload", part, "all: vLLM has no optimizer")
 
     def _load(self, path: str, role: str) -> None:
         """Read this rank's regions out of the checkpoint."""

@@ -54,7 +54,7 @@ class FakeEngine:
         self.parked = False
         return 100
 
-    def generate(self, prompts, sampling, seeds):
+    def generate(self, prompts, sampling, seeds, micro_batches):
         """Row i's response is its prompt again, its log-probabilities minus the model's number."""
         self.seen |= {"prompts": prompts, "seeds": seeds}
         number = float(self.tensors["embed"][0, 0])

@@ -1,0 +1,127 @@
+"""The loop of a generation on Megatron's own weights: passes through the stages, one choice, told to all ranks.
+
+Groups of rows take turns, so that a pipeline's stages work on different groups at the same time. Only one rank of a
+replica (last stage, tp coordinate 0) sees logits over the whole vocabulary and chooses tokens; every rank hears of its
+choice, and follows which rows go on by itself.
+
+Shapes: B rows that go on, N tokens of a pass, H hidden, V vocabulary, R rows of the replica, T new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prefect_rlhf.engines.engine import Generated, SamplingSettings
+from prefect_rlhf.engines.megatron.groups import Groups
+from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
+from prefect_rlhf.engines.megatron.model import Transformer, head_weight
+from prefect_rlhf.engines.megatron.row_group import RowGroup
+from prefect_rlhf.engines.sampler import choose, uniforms
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """What of a group's latest pass is still on its way: hidden states to the next stage, the choice to all ranks."""
+
+    choice_2B: Tensor
+    work: list[Any] = field(default_factory=list)
+    sent: list[Tensor] = field(default_factory=list)  # kept until the work is done
+
+    def wait(self) -> Tensor:
+        for work in self.work:
+            work.wait()
+        return self.choice_2B
+
+
+class Generation:
+    """One call of generate on one rank; every rank of the replica makes the same."""
+
+    def __init__(
+        self, model: Transformer, vocab_size: int, groups: Groups, sampling: SamplingSettings, seeds: Sequence[int]
+    ) -> None:
+        self._model, self._vocab_size, self._groups, self._sampling = model, vocab_size, groups, sampling
+        self._rotary = model.decoder.layers[0].self_attention.rotary
+        self._device = next(model.parameters()).device
+        self._chooses = groups.is_last_stage and groups.coordinate.tp == 0
+        self._uniforms_RT = uniforms(seeds, sampling.max_new_tokens) if self._chooses and sampling.temperature else None
+
+    def run(self, groups: Sequence[RowGroup]) -> Generated:
+        """Continue all rows of all groups to their ends."""
+        in_flight = [self._prefill(group) for group in groups]
+        while any(group.size for group in groups):
+            for index, group in enumerate(groups):
+                if group.size:
+                    tokens_B, logprobs_B = in_flight[index].wait()
+                    group.take(tokens_B.long(), logprobs_B)
+                if group.size:
+                    in_flight[index] = self._decode(group)
+        rows = {row: (tokens, logprobs) for group in groups for row, tokens, logprobs in group.responses()}
+        return _in_order(rows)
+
+    def _prefill(self, group: RowGroup) -> _InFlight:
+        flight = self._new_flight(group)
+        last = []
+        for tokens_1N, step, last_B in group.prefills(self._rotary):
+            hidden_N1H = self._forward(tokens_1N, step, flight)
+            last.append(hidden_N1H[last_B, 0])
+        self._choose(group, torch.cat(last), flight)
+        return flight
+
+    def _decode(self, group: RowGroup) -> _InFlight:
+        flight = self._new_flight(group)
+        tokens_B1, step = group.decode(self._rotary)
+        self._choose(group, self._forward(tokens_B1, step, flight)[0], flight)
+        return flight
+
+    def _new_flight(self, group: RowGroup) -> _InFlight:
+        """Tokens and log-probabilities travel together, both exact in float64."""
+        return _InFlight(torch.empty(2, group.size, dtype=torch.float64, device=self._device))
+
+    def _forward(self, tokens: Tensor, step: CachedPass, flight: _InFlight) -> Tensor:
+        """This stage's layers, [1, B, H] or [N, 1, H]; from the stage before, and on its way to the next one."""
+        pp, stage = self._groups.pp, self._groups.coordinate.pp
+        if not self._groups.is_first_stage:
+            config = self._model.config
+            shape = (tokens.shape[1], tokens.shape[0], config.hidden_size)
+            received = torch.empty(shape, dtype=config.params_dtype, device=self._device)
+            dist.recv(received, group=pp, group_src=stage - 1)
+            self._model.set_input_tensor(received)
+        hidden: Tensor = self._model(tokens, step)
+        if not self._groups.is_last_stage:
+            flight.sent.append(hidden.contiguous())
+            flight.work.append(dist.isend(flight.sent[-1], group=pp, group_dst=stage + 1))
+        return hidden
+
+    def _choose(self, group: RowGroup, hidden_BH: Tensor, flight: _InFlight) -> None:
+        """Take a token for each row where that is done, and start to tell every rank of the replica."""
+        logits_BV = self._logits(hidden_BH) if self._groups.is_last_stage else None
+        if logits_BV is not None:
+            next_B = None if self._uniforms_RT is None else self._uniforms_RT[group.numbers, group.num_steps]
+            on_device = None if next_B is None else next_B.to(self._device)
+            tokens_B, logprobs_B = choose(logits_BV, on_device, self._sampling.temperature, self._sampling.top_p)
+            flight.choice_2B[0], flight.choice_2B[1] = tokens_B, logprobs_B
+        replica, last = self._groups.replica, self._groups.strategy.pp - 1
+        if replica.size() > 1:
+            chooser = last * self._groups.strategy.tp
+            flight.work.append(dist.broadcast(flight.choice_2B, group=replica, group_src=chooser, async_op=True))
+
+    def _logits(self, hidden_BH: Tensor) -> Tensor | None:
+        """[B, V] where tokens are chosen; the other ranks of the tensor-parallel group send their part of it."""
+        tp = self._groups.tp
+        part_BV = hidden_BH @ head_weight(self._model).t()
+        if tp.size() == 1:
+            return part_BV[:, : self._vocab_size]
+        parts = [torch.empty_like(part_BV) for _ in range(tp.size())] if self._chooses else None
+        dist.gather(part_BV, parts, group=tp, group_dst=0)
+        return None if parts is None else torch.cat(parts, -1)[:, : self._vocab_size]  # padding lies at the end
+
+
+def _in_order(rows: Mapping[int, tuple[list[int], list[float]]]) -> Generated:
+    ordered = [rows[row] for row in sorted(rows)]
+    return Generated([tokens for tokens, _ in ordered], [logprobs for _, logprobs in ordered])

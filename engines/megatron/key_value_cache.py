@@ -1,0 +1,120 @@
+"""Keys and values of the tokens so far, and the two kinds of pass that fill them and attend to them.
+
+Megatron's StaticInferenceContext is not used: it holds one position for all rows, so that prompts of different lengths
+would have to be padded on the left and masked in every layer, and it is read by Megatron's own attention, which
+RotaryAttention replaces. Here a row's token at position p lies in place p of the row's slot, and rows that go on
+always fill the first slots: when a row ends, the last one moves into its slot, so that nothing is computed for rows
+that have ended and no row is moved more than once for each one that ends.
+
+Shapes: B rows, S tokens of the longest prompt, N packed tokens, H hidden, G key-value heads of this rank, Q query heads
+for each of them, X = Q + 2 (queries, key, value), L places of a slot, D head dimension, W = G * X * D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from prefect_rlhf.engines.megatron.cpu_kernels import rotate
+from prefect_rlhf.engines.megatron.packing import Packing
+
+
+class TableMaker(Protocol):
+    """What makes cosines and sines, each [length, D / 2]: `layers.Rotary`."""
+
+    def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+class KeyValueCache:
+    """Room for `num_rows` rows of `length` tokens in the layers of one pipeline stage, taken once."""
+
+    def __init__(self, layers: Any, num_rows: int, length: int, like: Tensor) -> None:
+        attention = layers[0].self_attention
+        self._first_layer: int = attention.layer_number
+        heads, dim = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
+        self.tensor = like.new_zeros(len(layers), 2, num_rows, heads, length, dim)  # masked places are read
+
+    @property
+    def length(self) -> int:
+        """L: places of a slot."""
+        return self.tensor.shape[-2]
+
+    def of_layer(self, number: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, G, L, D] of the layer that Megatron gives this number."""
+        keys, values = self.tensor[number - self._first_layer]
+        return keys, values
+
+    def move(self, sources: Tensor, targets: Tensor, num_tokens: int) -> None:
+        """Copy the first tokens of the rows in some slots to others."""
+        self.tensor[:, :, targets, :, :num_tokens] = self.tensor[:, :, sources, :, :num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The pass over whole prompts, packed. They take consecutive slots, the first of them `slot`."""
+
+    packing: Packing
+    cache: KeyValueCache
+    slot: int
+    cos_SD: Tensor
+    sin_SD: Tensor
+
+    @classmethod
+    def of(cls, lengths_B: Tensor, cache: KeyValueCache, slot: int, rotary: TableMaker) -> Prefill:
+        """The pass over prompts of these lengths."""
+        length = int(lengths_B.max())
+        return cls(Packing.of(lengths_B, length), cache, slot, *rotary.tables(length, cache.tensor))
+
+    def attend(self, layer: int, qkv_NGXD: Tensor) -> Tensor:
+        """Rotate, keep keys and values, attend causally; return [N, G * Q * D]."""
+        qkv_SBW = self.packing.spread(qkv_NGXD.flatten(1))
+        length, num_rows = qkv_SBW.shape[:2]
+        heads_BGXSD = qkv_SBW.view(length, num_rows, *qkv_NGXD.shape[1:]).permute(1, 2, 3, 0, 4).contiguous()
+        rotate(heads_BGXSD[:, :, :-1], self.cos_SD, self.sin_SD)
+        for kept, made in zip(self.cache.of_layer(layer), heads_BGXSD[:, :, -2:].unbind(2), strict=True):
+            kept[self.slot : self.slot + num_rows, :, :length] = made
+        query, key, value = heads_BGXSD[:, :, :-2].flatten(1, 2), heads_BGXSD[:, :, -2], heads_BGXSD[:, :, -1]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        return self.packing.pack(mixed.permute(2, 0, 1, 3).flatten(2))
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """The pass over one new token of each row: row i is in slot i, its token at position `positions_B[i]`."""
+
+    positions_B: Tensor
+    slots_B: Tensor  # all rows' slots, to write one place in each
+    cos_B: Tensor  # [B, 1, 1, D / 2]: one angle for all heads
+    sin_B: Tensor
+    mask_B11L: Tensor  # 0 where a row has a token, minus infinity beyond
+    cache: KeyValueCache
+
+    @classmethod
+    def at(cls, positions_B: Tensor, num_places: int, cache: KeyValueCache, rotary: TableMaker) -> Decode:
+        """What all layers share. `num_places` is one more than the largest position."""
+        cos, sin = (table[positions_B][:, None, None] for table in rotary.tables(cache.length, cache.tensor))
+        places = torch.arange(num_places, device=positions_B.device)
+        beyond_B11L = (places > positions_B[:, None])[:, None, None]
+        mask = torch.zeros_like(beyond_B11L, dtype=cache.tensor.dtype).masked_fill_(beyond_B11L, -torch.inf)
+        slots_B = torch.arange(len(positions_B), device=positions_B.device)
+        return cls(positions_B, slots_B, cos, sin, mask, cache)
+
+    def attend(self, layer: int, qkv_BGXD: Tensor) -> Tensor:
+        """Rotate, keep keys and values, attend to all of the row's tokens; return [B, G * Q * D]."""
+        num_rows, num_places = len(qkv_BGXD), self.mask_B11L.shape[-1]
+        heads_BGXD = qkv_BGXD.clone()
+        rotate(heads_BGXD[:, :, :-1], self.cos_B, self.sin_B)
+        keys, values = self.cache.of_layer(layer)
+        keys[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -2]
+        values[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -1]
+        keys, values = (kept[:num_rows, :, :num_places] for kept in (keys, values))
+        # the query heads of a group stand where attention expects positions: they share keys, values and mask
+        mixed = F.scaled_dot_product_attention(heads_BGXD[:, :, :-2], keys, values, attn_mask=self.mask_B11L)
+        return mixed.flatten(1)
+
+
+CachedPass = Prefill | Decode

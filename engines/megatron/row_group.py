@@ -1,0 +1,126 @@
+"""Rows that take every step of a generation together: which of them go on, and what they have said.
+
+Shapes: R rows of the group, B of them that go on, S tokens of the longest prompt, T new tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill, TableMaker
+
+PREFILL_TOKENS = 8192  # of one pass, padding included: activations of all prompts at once could fill a device
+
+
+class RowGroup:
+    """`rows` are the rows' positions in the call. Row i of those that go on is in slot i of the cache."""
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        prompts: Sequence[Sequence[int]],
+        sampling: SamplingSettings,
+        end_tokens: Tensor,
+        cache: KeyValueCache,
+    ) -> None:
+        device = cache.tensor.device
+        self.rows, self.cache = torch.tensor(rows), cache
+        self._prompts = [torch.tensor(prompts[row], device=device) for row in rows]
+        self._lengths_R = torch.tensor([len(prompt) for prompt in self._prompts], device=device)
+        self._ends, self._max_tokens = end_tokens, sampling.max_new_tokens
+        self._tokens_RT = torch.zeros(len(rows), sampling.max_new_tokens, dtype=torch.long, device=device)
+        self._logprobs_RT = torch.zeros(len(rows), sampling.max_new_tokens, device=device)
+        self._num_tokens_R = torch.zeros(len(rows), dtype=torch.long, device=device)
+        self._going_B = torch.arange(len(rows), device=device)
+        self.num_steps = 0  # new tokens that each row that goes on has
+
+    @property
+    def size(self) -> int:
+        """B: the number of rows that go on."""
+        return len(self._going_B)
+
+    @property
+    def numbers(self) -> Tensor:
+        """The positions in the call of the rows that go on."""
+        return self.rows[self._going_B.cpu()]
+
+    def prefills(self, rotary: TableMaker) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
+        """Tokens [1, N], the pass over them and the place of each prompt's last token; few enough rows at a time."""
+        longest = max(len(prompt) for prompt in self._prompts)
+        count = max(1, PREFILL_TOKENS // longest)
+        for slot in range(0, len(self._prompts), count):
+            prompts, lengths = self._prompts[slot : slot + count], self._lengths_R[slot : slot + count]
+            made = Prefill.of(lengths, self.cache, slot, rotary)
+            padded_SB = torch.nn.utils.rnn.pad_sequence(prompts)
+            last = made.packing.place_SB[lengths - 1, torch.arange(len(prompts), device=lengths.device)]
+            yield padded_SB.flatten()[made.packing.token_N][None], made, last
+
+    def decode(self, rotary: TableMaker) -> tuple[Tensor, Decode]:
+        """The newest tokens [B, 1], and the pass over them."""
+        newest = self.num_steps - 1
+        positions_B = self._lengths_R[self._going_B] + newest
+        num_places = max(len(prompt) for prompt in self._prompts) + newest + 1
+        return self._tokens_RT[self._going_B, newest, None], Decode.at(positions_B, num_places, self.cache, rotary)
+
+    def take(self, tokens_B: Tensor, logprobs_B: Tensor) -> None:
+        """Give each row that goes on its next token; those that end with it leave."""
+        self._tokens_RT[self._going_B, self.num_steps] = tokens_B
+        self._logprobs_RT[self._going_B, self.num_steps] = logprobs_B.float()
+        self.num_steps += 1
+        self._num_tokens_R[self._going_B] = self.num_steps
+        if self.num_steps == self._max_tokens:
+            self._going_B = self._going_B[:0]
+        elif len(self._ends):
+            self._leave(torch.isin(tokens_B, self._ends))
+
+    def responses(self) -> Iterator[tuple[int, list[int], list[float]]]:
+        """(row's position in the call, tokens, log-probabilities) of every row."""
+        counts, tokens, logprobs = self._num_tokens_R.tolist(), self._tokens_RT.tolist(), self._logprobs_RT.tolist()
+        for index, row in enumerate(self.rows.tolist()):
+            yield row, tokens[index][: counts[index]], logprobs[index][: counts[index]]
+
+    def _leave(self, ended_B: Tensor) -> None:
+        """Fill the slots that fall free from behind, so that the rows that go on stay in the first slots."""
+        stays_B = ~ended_B
+        num_left = int(stays_B.sum())
+        if num_left == self.size:
+            return
+        targets, sources = ended_B[:num_left].nonzero()[:, 0], stays_B[num_left:].nonzero()[:, 0] + num_left
+        if num_left and len(targets):
+            self.cache.move(sources, targets, int(self._lengths_R.max()) + self.num_steps)
+        self._going_B[targets] = self._going_B[sources]
+        self._going_B = self._going_B[:num_left]
+
+
+def row_groups(
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingSettings,
+    end_tokens: Sequence[int],
+    layers: Any,
+    num_groups: int,
+) -> list[RowGroup]:
+    """At most `num_groups` groups of equally many rows, prompts of like length together, each with its own cache."""
+    if not prompts:  # a replica may have none
+        return []
+    like = next(layers.parameters())
+    ends = torch.tensor(end_tokens if sampling.stop_at_eos else (), dtype=torch.long, device=like.device)
+    by_length = torch.tensor([len(prompt) for prompt in prompts]).argsort(descending=True, stable=True)
+    parts = by_length.tensor_split(min(num_groups, len(prompts)))
+    return [_row_group(part.tolist(), prompts, sampling, ends, layers, like) for part in parts]
+
+
+def _row_group(
+    rows: list[int],
+    prompts: Sequence[Sequence[int]],
+    sampling: SamplingSettings,
+    ends: Tensor,
+    layers: Any,
+    like: Tensor,
+) -> RowGroup:
+    length = max(len(prompts[row]) for row in rows) + sampling.max_new_tokens
+    return RowGroup(rows, prompts, sampling, ends, KeyValueCache(layers, len(rows), length, like))
