@@ -22,7 +22,7 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     Raises InvalidInput where the execution spans nodes that no network connects.
     """
     cost = {"generate": _generate, "inference": _inference, "train_step": _train}[work.kind]
-    return cost(work, execution, times) + Seconds(call=times.call_seconds)
+    return cost(work, execution, times) + Seconds(call=times.fixed(work.kind))
 
 
 def _inference(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:

@@ -13,6 +13,7 @@ from typing import final
 
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.devices import Hardware, Links
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -49,6 +50,10 @@ class DatasheetTimes:
             reached.graph_layer_seconds,
             reached.eager_layer_seconds,
         )
+
+    def fixed(self, kind: ModelCallKind) -> float:
+        """See LayerTimes. The same for every kind."""
+        return self.call_seconds
 
     def forward(self, rows: float, length: float, tp: int) -> Seconds:
         """See LayerTimes. Causal attention sees half of the context on average."""

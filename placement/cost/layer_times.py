@@ -6,6 +6,7 @@ from typing import Protocol
 
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.devices import Links
 
 
@@ -21,9 +22,8 @@ class LayerTimes(Protocol):
     @property
     def links(self) -> Links: ...
 
-    @property
-    def call_seconds(self) -> float:
-        """What every call takes besides."""
+    def fixed(self, kind: ModelCallKind) -> float:
+        """What a call of that kind takes besides its layers, once."""
         ...
 
     def forward(self, rows: float, length: float, tp: int) -> Seconds:

@@ -1,0 +1,185 @@
+"""Seconds of moving bytes: weights between instances, rows between calls, weights to host memory and back.
+
+Every device sends and receives on all its links at once, so a move takes as long as its busiest link (ReaL, section
+5.1: the size over the bandwidth). Bytes that stay on a device are read and written in its memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices import Links, LinkSpan
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.reshard import ReshardPlan
+from prefect_rlhf.placement.rows import DeviceTransfer
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
+
+TOKEN_BYTES = 8  # token ids are int64
+NUMBER_BYTES = 4  # everything else is float32
+_PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Bytes that go from one device to another; to itself, when they are copied there."""
+
+    source: Device
+    target: Device
+    num_bytes: float
+
+    @property
+    def span(self) -> LinkSpan:
+        if self.source == self.target:
+            return "device"
+        return "node" if self.source.node == self.target.node else "network"
+
+
+def move_seconds(flows: Iterable[Flow], links: Links) -> float:
+    """Until the busiest link is done.
+
+    >>> links = Links(device=2e12, node=1e11, network=1e10, host=2e10)
+    >>> move_seconds([Flow(Device(0, 0), Device(0, 1), 1e9), Flow(Device(0, 0), Device(1, 0), 1e9)], links)
+    0.1
+    """
+    load: dict[tuple[Device, LinkSpan, Literal["in", "out"]], float] = defaultdict(float)
+    for flow in flows:
+        load[flow.source, flow.span, "out"] += flow.num_bytes
+        load[flow.target, flow.span, "in"] += flow.num_bytes
+    return max((links.seconds(num_bytes, span) for (_, span, _), num_bytes in load.items()), default=0.0)
+
+
+def reallocation_seconds(plan: ReshardPlan, devices: Sequence[Device], item_bytes: int, links: Links) -> float:
+    """To move a role's weights as the plan says; `devices[rank]` is where a rank is."""
+    flows = (Flow(devices[p.source], devices[p.target], p.num_elements * item_bytes) for p in plan)
+    return move_seconds(flows, links)
+
+
+def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, links: Links) -> float:
+    """To bring rows to the devices that need them."""
+    flows = (Flow(t.source, t.target, len(t.rows) * row_bytes(t.keys, workload)) for t in transfers)
+    return move_seconds(flows, links)
+
+
+def row_bytes(keys: Iterable[str], workload: Workload) -> float:
+    """Bytes of one row's `keys`.
+
+    >>> row_bytes(("tokens", "logprobs", "scores"), Workload.fixed(10, 6))
+    156.0
+    """
+    return sum(_key_bytes(key, workload) for key in keys)
+
+
+def _key_bytes(key: str, workload: Workload) -> float:
+    if key in _PER_ROW:
+        return NUMBER_BYTES
+    return workload.mean_length * TOKEN_BYTES if key == "tokens" else workload.responses.mean * NUMBER_BYTES
+
+
+def host_seconds(num_bytes: float, links: Links) -> float:
+    """To offload or reload so many bytes of one device over its link to the host (ReaL, section 6)."""
+    return links.seconds(num_bytes, "host")
+
+
+def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> list[Flow]:
+    """What `reshard` would move between two instances' devices, counted in closed form per pair of stages and tp parts.
+
+    A device keeps what it holds already; the rest comes from holders on its node, equally from each, or from holders on
+    other nodes where its own has none.
+    """
+    holders: dict[tuple[int, int], list[Device]] = defaultdict(list)
+    for device, at in _placed(source):
+        holders[at.pp, at.tp].append(device)
+    own = dict(_placed(source))
+    flows: dict[tuple[Device, Device], float] = defaultdict(float)
+    for device, at in _placed(target):
+        for part, elements in _needed(at, source.strategy, target.strategy, sizes, own.get(device)).items():
+            givers = _nearest(device, holders[part])
+            for giver in givers:
+                flows[giver, device] += elements * sizes.item / len(givers)
+    return [Flow(giver, device, num_bytes) for (giver, device), num_bytes in flows.items()]
+
+
+def _placed(instance: ModelInstance) -> Iterable[tuple[Device, Coordinate]]:
+    return zip(instance.devices, instance.strategy.coordinates(), strict=True)
+
+
+def _nearest(device: Device, holders: Sequence[Device]) -> Sequence[Device]:
+    if device in holders:
+        return [device]
+    return [holder for holder in holders if holder.node == device.node] or holders
+
+
+def _needed(
+    at: Coordinate, source: Strategy, target: Strategy, sizes: ModelSizes, own: Coordinate | None
+) -> dict[tuple[int, int], float]:
+    """Elements that a target coordinate takes from each (stage, tp part) of the source; `own` is its device's there."""
+    found: dict[tuple[int, int], float] = {}
+    parts = _overlaps(at.tp, target.tp, source.tp)
+    whole = own.tp if own is not None and own.tp in parts else min(parts)
+    for stage, (layers, ends) in _shared_stages(at.pp, source.pp, target.pp, sizes).items():
+        for part, share in parts.items():
+            found[stage, part] = share * (layers * sizes.layer_matrices + ends.split)
+        # what tp does not split comes from the device itself where it holds that stage, else from one part
+        giver = own.tp if own is not None and own.pp == stage else whole
+        found[stage, giver] = found.get((stage, giver), 0.0) + layers * sizes.layer_norms + ends.whole
+    return {key: elements for key, elements in found.items() if elements}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """Elements of embedding, final norm and head that two stages share: those that tp splits, and the others."""
+
+    split: int
+    whole: int
+
+
+def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes) -> dict[int, tuple[int, _Ends]]:
+    """For each source stage with something of the target's: how many layers, and which ends."""
+    wanted = _layer_range(stage, target_pp, sizes)
+    found = {}
+    for other in range(source_pp):
+        held = _layer_range(other, source_pp, sizes)
+        layers = max(0, min(wanted.stop, held.stop) - max(wanted.start, held.start))
+        ends = _shared_ends(stage, target_pp, other, source_pp, sizes)
+        if layers or ends.split or ends.whole:
+            found[other] = layers, ends
+    return found
+
+
+def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSizes) -> _Ends:
+    """The embedding comes from the first stage, a copy of it on the last stage from the last, like norm and head."""
+    split = whole = 0
+    last, other_last = stage == pp - 1, other == other_pp - 1
+    if stage == 0 and other == 0:
+        split += sizes.table
+    if last and other_last:
+        whole += sizes.hidden + (sizes.hidden if sizes.head == "scalar" else 0)
+        if sizes.head == "lm" and not (sizes.tied and stage == 0):
+            split += sizes.table
+    return _Ends(split, whole)
+
+
+def _layer_range(stage: int, pp: int, sizes: ModelSizes) -> range:
+    size, extra = divmod(sizes.num_layers, pp)
+    start = stage * size + min(stage, extra)
+    return range(start, start + size + (stage < extra))
+
+
+def _overlaps(index: int, degree: int, other_degree: int) -> Mapping[int, float]:
+    """For each of `other_degree` equal parts that overlaps the index-th of `degree`: the share of the whole in both.
+
+    >>> dict(_overlaps(0, 2, 4)), dict(_overlaps(3, 4, 2))
+    ({0: 0.25, 1: 0.25}, {1: 0.25})
+    """
+    found = {}
+    for other in range(index * other_degree // degree, -(-(index + 1) * other_degree // degree)):
+        low, high = max(index / degree, other / other_degree), min((index + 1) / degree, (other + 1) / other_degree)
+        if high > low:
+            found[other] = high - low
+    return found

@@ -1,0 +1,199 @@
+"""Measured layer times as a value: what `rlhf/profile` writes, and what the cost model reads in place of a datasheet.
+
+As in ReaL (section 5.1), single layers are measured at sizes in powers of two, and times in between are interpolated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, final
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import ModelCallKind
+from prefect_rlhf.placement.devices import Links
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.model import Dtype, TransformerShape
+
+Piece = Literal["forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample"]
+"""What was timed: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Median `seconds` of one piece for `rows` of `length` tokens (decode: of context), as one of `tp` parts.
+
+    Times are of one layer on one device, without communication; for head pieces `rows` counts tokens.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    piece: Piece
+    tp: int
+    rows: int
+    length: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measurements of one model's layers on one kind of device, and of the links between devices.
+
+    `versions` are the software packages and their versions that the times depend on. `call_seconds` is what a call of
+    each kind takes besides its layers; `adam_seconds` one optimizer step takes per parameter.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    shape: TransformerShape
+    dtype: Dtype
+    device: str
+    versions: tuple[tuple[str, str], ...]
+    measurements: tuple[Measurement, ...]
+    links: Links
+    adam_seconds: float
+    call_seconds: tuple[tuple[ModelCallKind, float], ...] = ()
+
+    def to_json(self) -> str:
+        """As JSON, readable."""
+        return _ADAPTER.dump_json(self, indent=1).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes, field: str = "profile") -> Profile:
+        """The profile that `to_json` wrote; raises InvalidInput, one line, for anything else."""
+        try:
+            return _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join((field, *(str(part) for part in first["loc"])))
+            raise InvalidInput(where, first["msg"], "a profile as rlhf/profile writes it") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Profile:
+        """The profile of a file; raises InvalidInput, one line, for a missing or malformed one."""
+        try:
+            return cls.from_json(path.read_bytes(), str(path))
+        except OSError as error:
+            raise InvalidInput(str(path), error.strerror, "a readable profile") from error
+
+    def check(self, shape: TransformerShape, dtype: Dtype, device: str, versions: Mapping[str, str]) -> Profile:
+        """Return itself, or raise InvalidInput when it was measured with something else. `versions` are today's."""
+        for field, seen, right in (
+            ("profile.device", self.device, device),
+            ("profile.dtype", self.dtype, dtype),
+            ("profile.shape", _brief(self.shape), _brief(shape)),
+            *((f"profile.versions.{name}", seen, versions.get(name, "none")) for name, seen in self.versions),
+        ):
+            if seen != right:
+                raise InvalidInput(field, seen, f"{right}, which this run has: run rlhf/profile again")
+        if self.shape != shape:
+            raise InvalidInput("profile.shape", self.shape, f"{shape}: run rlhf/profile again")
+        return self
+
+
+_ADAPTER: TypeAdapter[Profile] = TypeAdapter(Profile)
+
+
+def _brief(shape: TransformerShape) -> str:
+    return f"{shape.num_layers} layers of {shape.hidden_size}, feed-forward {shape.intermediate_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Seconds at the crossings of `rows` and `lengths`, both ascending; row by row.
+
+    >>> grid = Grid.of([(1, 64, 1.0), (1, 128, 2.0), (2, 64, 1.5), (2, 128, 3.0)])
+    >>> grid.at(1.5, 96), grid.at(1, 64), grid.at(0.5, 64), grid.at(4, 64)
+    (1.875, 1.0, 1.0, 2.5)
+    """
+
+    rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, points: Sequence[tuple[int, int, float]], field: str = "profile.measurements") -> Grid:
+        """From (rows, length, seconds). Raises InvalidInput unless every number of rows has every length, once."""
+        found = {(rows, length): seconds for rows, length, seconds in points}
+        rows = tuple(sorted({row for row, _ in found}))
+        lengths = tuple(sorted({length for _, length in found}))
+        if not points or len(points) != len(rows) * len(lengths) or len(found) != len(points):
+            raise InvalidInput(
+                field, f"{len(points)} points", f"each of {len(rows)} rows x {len(lengths)} lengths once"
+            )
+        return cls(rows, lengths, tuple(tuple(found[row, length] for length in lengths) for row in rows))
+
+    def at(self, rows: float, length: float) -> float:
+        """Linear in between, and beyond the largest size; below the smallest, what that takes."""
+        first, second, share = _between(self.rows, rows)
+        low, high, part = _between(self.lengths, length)
+        below = self.seconds[first][low] * (1 - part) + self.seconds[first][high] * part
+        above = self.seconds[second][low] * (1 - part) + self.seconds[second][high] * part
+        return max(0.0, below * (1 - share) + above * share)
+
+
+def _between(sizes: Sequence[int], size: float) -> tuple[int, int, float]:
+    """(index below, index above, share of the way from one to the other); more than 1 beyond the largest."""
+    if len(sizes) == 1 or size <= sizes[0]:
+        return 0, 0, 0.0
+    above = min(bisect_right(sizes, size), len(sizes) - 1)
+    return above - 1, above, (size - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+
+
+@final
+class ProfiledTimes:
+    """Implements LayerTimes from a profile: all of a measured piece's time counts as compute."""
+
+    def __init__(self, profile: Profile, sizes: ModelSizes) -> None:
+        """`sizes` are of a model of the profile's shape, with either head."""
+        self.sizes, self.links = sizes, profile.links
+        self._adam_seconds, self._call_seconds = profile.adam_seconds, dict(profile.call_seconds)
+        points: dict[tuple[Piece, int], list[tuple[int, int, float]]] = {}
+        for found in profile.measurements:
+            points.setdefault((found.piece, found.tp), []).append((found.rows, found.length, found.seconds))
+        self._grids = {key: Grid.of(some, f"profile.{key[0]}.tp{key[1]}") for key, some in points.items()}
+
+    def fixed(self, kind: ModelCallKind) -> float:
+        """See LayerTimes."""
+        return self._call_seconds.get(kind, 0.0)
+
+    def forward(self, rows: float, length: float, tp: int) -> Seconds:
+        """See LayerTimes."""
+        return self._at("forward", tp, rows, length)
+
+    def backward(self, rows: float, length: float, tp: int) -> Seconds:
+        """See LayerTimes."""
+        return self._at("backward", tp, rows, length)
+
+    def head_forward(self, tokens: float, tp: int) -> Seconds:
+        """See LayerTimes."""
+        return Seconds() if self.sizes.head == "scalar" else self._at("head_forward", tp, tokens, 1)
+
+    def head_backward(self, tokens: float, tp: int) -> Seconds:
+        """See LayerTimes."""
+        return Seconds() if self.sizes.head == "scalar" else self._at("head_backward", tp, tokens, 1)
+
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
+        """See LayerTimes. Without a measurement of graphs (on CPU there are none), the eager one."""
+        graphs = cuda_graphs and ("decode_graphs", tp) in self._grids
+        return self._at("decode_graphs" if graphs else "decode", tp, rows, context)
+
+    def sample(self, rows: float, tp: int) -> Seconds:
+        """See LayerTimes."""
+        return self._at("sample", tp, rows, 1)
+
+    def adam(self, num_parameters: float) -> float:
+        """See LayerTimes."""
+        return num_parameters * self._adam_seconds
+
+    def _at(self, piece: Piece, tp: int, rows: float, length: float) -> Seconds:
+        grid = self._grids.get((piece, tp))
+        if grid is None:
+            has = sorted(found for name, found in self._grids if name == piece)
+            raise InvalidInput(f"profile.{piece}", f"tp {has}", f"measurements with tp {tp}: run rlhf/profile with it")
+        return Seconds(compute=grid.at(rows, length))
