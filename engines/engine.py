@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.placement.layout import Region
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import ModelInstance, Part
 
 Output = Literal["logprobs", "values", "scores"]
 
@@ -127,12 +127,16 @@ class Engine(Protocol):
         """Storage bytes of every tensor registered with this engine that is on the device now."""
         ...
 
-    def offload(self) -> int:
-        """Move all device tensors to host memory; return the bytes freed. Idempotent."""
+    def offload(self, part: Part = "all") -> int:
+        """Move a part's device tensors to host memory; return the bytes freed. Idempotent.
+
+        Without its optimizer an engine does all that needs its compute weights alone. Runs in another thread than calls
+        do, beside one that uses other tensors: it may touch nothing but the part's own storages.
+        """
         ...
 
-    def reload(self) -> int:
-        """Bring back what `offload` moved; return the bytes. Idempotent."""
+    def reload(self, part: Part = "all") -> int:
+        """Bring back what `offload` moved of the part; return the bytes. Idempotent; beside calls as `offload` is."""
         ...
 
 

@@ -54,7 +54,9 @@ class CallOrder:
     """Run one call on this rank's rows.
 
     `rows` are positions in the step's batch; `row_ids` the same rows' numbers in the dataset. `reads` and `writes` are
-    weight versions of the instance. `versions` says which version of each role made the rows so far. Of `sampling`
+    weight versions of the instance. `versions` says which version of each role made the rows so far. `keys` are those
+    of its inputs that this rank's pipeline stage uses (None: all), `lengths` the tokens of each row where a generate
+    reported them. `frees` are the (call, key) of this step that no later node uses on this rank. Of `sampling`
     (generate), `train` (train_step), `output` and `temperature` (inference) a call uses its kind's own.
     """
 
@@ -71,7 +73,9 @@ class CallOrder:
     writes: int | None = None
     function: Callable[..., Any] | None = None  # the call's operation, resolved where it runs
     versions: Mapping[str, int] = field(default_factory=dict)
-    finished_steps: tuple[int, ...] = ()
+    keys: frozenset[str] | None = None
+    lengths: tuple[int, ...] = ()
+    frees: tuple[tuple[str, str], ...] = ()
     sampling: SamplingSettings | None = None
     samples_per_prompt: int = 1  # row r of a generate is sample r % samples_per_prompt of its prompt
     train: TrainSettings | None = None
@@ -97,11 +101,11 @@ class RowTransfer:
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """All row transfers of one node, the same on every rank; a rank takes its part."""
+    """All row transfers of one node, the same on every rank; a rank takes its part. `frees`: see CallOrder."""
 
     step: int
     transfers: tuple[RowTransfer, ...]
-    finished_steps: tuple[int, ...] = ()
+    frees: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,14 @@ class MoveWeightsOrder:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank says after an order. `seconds` is its own clock; `digest` is set when weights were written."""
+    """What a rank says after an order. `seconds` is its own clock; `digest` is set when weights were written.
+
+    `device_bytes` are the storages of all tensors that its engines have on the device; `resident_bytes` is what the
+    system says of the process's own memory, their witness where the device is a CPU.
+
+    `row_lengths` are the tokens of each row that a generate made, in the order of its rows. `store_bytes` is what the
+    rank's store of rows holds after the order.
+    """
 
     seconds: float
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -126,3 +137,6 @@ class Report:
     device_bytes: int = 0
     fingerprint_seconds: float = 0.0
     num_tokens: int = 0
+    resident_bytes: int = 0
+    row_lengths: tuple[int, ...] = ()
+    store_bytes: int = 0

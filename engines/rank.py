@@ -15,7 +15,7 @@ from prefect_rlhf.engines.engine import Engine, GenerationEngine, TrainingEngine
 from prefect_rlhf.engines.exchange import exchange_rows
 from prefect_rlhf.engines.export import export
 from prefect_rlhf.engines.inputs import Inputs, read_inputs, read_prompts
-from prefect_rlhf.engines.memory import release_free_memory, resident_bytes
+from prefect_rlhf.engines.memory import resident_bytes
 from prefect_rlhf.engines.move_weights import move_weights
 from prefect_rlhf.engines.orders import (
     BuildOrder,
@@ -32,7 +32,7 @@ from prefect_rlhf.engines.seeds import row_seeds
 from prefect_rlhf.engines.store import RowStore
 from prefect_rlhf.placement.errors import EngineFailed, RlhfError
 from prefect_rlhf.placement.layout import Layout
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import ModelInstance, Part
 
 
 def build_engine(order: BuildOrder, rank: int) -> Engine:
@@ -109,7 +109,7 @@ class Rank:
 
     def train_step(self, order: CallOrder) -> Report:
         """Take the optimizer steps of one train_step, after which the weights are version `order.writes`."""
-        began, resident = time.perf_counter(), self._begin(order)
+        began, resident = time.perf_counter(), self._begin(order, "optimizer")
         assert order.train is not None and order.function is not None and order.writes is not None
         inputs = self._inputs(order)
         sequences = inputs.sequences(order.doing)
@@ -155,19 +155,17 @@ class Rank:
         digest = target.written(order.version) if target is not None else None
         return self._report(began, *filter(None, (source, target)), digest=digest, bytes_moved=bytes_moved)
 
-    def offload(self, instance: ModelInstance) -> Report:
-        """Move an instance's weights to host memory."""
+    def offload(self, instance: ModelInstance, part: Part = "all") -> Report:
+        """Move an instance, or its optimizer alone, to host memory. Runs beside calls of other instances or parts."""
         began, resident = time.perf_counter(), self._resident(instance, "offload")
-        bytes_moved = resident.engine.offload()
-        resident.on_device = False
-        release_free_memory()
-        return self._report(began, resident, bytes_moved=bytes_moved)
+        return self._report(began, bytes_moved=resident.offload(part))
 
-    def reload(self, instance: ModelInstance) -> Report:
-        """Bring an instance's weights back to the device; they are hashed as a whole again."""
+    def reload(self, instance: ModelInstance, part: Part = "all") -> Report:
+        """Bring back what was offloaded; weights are hashed as a whole again. Runs beside calls as offload does."""
         began, resident = time.perf_counter(), self._resident(instance, "reload")
-        bytes_moved = resident.engine.reload()
-        resident.on_device = True
+        bytes_moved = resident.reload(part)
+        if part != "all":  # the weights stayed, and may be in use
+            return self._report(began, bytes_moved=bytes_moved)
         digest = resident.written(resident.version)
         return self._report(began, resident, digest=digest, bytes_moved=bytes_moved)
 
@@ -196,11 +194,11 @@ class Rank:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return {**instances, "resident": resident_bytes(), "peak_resident": peak}
 
-    def _begin(self, order: CallOrder) -> Resident:
+    def _begin(self, order: CallOrder, part: Part | None = None) -> Resident:
         self.forget_steps(order.finished_steps)
         assert order.instance is not None  # only compute has none
         resident = self._resident(order.instance, order.doing)
-        resident.require(order.reads, order.doing)
+        resident.require(order.reads, order.doing, part)
         return resident
 
     def _resident(self, instance: ModelInstance, doing: str) -> Resident:
@@ -229,6 +227,7 @@ class Rank:
             digest=digest,
             bytes_moved=bytes_moved,
             device_bytes=sum(r.engine.device_bytes() for r in self._residents.values()),
+            resident_bytes=resident_bytes(),
             fingerprint_seconds=sum(resident.take_fingerprint_seconds() for resident in residents),
             num_tokens=num_tokens,
         )

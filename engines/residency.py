@@ -1,11 +1,16 @@
 """Device memory of an engine's tensors: how much they hold, moving it to host memory and back.
 
 Tensors keep their identity: storages are emptied and refilled, so views, optimizer references and hooks stay valid.
+On a GPU the copies run on a stream of their own, beside whatever another call computes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import mmap
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
@@ -13,29 +18,88 @@ from torch import Tensor
 from prefect_rlhf.engines.memory import release_free_memory
 
 
+@final
+class HostLink:
+    """The way of some tensors to host memory and back.
+
+    On a GPU: one pinned buffer, which is kept since pinning takes longer than copying, and a side stream. On CPU "host
+    memory" is shared memory, so that what a process holds for itself (RssAnon) is what counts as on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pinned: Tensor | None = None
+
+    def room(self, num_bytes: int) -> Tensor:
+        """A flat buffer in host memory; on a GPU the same one each time."""
+        if self._stream is None:
+            return _shared(num_bytes)
+        if self._pinned is None or len(self._pinned) < num_bytes:
+            self._pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        return self._pinned[:num_bytes]
+
+    @contextmanager
+    def copying(self) -> Iterator[None]:
+        """Copies made in here are done when it ends.
+
+        The side stream waits for what the current stream was given so far, since that may still use the blocks of
+        memory which the allocator hands out again; the device computes on meanwhile.
+        """
+        if self._stream is None:
+            yield
+            return
+        handed_out = torch.cuda.Event()
+        handed_out.record()
+        self._stream.wait_event(handed_out)
+        with torch.cuda.stream(self._stream):
+            yield
+        self._stream.synchronize()
+
+
 class Parked:
     """Storages that were emptied, with what they held; those of `scratch` come back as zeros."""
 
-    def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor] = ()) -> None:
-        self._kept = [(storage, _to_host(storage)) for storage in _storages(kept)]
+    def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor] = (), link: HostLink | None = None) -> None:
+        storages = _storages(kept)
         self._scratch = [(storage, storage.nbytes()) for storage in _storages(scratch)]
-        self.num_bytes = sum(size for _, size in self._sizes())
-        for storage, _ in self._sizes():
+        self._link = link or HostLink(storages[0].device if storages else torch.device("cpu"))
+        host = self._link.room(sum(storage.nbytes() for storage in storages))
+        self._kept = list(_side_by_side(storages, host))
+        self.num_bytes = len(host) + sum(size for _, size in self._scratch)
+        with self._link.copying():
+            for place in self._kept:
+                place.host.copy_(_bytes(place.storage), non_blocking=True)
+        for storage in [*(place.storage for place in self._kept), *(storage for storage, _ in self._scratch)]:
             storage.resize_(0)
         _return_freed_memory()
 
     def restore(self) -> int:
         """Refill every storage; return the bytes."""
-        for storage, size in self._sizes():
+        for place in self._kept:
+            place.storage.resize_(len(place.host))
+        for storage, size in self._scratch:
             storage.resize_(size)
-        for storage, copy in self._kept:
-            storage.copy_(copy)
-        for storage, _ in self._scratch:
-            _bytes(storage).zero_()
+        with self._link.copying():
+            for place in self._kept:
+                _bytes(place.storage).copy_(place.host, non_blocking=True)
+            for storage, _ in self._scratch:
+                _bytes(storage).zero_()
         return self.num_bytes
 
-    def _sizes(self) -> list[tuple[torch.UntypedStorage, int]]:
-        return [(storage, copy.nbytes()) for storage, copy in self._kept] + self._scratch
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A storage and its part of the buffer in host memory."""
+
+    storage: torch.UntypedStorage
+    host: Tensor
+
+
+def _side_by_side(storages: Iterable[torch.UntypedStorage], host: Tensor) -> Iterator[_Place]:
+    start = 0
+    for storage in storages:
+        yield _Place(storage, host[start : start + storage.nbytes()])
+        start += storage.nbytes()
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
@@ -43,11 +107,11 @@ def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
     return list({tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values())
 
 
-def _to_host(storage: torch.UntypedStorage) -> torch.UntypedStorage:
-    """A copy in host memory, pinned where the device is a GPU, so that the link runs at full speed."""
-    pinned = storage.device.type == "cuda"
-    copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned).untyped_storage()
-    return copy.copy_(storage)
+def _shared(num_bytes: int) -> Tensor:
+    """Memory of this process that counts as shared; it has no name, so nothing of it outlives the process."""
+    if num_bytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:

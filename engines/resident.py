@@ -11,7 +11,7 @@ from prefect_rlhf.engines.fingerprint import Factors, digest, sample
 from prefect_rlhf.engines.orders import BuildOrder, Digest
 from prefect_rlhf.placement.errors import StaleWeights
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import ModelInstance, Part
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class Resident:
     engine: Engine
     order: BuildOrder
     version: int = 0
-    on_device: bool = True
+    away: set[Part] = field(default_factory=set)  # what is in host memory
     fingerprint_seconds: float = 0.0  # since last taken by `take_fingerprint_seconds`
     _sample: Mapping[str, int] = field(default_factory=dict)
     _factors: Factors = field(default_factory=Factors)
@@ -47,10 +47,26 @@ class Resident:
         """The whole digest of the weights as they are now."""
         return digest(self.engine.weights(), self._factors)
 
-    def require(self, version: int | None, doing: str) -> None:
-        """Raise StaleWeights unless these weights are labelled `version` and are still what they were when labelled."""
-        if not self.on_device:
+    def offload(self, part: Part) -> int:
+        """Move a part to host memory; return the bytes freed."""
+        self.away.add(part)
+        return self.engine.offload(part)
+
+    def reload(self, part: Part) -> int:
+        """Bring a part back; return the bytes."""
+        moved = self.engine.reload(part)
+        self.away.discard(part)
+        return moved
+
+    def require(self, version: int | None, doing: str, part: Part | None = None) -> None:
+        """Raise StaleWeights unless these weights are labelled `version` and are still what they were when labelled.
+
+        What needs the optimizer too says so by `part`.
+        """
+        if "all" in self.away:
             raise StaleWeights(f"{doing}: {self.instance.name} is offloaded; its edge names weights v{version}")
+        if part in self.away:
+            raise StaleWeights(f"{doing}: the {part} of {self.instance.name} is offloaded")
         if version is not None and version != self.version:
             held = f"{self.instance.name} holds weights v{self.version}"
             raise StaleWeights(f"{doing}: {held}, its edge names v{version}")

@@ -151,3 +151,6 @@ def _check_offloads(plan: ExecutionPlan, graph: DataflowGraph) -> None:
             if (seen := plan[call.name].offload) != first:
                 right = f"{first} as for {calls[0].name}: both use the one copy {instance.name}"
                 raise InvalidInput(_field(call.name, "offload"), seen, right)
+        if first == "optimizer" and all(call.kind != "train_step" for call in calls):
+            right = f"none or all: nothing trains {instance.name}, so it has no optimizer"
+            raise InvalidInput(_field(calls[0].name, "offload"), first, right)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Part, Placement
 
 
 def instance_of(call: Call, placement: Placement) -> ModelInstance | None:
@@ -30,14 +30,20 @@ def trained_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> Mo
     return None if trainer is None else instance_of(trainer, plan[trainer.name])
 
 
-def offloaded_instances(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[ModelInstance, ...]:
-    """The instances that leave device memory whenever no call is using them; built, then offloaded before step 0."""
+def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, Part]:
+    """What of which instance leaves device memory whenever no call uses it; built, then offloaded before step 0."""
     placements = plan.by_call
-    return tuple(
-        instance
-        for instance, calls in instances(graph, plan).items()
-        if any(placements[call.name].offload == "all" for call in calls)
-    )
+    found: dict[ModelInstance, Part] = {}
+    for instance, calls in instances(graph, plan).items():
+        for part in (placements[call.name].offload for call in calls):
+            if part != "none":
+                found[instance] = part
+    return found
+
+
+def offloaded_instances(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[ModelInstance, ...]:
+    """The instances that leave device memory as a whole whenever no call is using them."""
+    return tuple(instance for instance, part in offloaded_parts(graph, plan).items() if part == "all")
 
 
 def labels(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, str]:

@@ -12,16 +12,17 @@ from types import MappingProxyType
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.instances import instances, offloaded_instances
+from prefect_rlhf.placement.instances import instances, offloaded_parts
 from prefect_rlhf.placement.layout import layout_of
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.model import Dtype, ModelSpec
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Part
 from prefect_rlhf.placement.reshard import num_elements
 
 GRADIENT_BYTES = 4  # gradients are summed in float32
 ADAM_BYTES = 8  # two float32 moments
 MAIN_WEIGHT_BYTES = 4  # the optimizer's float32 copy of weights that compute in bfloat16
+OPTIMIZER_PART = frozenset({"gradients", "optimizer"})  # what offload: optimizer moves
 WORKING_SHARE = 0.2  # of a device's memory: activations, logits, communication buffers
 WEIGHT_BYTES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 DEFAULT_SEQUENCE_LENGTH = 1024  # of the key-value cache, where nobody says
@@ -48,19 +49,20 @@ def holdings(plan: ExecutionPlan, graph: DataflowGraph, max_sequence_length: int
 
 
 def peak_bytes(plan: ExecutionPlan, graph: DataflowGraph, held: Sequence[Holding]) -> dict[Device, int]:
-    """The most that each device keeps at once: what stays, and the largest of the instances that come and go.
+    """The most that each device keeps at once: what stays, and the largest of what comes and goes.
 
-    The augmented graph never lets two offloaded instances be on one device together, except the two that a
-    reallocate copies between; those count together.
+    The augmented graph never lets two offloaded instances or optimizers be on one device together, except the two
+    instances that a reallocate copies between; those count together.
     """
-    away = set(offloaded_instances(graph, plan))
+    parts = offloaded_parts(graph, plan)
     stays: dict[Device, int] = defaultdict(int)
-    visits: dict[Device, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    visits: dict[Device, dict[tuple[str, Part], int]] = defaultdict(lambda: defaultdict(int))
     for holding in held:
-        if holding.instance not in away:
+        part = _offloaded_part(holding, parts)
+        if part is None:
             stays[holding.device] += holding.num_bytes
         else:  # by role, since a reallocate has both instances of its role there
-            visits[holding.device][holding.instance.role] += holding.num_bytes
+            visits[holding.device][holding.instance.role, part] += holding.num_bytes
     devices = sorted({holding.device for holding in held})
     return {device: stays[device] + max(visits[device].values(), default=0) for device in devices}
 
@@ -80,7 +82,7 @@ def check_memory(
         f"plan {plan.name}: memory of {fullest}",
         f"{peaks[fullest] / GIB:.2f} GiB",
         f"at most {usable / GIB:.2f} GiB ({1 - WORKING_SHARE:.0%} of {whole / GIB:.2f} GiB; the rest is for "
-        f"activations); offload frozen roles, raise tp or pp, or take more devices. It holds:\n"
+        f"activations); offload frozen roles or optimizers, raise tp or pp, or take more devices. It holds:\n"
         + memory_table([holding for holding in held if holding.device == fullest], plan, graph),
     )
 
@@ -92,10 +94,10 @@ def usable_bytes(plan: ExecutionPlan) -> int:
 
 def memory_table(held: Sequence[Holding], plan: ExecutionPlan, graph: DataflowGraph) -> str:
     """Holdings as lines, the largest first."""
-    away = set(offloaded_instances(graph, plan))
+    parts = offloaded_parts(graph, plan)
     return "\n".join(
         f"  {holding.num_bytes / GIB:8.3f} GiB  {holding.device}  {holding.instance.name}: {holding.what}"
-        + (" (offloaded between its uses)" if holding.instance in away else "")
+        + (" (offloaded between its uses)" if _offloaded_part(holding, parts) else "")
         for holding in sorted(held, key=lambda holding: -holding.num_bytes)
     )
 
@@ -114,6 +116,12 @@ def offload_to_fit(
             break
         plan = _offload(plan, instances(graph, plan)[instance])
     return plan
+
+
+def _offloaded_part(holding: Holding, parts: Mapping[ModelInstance, Part]) -> Part | None:
+    """The part with which a holding comes and goes; None where it stays."""
+    part = parts.get(holding.instance)
+    return None if part == "optimizer" and holding.what not in OPTIMIZER_PART else part
 
 
 def plan_roles(graph: DataflowGraph) -> tuple[str, ...]:

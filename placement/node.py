@@ -7,12 +7,14 @@ from typing import Literal
 
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
-from prefect_rlhf.placement.plan import ModelInstance, Placement
+from prefect_rlhf.placement.plan import ModelInstance, Part, Placement
 
 NodeKind = Literal[
     "generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload", "export"
 ]
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
+Resource = Literal["compute", "host_link"]
+"""What of a device a node has to itself: its compute, or the link to host memory, over which copies run beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Node:
 
     `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
     `instance` is the copy of weights that a call uses, an offload or reload moves, or an export writes to disk;
-    `source` and `target` are set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
+    `part` says how much of it moves. `source` and `target` are set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
     """
 
     id: str
@@ -64,11 +66,18 @@ class Node:
     reads: int | None = None
     writes: int | None = None
     moves: tuple[RowMove, ...] = ()
+    part: Part = "all"
 
     @property
     def devices(self) -> frozenset[Device]:
         """All devices it occupies."""
         return frozenset(device for mesh in self.meshes for device in mesh.devices())
+
+    @property
+    def occupies(self) -> frozenset[tuple[Device, Resource]]:
+        """What it has to itself while it runs: an offload or reload its devices' host links, all else their compute."""
+        resource: Resource = "host_link" if self.kind in ("offload", "reload") else "compute"
+        return frozenset((device, resource) for device in self.devices)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
@@ -91,7 +100,8 @@ class Node:
             return f"{self.source.role}.reallocate"
         if self.kind in ("offload", "reload", "export"):
             assert self.instance is not None  # set for these kinds
-            return f"{self.instance.role}.{self.instance.engine}.{self.kind}"
+            some = "" if self.part == "all" else f" ({self.part})"
+            return f"{self.instance.role}.{self.instance.engine}.{self.kind}{some}"
         assert self.call is not None  # every other kind runs or feeds a call
         return f"transfer → {call_title(self.call)}" if self.kind == "transfer" else call_title(self.call)
 

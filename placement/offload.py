@@ -1,31 +1,39 @@
-"""When an instance that does not stay on its devices comes and goes.
+"""When what does not stay on its devices, an instance or its optimizer, comes and goes.
 
-Along one topological order, each use of an offloaded instance opens a window: `reload` before its first use, `offload`
-after its last. A window ends with its step, or when another offloaded instance needs one of the same devices; so at any
-time at most one offloaded instance is on a device, and windows cut from one order can never wait for each other.
+Along one topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload`
+after its last. A window ends with its step, or when another offloaded part needs one of the same devices; so at any
+time at most one of them is on a device, and windows cut from one order can never wait for each other.
+
+A reload runs beside the last call that its first use waits for, and no earlier: the copy is hidden behind that call, and
+until then the memory is free.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from prefect_rlhf.placement.draft import Draft
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.instances import labels, offloaded_instances
+from prefect_rlhf.placement.instances import built_version, labels, offloaded_parts
 from prefect_rlhf.placement.node import Dependency, Node
 from prefect_rlhf.placement.order import just_after, just_before
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Part
+
+_OPTIMIZER_USERS = ("train_step", "checkpoint")
+_MODEL_CALLS = ("generate", "inference", "train_step")
 
 
 @dataclass(slots=True, eq=False)
 class _Window:
-    """Consecutive uses of one instance in one step.
+    """Consecutive uses of one instance, or of its optimizer, in one step.
 
     `version` is what it held when it was reloaded; `after` are windows on a common device that ended before.
     """
 
     instance: ModelInstance
+    part: Part
     step: int
     number: int
     version: int
@@ -34,21 +42,29 @@ class _Window:
 
     def named(self, kind: str, name: str) -> str:
         """Id of its reload or offload; numbered when the instance comes and goes more than once in a step."""
-        return f"{kind}.{name}{f'.{self.number}' if self.number > 1 else ''}@{self.step}"
+        part = "" if self.part == "all" else f".{self.part}"
+        return f"{kind}.{name}{part}{f'.{self.number}' if self.number > 1 else ''}@{self.step}"
+
+    @property
+    def subject(self) -> str:
+        """What comes and goes, for people."""
+        return self.instance.name if self.part == "all" else f"the {self.part} of {self.instance.name}"
 
 
 class _Windows:
     """All windows in the order in which they open; walks the nodes in a topological order."""
 
-    def __init__(self, offloaded: tuple[ModelInstance, ...]) -> None:
+    def __init__(self, parts: Mapping[ModelInstance, Part], held: Mapping[ModelInstance, int], first_step: int) -> None:
+        self._parts = parts
+        self._first_step = first_step
         self.all: list[_Window] = []
-        self._held = dict.fromkeys(offloaded, 0)
+        self._held = dict(held)
         self._opened: dict[ModelInstance, _Window] = {}
         self._closed: dict[ModelInstance, _Window] = {}  # the latest of each instance
         self._count: Counter[tuple[ModelInstance, int]] = Counter()
 
     def visit(self, node: Node) -> None:
-        uses = [(instance, step) for instance, step in _uses(node) if instance in self._held]
+        uses = [(i, max(step, self._first_step)) for i, step in _uses(node, self._parts)]
         together = [instance for instance, _ in uses]  # a reallocate needs both its instances at once
         for instance, step in uses:
             if (window := self._opened.get(instance)) is not None and window.step != step:
@@ -68,7 +84,8 @@ class _Windows:
     def _open(self, instance: ModelInstance, step: int) -> None:
         self._count[instance, step] += 1
         after = tuple(window for other, window in self._closed.items() if other.mesh.overlaps(instance.mesh))
-        window = _Window(instance, step, self._count[instance, step], self._held[instance], after)
+        count, version = self._count[instance, step], self._held[instance]
+        window = _Window(instance, self._parts[instance], step, count, version, after)
         self._opened[instance] = window
         self.all.append(window)
 
@@ -80,9 +97,11 @@ class _Windows:
         self._closed[instance] = window
 
 
-def add_offloads(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> None:
-    """Insert `reload` and `offload` around the uses of every instance that the plan offloads."""
-    windows = _Windows(offloaded_instances(graph, plan))
+def add_offloads(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, first_step: int = 0) -> None:
+    """Insert `reload` and `offload` around the uses of everything that the plan offloads."""
+    parts = offloaded_parts(graph, plan)
+    held = {instance: built_version(graph, plan, instance, first_step) for instance in parts}
+    windows = _Windows(parts, held, first_step)
     for node in draft.ordered():
         windows.visit(node)
     names = labels(graph, plan)
@@ -90,15 +109,19 @@ def add_offloads(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan) -> Non
         _insert(draft, window, names)
 
 
-def _uses(node: Node) -> list[tuple[ModelInstance, int]]:
-    """The instances that a node uses, each with the step it is counted to.
+def _uses(node: Node, parts: Mapping[ModelInstance, Part]) -> Iterator[tuple[ModelInstance, int]]:
+    """The instances of which a node uses what comes and goes, each with the step it is counted to.
 
     A version is taken from the instance that trained it while that is still on its devices: in the step it was trained.
     """
+    every = [] if node.instance is None else [(node.instance, node.step)]
     if node.kind == "reallocate":
         assert node.source is not None and node.target is not None and node.reads is not None
-        return [(node.source, node.reads - 1), (node.target, node.step)]
-    return [] if node.instance is None else [(node.instance, node.step)]
+        every = [(node.source, node.reads - 1), (node.target, node.step)]
+    for instance, step in every:
+        part = parts.get(instance)
+        if part == "all" or (part == "optimizer" and node.kind in _OPTIMIZER_USERS):
+            yield instance, step
 
 
 def _insert(draft: Draft, window: _Window, names: dict[ModelInstance, str]) -> None:
@@ -112,9 +135,10 @@ def _insert(draft: Draft, window: _Window, names: dict[ModelInstance, str]) -> N
         step=window.step,
         meshes=(instance.mesh,),
         dependencies=tuple(Dependency(id, "memory", "device memory") for id in left),
-        reason=f"{first} uses {instance.name}, which is in host memory.",
+        reason=f"{first} uses {window.subject}, which is in host memory.",
         instance=instance,
         reads=window.version,
+        part=window.part,
     )
     arrived = (node.reads for node in uses if node.target == instance)
     versions = (window.version, *(node.writes for node in uses), *arrived)
@@ -123,12 +147,40 @@ def _insert(draft: Draft, window: _Window, names: dict[ModelInstance, str]) -> N
         kind="offload",
         step=max(node.step for node in uses),
         meshes=(instance.mesh,),
-        dependencies=tuple(Dependency(node.id, "memory", instance.name) for node in uses),
-        reason=f"{last} is the last to use {instance.name} for now, and the plan offloads it.",
+        dependencies=tuple(Dependency(node.id, "memory", window.subject) for node in uses),
+        reason=f"{last} is the last to use {window.subject} for now, and the plan offloads it.",
         instance=instance,
         reads=max(version for version in versions if version is not None),
+        part=window.part,
     )
+    before = _not_before(draft, uses[0])
     draft.add(reload, just_before(draft.priority(first), 2))
+    draft.wait(reload.id, *(Dependency(id, "memory", "not needed earlier") for id in before))
     draft.add(offload, just_after(draft.priority(last), 2))
     for node in uses:
-        draft.wait(node.id, Dependency(reload.id, "memory", instance.name))
+        draft.wait(node.id, Dependency(reload.id, "memory", window.subject))
+
+
+def _not_before(draft: Draft, first: Node) -> tuple[str, ...]:
+    """What must have ended before a reload for `first` may begin: whatever the last call that `first` waits for awaits.
+
+    For a reallocate, all that it waits for: what comes back for it is about to be overwritten, so nothing is gained.
+    """
+    if first.kind == "reallocate":
+        return first.depends_on
+    calls = _awaited_calls(draft, first)
+    return max(calls, key=lambda call: draft.priority(call.id)).depends_on if calls else ()
+
+
+def _awaited_calls(draft: Draft, node: Node) -> list[Node]:
+    """The model function calls that `node` waits for, directly or through moves and computations."""
+    found: dict[str, Node] = {}
+    pending = [draft.nodes[id] for id in node.depends_on]
+    while pending:
+        current = pending.pop()
+        if current.id in found:
+            continue
+        found[current.id] = current
+        if current.kind not in _MODEL_CALLS:
+            pending.extend(draft.nodes[id] for id in current.depends_on)
+    return [one for one in found.values() if one.kind in _MODEL_CALLS]

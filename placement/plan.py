@@ -12,6 +12,8 @@ from prefect_rlhf.placement.strategy import Strategy
 EngineKind = Literal["megatron", "vllm", "python"]
 Offload = Literal["none", "optimizer", "all"]
 """What leaves device memory between uses: nothing, the optimizer's state and gradients, or the whole instance."""
+Part = Literal["all", "optimizer"]
+"""What of an instance an offload moves: the whole, or main weights, moments and gradients of a trained one."""
 
 
 @dataclass(frozen=True, slots=True)

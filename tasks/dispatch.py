@@ -19,7 +19,7 @@ from prefect_rlhf.engines.orders import (
 )
 from prefect_rlhf.engines.versions import Fingerprints
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.instances import instances, offloaded_instances, trained_instance
+from prefect_rlhf.placement.instances import instances, offloaded_parts, trained_instance
 from prefect_rlhf.placement.layout import layout_of
 from prefect_rlhf.placement.node import Node
 from prefect_rlhf.placement.plan import ModelInstance
@@ -39,6 +39,7 @@ class Outcome:
     bytes_moved: int
     num_tokens: int
     device_bytes: Mapping[str, int] = field(default_factory=dict)
+    resident_bytes: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -50,6 +51,7 @@ class Outcome:
             bytes_moved=sum(report.bytes_moved for report in reports.values()),
             num_tokens=sum(report.num_tokens for report in reports.values()),
             device_bytes={str(rank): report.device_bytes for rank, report in sorted(reports.items())},
+            resident_bytes={str(rank): report.resident_bytes for rank, report in sorted(reports.items())},
             metrics=first,
         )
 
@@ -67,13 +69,14 @@ class Dispatcher:
         """Open the datasets and build every model instance; copies of one role must hold the same version 0."""
         for source in self.run.sources.values():
             self._call("open_dataset", dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
-        offloaded = offloaded_instances(self._graph, self._plan)
+        offloaded = offloaded_parts(self._graph, self._plan)
         for instance, calls in instances(self._graph, self._plan).items():
             order = self._build_order(instance, calls)
             reports = self._call("build", dict.fromkeys(order.ranks, (order,)), f"build {instance.name}")
             self._settle(instance, 0, reports)
             if instance in offloaded:
-                self._call("offload", dict.fromkeys(order.ranks, (instance,)), f"offload {instance.name}")
+                away = (instance, offloaded[instance])
+                self._call("offload", dict.fromkeys(order.ranks, away), f"offload {instance.name}")
             on_built(instance, Outcome.of(reports))
 
     def execute(self, node: Node) -> Outcome:
@@ -127,8 +130,8 @@ class Dispatcher:
     def _move_between_host_and_device(self, node: Node) -> dict[int, Report]:
         assert node.instance is not None  # set for both kinds
         ranks = self.run.ranks(node.instance)
-        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance,)), node.title)
-        if node.kind == "reload" and node.reads is not None:
+        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance, node.part)), node.title)
+        if node.kind == "reload" and node.part == "all" and node.reads is not None:
             self._settle(node.instance, node.reads, reports)
         return reports
 

@@ -37,6 +37,7 @@ class Span:
     bytes_moved: int = 0
     num_tokens: int = 0
     device_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> bytes when it ended
+    resident_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> memory of its process
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 

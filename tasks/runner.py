@@ -174,5 +174,6 @@ def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, 
         bytes_moved=outcome.bytes_moved,
         num_tokens=outcome.num_tokens,
         device_bytes=outcome.device_bytes,
+        resident_bytes=outcome.resident_bytes,
         metrics=outcome.metrics,
     )

@@ -188,9 +188,10 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
             for each in calls:
                 plan = placed(plan, each.name, order=order)
     for calls in instances(graph, plan).values() if offload else ():
-        if draw(st.booleans()):
-            for each in calls:
-                plan = placed(plan, each.name, offload="all")
+        trained = any(each.kind == "train_step" for each in calls)
+        part = draw(st.sampled_from(["none", "all", "optimizer"] if trained else ["none", "all"]))
+        for each in calls:
+            plan = placed(plan, each.name, offload=part)
     return plan
 
 

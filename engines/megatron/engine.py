@@ -28,8 +28,10 @@ from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.row_group import row_groups
 from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.engines.residency import Parked
+from prefect_rlhf.engines.residency import HostLink, Parked
 from prefect_rlhf.engines.response_end import check_lengths, end_tokens
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.plan import Part
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
 """What the last stage makes of a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
@@ -47,7 +49,8 @@ class MegatronEngine:
         self._num_rows = num_vocabulary_rows(self._spec, self._groups)
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
-        self._parked: Parked | None = None
+        self._links: dict[str, HostLink] = {}
+        self._parked: dict[str, Parked] = {}  # what has left device memory, by the names of `_segment`
         self._max_length, self._end_tokens = order.max_sequence_length, end_tokens(self._spec.path)
         self._caches: list[Tensor] = []  # of the generate that runs: each takes its own and frees it
         if self._spec.optimizer is None:
@@ -120,22 +123,22 @@ class MegatronEngine:
 
     def device_bytes(self) -> int:
         """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""
-        return storage_bytes([*self._kept(), *self._scratch(), *self._caches])
+        return storage_bytes([*self._on_device(), *self._caches])
 
-    def offload(self) -> int:
-        """Empty every storage, keeping copies in host memory (gradients are not kept); return the bytes freed."""
-        if self._parked is not None:
-            return 0
-        self._parked = Parked(self._kept(), self._scratch())
-        return self._parked.num_bytes
+    def offload(self, part: Part = "all") -> int:
+        """Empty a part's storages, keeping copies in host memory (gradients are not kept); return the bytes freed."""
+        freed = 0
+        for name in self._segments(part):
+            if name not in self._parked:
+                link = self._links.setdefault(name, HostLink(self._device))
+                self._parked[name] = Parked(*self._segment(name), link)
+                freed += self._parked[name].num_bytes
+        return freed
 
-    def reload(self) -> int:
-        """Bring everything back; return the bytes."""
-        if self._parked is None:
-            return 0
-        restored = self._parked.restore()
-        self._parked = None
-        return restored
+    def reload(self, part: Part = "all") -> int:
+        """Bring a part back; return the bytes."""
+        away = [name for name in self._segments(part) if name in self._parked]
+        return sum(self._parked.pop(name).restore() for name in away)
 
     @property
     def _device(self) -> torch.device:
@@ -219,13 +222,28 @@ class MegatronEngine:
             sums = box[0]
         return sums
 
-    def _kept(self) -> list[Tensor]:
-        optimizer = [] if self._optimizer is None else list(self._optimizer.tensors())
-        return [*self._model.parameters(), *self._model.buffers(), *optimizer]
+    def _segments(self, part: Part) -> tuple[str, ...]:
+        """The names of what a part moves; each comes and goes by itself."""
+        if part == "optimizer" and self._optimizer is None:
+            raise InvalidInput(f"{self.instance.name}: offload", part, "all: it is not trained, so has no optimizer")
+        return ("weights", "optimizer") if part == "all" else ("optimizer",)
 
-    def _scratch(self) -> list[Tensor]:
-        """Gradient buffers: zeroed before each step, so their content need not be kept."""
-        return [buffer.grad_data for buffer in getattr(self._wrapped, "buffers", [])] if self._optimizer else []
+    def _segment(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
+        """What of a segment is kept, and what comes back as zeros: gradients, which are zeroed before each step."""
+        if name == "weights":
+            return self._compute_weights(), []
+        weights = {tensor.untyped_storage()._cdata for tensor in self._compute_weights()}
+        state = [] if self._optimizer is None else list(self._optimizer.tensors())
+        own = [tensor for tensor in state if tensor.untyped_storage()._cdata not in weights]  # float32: views of weights
+        return own, [buffer.grad_data for buffer in getattr(self._wrapped, "buffers", [])] if self._optimizer else []
+
+    def _compute_weights(self) -> list[Tensor]:
+        return [*self._model.parameters(), *self._model.buffers()]
+
+    def _on_device(self) -> Iterator[Tensor]:
+        yield from self._compute_weights()
+        for tensors in self._segment("optimizer"):
+            yield from tensors
 
 
 def means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -59,12 +59,12 @@ class MainOptimizer:
             self._chain.reload_model_params()
 
     def tensors(self) -> Iterator[Tensor]:
-        """Main weights and moments (made at the first step)."""
+        """Main weights and moments (made at the first step, perhaps while another thread counts bytes: hence lists)."""
         for part in self._chain.chained_optimizers:
             for group in part.optimizer.param_groups:
                 yield from group["params"]
-            for state in part.optimizer.state.values():
-                yield from (value for value in state.values() if isinstance(value, Tensor))
+            for state in list(part.optimizer.state.values()):
+                yield from (value for value in list(state.values()) if isinstance(value, Tensor))
 
     def _set_rates(self) -> None:
         """Learning rate rises linearly over the warm-up; one-dimensional weights (norms) do not decay."""

@@ -35,7 +35,7 @@ class FakeEngine:
     def __init__(self, order, rank):
         self.instance, self.seen = order.instance, {}
         self.tensors = {name: torch.ones(shape) for name, shape in order.layout.shapes.items()}
-        self.parked = False
+        self.parked, self.moved = False, []
 
     def weights(self):
         return {name: Shard(LAYOUT.regions[name][0], tensor) for name, tensor in self.tensors.items()}
@@ -46,12 +46,14 @@ class FakeEngine:
     def device_bytes(self):
         return 0 if self.parked else sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def offload(self):
-        self.parked = True
+    def offload(self, part="all"):
+        self.parked = self.parked or part == "all"
+        self.moved.append(("offload", part))
         return 100
 
-    def reload(self):
-        self.parked = False
+    def reload(self, part="all"):
+        self.parked = self.parked and part != "all"
+        self.moved.append(("reload", part))
         return 100
 
     def generate(self, prompts, sampling, seeds, micro_batches):
@@ -320,6 +322,20 @@ def test_offloaded_weights_serve_no_call(rank):
         rank.inference(order(VALUES, TRAINED, reads=0))
     assert rank.reload(TRAINED).digest == rank.digest(SAMPLER)
     rank.inference(order(VALUES, TRAINED, reads=0, output="values"))
+
+
+def test_without_its_optimizer_an_instance_infers_and_is_copied_but_does_not_train(rank):
+    """The weights stay, so nothing but a train_step asks for what is away, and the reload hashes no weights."""
+    rank.offload(TRAINED, "optimizer")
+    generate(rank)
+    rank.inference(order(VALUES, TRAINED, reads=0, output="values"))
+    rank.compute(order(COMPUTE, None, function=count_steps))
+    rank.reallocate(MoveWeightsOrder(TRAINED, SAMPLER, 0, LAYOUT, LAYOUT))
+    with pytest.raises(StaleWeights, match=r"train · step 0: the optimizer of actor.megatron n0:0 dp1 is offloaded"):
+        rank.train_step(train_order(0))
+    assert rank.reload(TRAINED, "optimizer").digest is None
+    rank.train_step(train_order(0))
+    assert engine_of(rank, TRAINED).moved == [("offload", "optimizer"), ("reload", "optimizer")]
 
 
 def test_reports_count(rank):

@@ -39,6 +39,12 @@ class Devices:
             if (p := plan[c.name]).offload == "all" and c.role
         }
         self.comes_and_goes = frozenset(self.away)
+        self.optimizers_away = {
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.order)
+            for c in graph
+            if (p := plan[c.name]).offload == "optimizer"
+        }
+        self.optimizers_come_and_go = frozenset(self.optimizers_away)
         self.rows: dict[tuple[Device, int, str, str], set[int]] = defaultdict(set)
 
     def run(self, node: Node) -> None:
@@ -55,6 +61,8 @@ class Devices:
         if node.instance is not None:
             assert node.instance not in self.away, f"{node.id} uses an instance in host memory"
             assert self.version[node.instance] == node.reads, f"{node.id} found v{self.version[node.instance]}"
+            trains = node.kind == "train_step"
+            assert not (trains and node.instance in self.optimizers_away), f"{node.id} has no optimizer"
         for device, rows in works_on(self.graph, self.plan, node.call.name).items():
             for port in node.call.inputs:
                 if port.source in {c.name for c in self.graph}:
@@ -85,15 +93,16 @@ class Devices:
         assert self.version[node.instance] == node.reads == node.step, "what is written is the last version"
 
     def _offload(self, node: Node) -> None:
-        assert node.instance in self.comes_and_goes - self.away
+        away = self.away if node.part == "all" else self.optimizers_away
+        assert node.instance not in away
         assert self.version[node.instance] == node.reads
-        self.away.add(node.instance)
+        away.add(node.instance)
 
     def _reload(self, node: Node) -> None:
-        assert node.instance in self.away
+        (self.away if node.part == "all" else self.optimizers_away).remove(node.instance)
         assert self.version[node.instance] == node.reads
-        self.away.remove(node.instance)
-        beside = [i for i in self.comes_and_goes - self.away if i.mesh.overlaps(node.instance.mesh)]
+        visitors = (self.comes_and_goes - self.away) | (self.optimizers_come_and_go - self.optimizers_away)
+        beside = [instance for instance in visitors if instance.mesh.overlaps(node.instance.mesh)]
         assert {instance.role for instance in beside} == {node.instance.role}, "two offloaded roles on one device"
 
 
@@ -156,6 +165,7 @@ def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster,
         for node in order:
             devices.run(node)
         assert devices.away == devices.comes_and_goes
+        assert devices.optimizers_away == devices.optimizers_come_and_go
     assert AugmentedGraph.from_json(augmented.to_json()) == augmented
 
 

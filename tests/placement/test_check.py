@@ -119,6 +119,16 @@ BAD = {
         GRAPH,
         "plan.calls.critic_train_step.offload: got 'none', expected all as for critic_inference",
     ),
+    "optimizer of a frozen model": (
+        placed(GOOD, "ref_inference", offload="optimizer"),
+        GRAPH,
+        "plan.calls.ref_inference.offload: got 'optimizer', expected none or all: nothing trains ref.megatron",
+    ),
+    "optimizer in vllm": (
+        placed(GOOD, "actor_generate", offload="optimizer"),
+        GRAPH,
+        "plan.calls.actor_generate.offload: got 'optimizer', expected none or all",
+    ),
     "generation without a language-model head": (
         GOOD,
         replace(GRAPH, models=(model("actor", "scalar"), *GRAPH.models[1:])),
