@@ -1,6 +1,6 @@
 """Which part of which parameter goes from which rank to which, so that a target layout is filled from a source.
 
-A target rank is sent nothing that it holds already, and nothing twice.
+A target rank is sent nothing that it holds already, and nothing twice: what moves is the least that can.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ def reshard(source: Layout, target: Layout, devices: Sequence[Device] = ()) -> R
     `devices[rank]` says where a rank is, so that the nearest holder is asked, the least loaded of equally near ones;
     without it all ranks are equally near. Raises InvalidInput when `source` lacks something or shapes differ.
     """
-    if dict(source.shapes) != dict(target.shapes):
-        names = sorted(set(source.shapes.items()) ^ set(target.shapes.items()))
-        raise InvalidInput("layout", names[0], "the same parameters with the same shapes in both layouts")
+    _check_shapes(source, target)
     sent: dict[int, int] = defaultdict(int)
     local: list[Piece] = []
     moved: list[Piece] = []
@@ -59,6 +57,22 @@ def reshard(source: Layout, target: Layout, devices: Sequence[Device] = ()) -> R
             for piece in _fill(name, rank, wanted, holders, sent, devices):
                 (local if piece.source == rank else moved).append(piece)
     return ReshardPlan(tuple(local), tuple(moved))
+
+
+def num_lacking(source: Layout, target: Layout) -> int:
+    """Elements that ranks need under `target` and do not hold under `source`: no plan moves fewer.
+
+    >>> shapes, whole, half = {"w": (4, 8)}, ((0, 4), (0, 8)), ((0, 4), (0, 4))
+    >>> num_lacking(Layout(shapes, {"w": {0: half, 1: whole}}), Layout(shapes, {"w": {0: whole, 2: half}}))
+    32
+    """
+    lacking = 0
+    for name, wanted in target.regions.items():
+        for rank, region in wanted.items():
+            held = source.regions.get(name, {}).get(rank)
+            common = None if held is None else intersection(region, held)
+            lacking += num_elements(region) - (0 if common is None else num_elements(common))
+    return lacking
 
 
 def intersection(one: Region, other: Region) -> Region | None:
@@ -108,16 +122,20 @@ def _fill(
     sent: dict[int, int],
     devices: Sequence[Device],
 ) -> Iterator[Piece]:
-    """Pieces that cover `wanted`, what `rank` holds itself first; `sent` counts elements by source and is updated."""
+    """Pieces that cover `wanted`, what is nearest first; `sent` counts elements by source and is updated."""
+
+    def distance(item: tuple[Region, Sequence[int]]) -> int:
+        return min(_distance(rank, holder, devices) for holder in item[1])
+
     missing = [wanted]
-    for region, ranks in sorted(holders.items(), key=lambda item: rank not in item[1]):
+    for region, ranks in sorted(holders.items(), key=distance):
         rest: list[Region] = []
         for part in missing:
             common = intersection(part, region)
             if common is None:
                 rest.append(part)
                 continue
-            source = rank if rank in ranks else _nearest(rank, ranks, sent, devices)
+            source = _nearest(rank, ranks, sent, devices)
             if source != rank:
                 sent[source] += num_elements(common)
             yield Piece(source, rank, name, common)
@@ -128,8 +146,19 @@ def _fill(
 
 
 def _nearest(rank: int, holders: Sequence[int], sent: Mapping[int, int], devices: Sequence[Device]) -> int:
-    def cost(holder: int) -> tuple[bool, int, int]:
-        far = bool(devices) and devices[holder].node != devices[rank].node
-        return far, sent.get(holder, 0), holder
+    return min(holders, key=lambda holder: (_distance(rank, holder, devices), sent.get(holder, 0), holder))
 
-    return min(holders, key=cost)
+
+def _distance(rank: int, holder: int, devices: Sequence[Device]) -> int:
+    """0 for the rank itself, 1 on its node, 2 beyond."""
+    if holder == rank:
+        return 0
+    return 2 if devices and devices[holder].node != devices[rank].node else 1
+
+
+def _check_shapes(source: Layout, target: Layout) -> None:
+    for name in sorted(source.shapes.keys() | target.shapes.keys()):
+        held, wanted = source.shapes.get(name), target.shapes.get(name)
+        if held != wanted:
+            right = f"{wanted} as in the target" if wanted else "no such parameter: the target has none"
+            raise InvalidInput(f"layout.{name}", held, right)

@@ -1,0 +1,53 @@
+"""Process groups against the example of ReaL's implementation notes: two calls on a mesh of 2 x 8 GPUs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, sys
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from prefect_rlhf.engines.megatron.groups import build_groups
+from prefect_rlhf.placement.strategy import Strategy
+
+made = {}
+for name, ranks, strategy in (("1", range(8, 16), Strategy(2, 2, 2)), ("2", range(16), Strategy(4, 4, 1))):
+    for rank in ranks:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=16)
+        groups = build_groups(tuple(ranks), strategy, rank)
+        for axis in ("tp", "dp", "pp", "mesh"):
+            made.setdefault(name + axis, []).append(dist.get_process_group_ranks(getattr(groups, axis)))
+        dist.destroy_process_group()
+json.dump(made, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def made():
+    """For each call and axis the groups that its ranks made. Torch's fake backend lets one process be every rank."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONWARNINGS": "ignore"}
+    output = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, check=True).stdout
+    return {key: {tuple(group) for group in groups} for key, groups in json.loads(output).items()}
+
+
+EXPECTED = {
+    "1pp": {(8, 12), (9, 13), (10, 14), (11, 15)},
+    "1tp": {(8, 9), (10, 11), (12, 13), (14, 15)},
+    "1dp": {(8, 10), (9, 11), (12, 14), (13, 15)},
+    "1mesh": {tuple(range(8, 16))},
+    "2tp": {(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)},
+    "2dp": {(0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)},
+    "2mesh": {tuple(range(16))},
+    "2pp": {(rank,) for rank in range(16)},  # the notes name one group of all ranks: a slip, for pp is 1
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", EXPECTED)
+def test_groups_are_those_of_reals_notes(made, group):
+    """Call 1 has dp 2, tp 2, pp 2 on the second node, call 2 dp 4, tp 4 on both."""
+    assert made[group] == EXPECTED[group]
