@@ -30,7 +30,10 @@ LONGEST_EXPLICIT = 512  # tokens up to which attention's backward on CPU keeps a
 
 @dataclass(frozen=True, slots=True)
 class CallBytes:
-    """Bytes on one device. `working` is what exists only within one layer's forward or backward."""
+    """Bytes on one device at the call's fullest moment.
+
+    `working` is what exists only within one layer's forward or backward, or within the head's; `logits` only there.
+    """
 
     weights: int = 0
     gradients: int = 0
@@ -135,12 +138,19 @@ class _Active:
         )
 
     def infer(self, static: CallBytes) -> CallBytes:
-        """One micro-batch within a layer, and its head."""
+        """One micro-batch, within a layer or at its head."""
         tokens = self._micro_rows(train=False) * self._length
-        return _with(static, working=tokens * self._forward_bytes, logits=self._logits(tokens), rows=self._rows(2))
+        hidden = (2 * tokens + self._head_tokens(tokens)) * self.sizes.hidden * self.sizes.item
+        passing = _fuller((tokens * self._forward_bytes, 0), (hidden, self._logits(tokens)))
+        several = self._replica_rows * self._length > tokens  # then the hidden states of the one before are still there
+        before = tokens * self.sizes.hidden * self.sizes.item if several else 0
+        return _with(static, activations=before, **passing, rows=self._rows(2))
 
     def train(self, static: CallBytes) -> CallBytes:
-        """What the backward of every micro-batch in flight will read: at most pp - stage of them (1F1B)."""
+        """What the backward of every micro-batch in flight will read: at most pp - stage of them (1F1B).
+
+        All of it is there when the last layer's backward begins, and the head's, which has ended by then.
+        """
         rows = self._micro_rows(train=True)
         tokens = rows * self._length
         _, pieces = self.execution.pieces(self._mini_batch_rows, train=True)
@@ -148,11 +158,14 @@ class _Active:
         layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item
         kept = in_flight * self._layers * (boundary if self.execution.recompute else layer)
         recomputed = layer if self.execution.recompute else 0
+        passing = _fuller(
+            (tokens * recomputed + self._layer_backward(rows, tokens), 0),
+            (self._head_backward(tokens), self._logits(tokens)),
+        )
         return _with(
             static,
-            activations=tokens * (kept + in_flight * 2 * boundary * self._is_last),
-            working=tokens * (recomputed + self._backward_bytes) + self._scores(rows),
-            logits=self._logits(tokens) + self._head_backward(tokens),
+            activations=tokens * (kept + in_flight * (2 if self._is_last else 1) * boundary),
+            **passing,
             rows=self._rows(2 + NUM_COLUMNS),
         )
 
@@ -203,22 +216,32 @@ class _Active:
     def _forward_bytes(self) -> int:
         """Of a token while a layer computes: residual and norm, and the larger of attention and feed-forward."""
         sizes = self.sizes
+        if self.on_cpu:  # attention spreads packed rows and works on a copy
+            attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
+            return int(max(attention, 4 * sizes.hidden + 3 * sizes.inner / self._tp) * sizes.item)
         attention, feed_forward = 3 * sizes.queries + 4 * sizes.keys, 3 * sizes.inner
         return int((3 * sizes.hidden + max(attention, feed_forward) / self._tp) * sizes.item)
 
-    @property
-    def _backward_bytes(self) -> int:
-        """Of a token while a layer's backward computes: gradients of the larger of attention and feed-forward."""
-        sizes = self.sizes
-        attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * sizes.inner
-        return int((3 * sizes.hidden + max(attention, feed_forward) / self._tp) * sizes.item)
+    def _layer_backward(self, rows: int, tokens: int) -> float:
+        """While the last layer's backward computes: gradients of the larger of feed-forward and attention.
+
+        On CPU attention's, which makes all scores of short rows, comes when what the feed-forward layer kept is gone.
+        """
+        sizes, tp = self.sizes, self._tp
+        if not self.on_cpu:
+            attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * sizes.inner
+            return tokens * (3 * sizes.hidden + max(attention, feed_forward) / tp) * sizes.item
+        of_weight = 2 * sizes.inner * sizes.hidden / tp
+        feed_forward_bytes = (tokens * (2 * sizes.hidden + 2 * sizes.inner / tp) + of_weight) * sizes.item
+        change = (2 * sizes.queries + 2 * sizes.keys - 3 * sizes.inner) / tp - sizes.hidden
+        return max(feed_forward_bytes, self._scores(rows) + tokens * change * sizes.item)
 
     def _scores(self, rows: int) -> int:
-        """Attention's backward on CPU makes all scores of short rows: float32 twice, and in the compute format."""
-        if not self.on_cpu or self._length > LONGEST_EXPLICIT:
+        """Attention's backward on CPU makes all scores of short rows: float32 twice, and narrower copies of both."""
+        if self._length > LONGEST_EXPLICIT:
             return 0
         heads = -(-self.sizes.heads // self._tp)
-        return rows * heads * self._length**2 * (3 * 4 + 2 * self.sizes.item)
+        return rows * heads * self._length**2 * (2 * 4 + 2 * (self.sizes.item % 4))
 
     def _head_tokens(self, tokens: int) -> int:
         workload = self.work.workload
@@ -234,7 +257,7 @@ class _Active:
         if self.execution.cuts.head_on_prompts:
             return wanted * (self.sizes.item + 4)
         at_once = max(LOGITS_AT_ONCE_CPU if self.on_cpu else LOGITS_AT_ONCE, 128 * self._head_tokens(tokens))
-        return min(wanted, at_once) * (self.sizes.item + 2 * 4)
+        return min(wanted, at_once) * 2 * 4  # in float32, and their softmax or its transpose
 
     def _head_backward(self, tokens: int) -> int:
         """Hidden states that reach the head, their gradient in float32, and products with it."""
@@ -243,8 +266,15 @@ class _Active:
         return self._head_tokens(tokens) * self.sizes.hidden * (3 * self.sizes.item + 4)
 
     def _rows(self, columns: int) -> int:
-        row = self._length * TOKEN_BYTES + self.work.workload.responses.longest * columns * COLUMN_BYTES
+        """Token ids, and four numbers as large for each that say where packed tokens are; columns of responses."""
+        row = self._length * 5 * TOKEN_BYTES + self.work.workload.responses.longest * columns * COLUMN_BYTES
         return self._replica_rows * row
+
+
+def _fuller(*moments: tuple[float, float]) -> dict[str, float]:
+    """Of moments that cannot be at once, each with its working bytes and logits, the one with most."""
+    working, logits = max(moments, key=sum)
+    return {"working": working, "logits": logits}
 
 
 def _with(static: CallBytes, **active: float) -> CallBytes:

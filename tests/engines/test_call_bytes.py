@@ -1,0 +1,99 @@
+"""What a call is said to hold while it runs, against every allocation that torch makes during it."""
+
+from __future__ import annotations
+
+import json
+
+import megatron_cases as cases
+import pytest
+import torch
+from megatron_cases import OPTIMIZER, Case
+from torch.profiler import ProfilerActivity, profile
+
+from prefect_rlhf.engines.engine import Sequences, TrainSettings
+from prefect_rlhf.placement.cost.call_bytes import call_bytes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.strategy import Strategy
+
+SHORT, LONG = 48, 128
+TOLERANCE = 1.15
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return cases.make_folder(tmp_path_factory.mktemp("models") / "tied")
+
+
+@pytest.fixture(scope="module")
+def scalar_folder(tmp_path_factory):
+    return cases.make_folder(tmp_path_factory.mktemp("models") / "scalar", scalar=True, layers=6, kv_heads=4)
+
+
+def make_rows(count: int, length: int) -> tuple[Sequences, dict[str, torch.Tensor]]:
+    """Rows of one length, half of it the response."""
+    tokens = torch.randint(1, cases.VOCAB, (count, length))
+    sequences = Sequences(tokens, torch.full((count,), length // 2), torch.full((count,), length))
+    mask = sequences.response_mask_BT()
+    return sequences, {"mask": mask, "advantages": torch.randn(mask.shape)}
+
+
+def peak_allocated(function, path) -> int:
+    """The most bytes that were allocated at once while `function` ran, less those that were there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        function()
+    profiler.export_chrome_trace(str(path))
+    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("name") == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda event: event["ts"]):
+        held += event["args"]["Bytes"]
+        peak = max(peak, held)
+    return peak
+
+
+def predicted(case: Case, kind: str, rows: int, length: int, micro_batches: int = 1) -> int:
+    work = CallWork(kind, rows, Workload.fixed(length // 2, length - length // 2))
+    execution = Execution(Strategy(), micro_batches=micro_batches)
+    return call_bytes(work, execution, ModelSizes.of(case.spec()), stage=0, on_cpu=True).active
+
+
+def assert_close_above(found: int, measured: int):
+    assert measured <= found <= TOLERANCE * measured, f"{found / measured:.3f} of what was allocated"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "length", "micro_batches"), [(24, SHORT, 1), (16, LONG, 1), (32, LONG, 4)])
+def test_a_train_step_holds_what_is_predicted_and_never_more(folder, tmp_path, dtype, rows, length, micro_batches):
+    case = Case(folder, dtype=dtype, optimizer=OPTIMIZER)
+    engine, settings = case.build(0), TrainSettings("logprobs", micro_batches=micro_batches)
+    engine.train(*make_rows(2, 8), cases.loss, settings)  # the moments are made in the first step
+    sequences, batch = make_rows(rows, length)
+    measured = peak_allocated(lambda: engine.train(sequences, batch, cases.loss, settings), tmp_path / "trace.json")
+    assert_close_above(predicted(case, "train_step", rows, length, micro_batches), measured)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("rows", "length", "micro_batches"), [(24, SHORT, 1), (16, LONG, 1), (32, LONG, 4)])
+def test_an_inference_holds_what_is_predicted_and_never_more(folder, tmp_path, dtype, rows, length, micro_batches):
+    case = Case(folder, dtype=dtype)
+    engine = case.build(0)
+    sequences, _ = make_rows(rows, length)
+    engine.infer(make_rows(2, 8)[0], "logprobs", 1, 1.0)
+    measured = peak_allocated(lambda: engine.infer(sequences, "logprobs", micro_batches, 1.0), tmp_path / "trace.json")
+    assert_close_above(predicted(case, "inference", rows, length, micro_batches), measured)
+
+
+def test_a_critic_without_grouped_queries_is_predicted_too(scalar_folder, tmp_path):
+    """Another depth, as many key-value heads as heads, and a head without logits."""
+    case = Case(scalar_folder, head="scalar", optimizer=OPTIMIZER)
+    engine, settings = case.build(0), TrainSettings("values")
+    engine.train(*make_rows(2, 8), cases.loss, settings)
+    sequences, batch = make_rows(16, LONG)
+    measured = peak_allocated(lambda: engine.train(sequences, batch, cases.loss, settings), tmp_path / "trace.json")
+    assert_close_above(predicted(case, "train_step", 16, LONG), measured)
