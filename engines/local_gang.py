@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, final
 
 from prefect_rlhf.engines.messages import Answer, DeviceKind, Request, Start
-from prefect_rlhf.engines.preload import MODULES
+from prefect_rlhf.engines.preload import ENGINES, modules_of
 from prefect_rlhf.engines.zygote import StartMethod, ZygoteSettings
 from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFailed, RankLost, RankSilent, RlhfError
 
@@ -50,7 +50,7 @@ class LocalGang:
         environment: Mapping[str, str] | None = None,
         num_threads: int = 1,
         start_seconds: float = 120.0,
-        preload: tuple[str, ...] = MODULES,
+        preload: tuple[str, ...] = modules_of(ENGINES),
     ) -> None:
         self.size = size
         self._ended: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -11,7 +11,9 @@ from prefect_rlhf.engines.gang import Gang
 from prefect_rlhf.engines.in_process_gang import InProcessGang
 from prefect_rlhf.engines.local_gang import LocalGang
 from prefect_rlhf.engines.messages import DeviceKind
+from prefect_rlhf.engines.preload import ENGINES, modules_of
 from prefect_rlhf.engines.rank import Rank
+from prefect_rlhf.placement.plan import EngineKind
 
 RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
@@ -30,8 +32,11 @@ def open_gang(
     *,
     rank_factory: Callable[[int, int], object] = Rank,
     device: DeviceKind | None = None,
+    engines: Iterable[EngineKind] = ENGINES,
 ) -> Gang:
     """`size` ranks on this machine: in this process when it is one, else a process for each.
+
+    Only `engines` are imported before there is work for them, so that others need not be installed.
 
     `environment` is added to the ranks'; close the gang when done. The device is CUDA where there is one.
     """
@@ -39,4 +44,4 @@ def open_gang(
     if size == 1:
         return InProcessGang(rank_factory, device=device, environment={**RANK_ENVIRONMENT, **(environment or {})})
     single_threaded = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **(environment or {})}
-    return LocalGang(size, rank_factory, device=device, environment=single_threaded)
+    return LocalGang(size, rank_factory, device=device, environment=single_threaded, preload=modules_of(engines))

@@ -1,5 +1,7 @@
 """What a plan keeps on each device all the time, in bytes: weights, gradients, optimizer states, key-value cache.
 
+Megatron's cache counts as if it stayed, though it is there only while a call generates.
+
 Activations and other passing tensors are not counted one by one; `WORKING_SHARE` of each device is left to them.
 """
 
@@ -18,6 +20,7 @@ from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.model import Dtype, ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Part
 from prefect_rlhf.placement.reshard import num_elements
+from prefect_rlhf.placement.stages import stages
 
 GRADIENT_BYTES = 4  # gradients are summed in float32
 ADAM_BYTES = 8  # two float32 moments
@@ -148,7 +151,9 @@ def _of_instance(
 ) -> Iterator[Holding]:
     layout = layout_of(instance, model, instance.mesh)
     trained = any(call.kind == "train_step" for call in calls)
-    rows = max(call.num_rows for call in calls) // instance.strategy.dp
+    rows = max((call.num_rows for call in calls if call.kind == "generate"), default=0) // instance.strategy.dp
+    stage = {device: at.pp for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True)}
+    layers = [len(held) for held in stages(model.shape.num_layers, instance.strategy.pp)]
     for rank, device in enumerate(instance.mesh.devices()):
         elements = sum(num_elements(region) for region in layout.of_rank(rank).values())
         yield Holding(device, instance, "weights", elements * WEIGHT_BYTES[model.dtype])
@@ -156,12 +161,13 @@ def _of_instance(
             yield Holding(device, instance, "gradients", elements * GRADIENT_BYTES)
             state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
             yield Holding(device, instance, "optimizer", elements * state // instance.strategy.dp)
-        if instance.engine == "vllm":
-            cached = rows * max_sequence_length * cache_bytes_per_token(model, instance.strategy.tp)
+        if rows:
+            per_token = cache_bytes_per_token(model, instance.strategy.tp, layers[stage[device]])
+            cached = rows * max_sequence_length * per_token
             yield Holding(device, instance, "key-value cache", cached)
 
 
-def cache_bytes_per_token(model: ModelSpec, tp: int) -> int:
-    """Keys and values of one token on one device."""
+def cache_bytes_per_token(model: ModelSpec, tp: int, num_layers: int) -> int:
+    """Keys and values of one token on one device that has so many layers."""
     shape = model.shape
-    return 2 * shape.num_layers * (shape.num_kv_heads // tp) * shape.head_dim * WEIGHT_BYTES[model.dtype]
+    return 2 * num_layers * (shape.num_kv_heads // tp) * shape.head_dim * WEIGHT_BYTES[model.dtype]

@@ -25,7 +25,8 @@ class Audience(Protocol):
 
 def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int) -> None:
     """Build the models and run the whole graph. The gang is gone when this returns."""
-    with closing(open_gang(len(run.lease.devices), device=run.lease.kind)) as gang:
+    engines = {placement.engine for _, placement in run.augmented.plan.placements}
+    with closing(open_gang(len(run.lease.devices), device=run.lease.kind, engines=engines)) as gang:
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         gc.freeze()  # what is imported stays; looking through it again and again would hold up task runs

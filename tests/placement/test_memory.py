@@ -64,6 +64,20 @@ def test_generation_keeps_weights_and_a_cache_for_the_replicas_rows():
     assert kept["actor", "vllm", "key-value cache"] == 4 * 10 * CACHE
 
 
+def test_megatron_keeps_a_cache_for_its_stage_of_what_it_generates():
+    """Half of the layers and half of the heads; the copy that trains is the one that generates."""
+    cluster = ClusterShape("small", 1, 4, 8 * GIB)
+    graph = ppo()
+    plan = preset("flattening", graph, cluster, cluster.whole)
+    split = {"dp": 1, "tp": 2, "pp": 2, "engine": "megatron"}
+    trainer = graph.trained_by("actor").name
+    plan = placed(placed(plan, "actor_generate", **split), trainer, **split)
+    caches = [h for h in holdings(plan, graph, 10) if h.what == "key-value cache"]
+    assert [str(h.device) for h in caches] == ["n0:0", "n0:1", "n0:2", "n0:3"]
+    assert {h.num_bytes for h in caches} == {8 * 10 * CACHE // 4}
+    assert len({h.instance for h in holdings(plan, graph, 10) if h.instance.role == "actor"}) == 1
+
+
 def test_offloaded_roles_count_one_at_a_time():
     graph = ppo()
     plan = preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole)
