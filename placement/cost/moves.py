@@ -22,6 +22,7 @@ from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 TOKEN_BYTES = 8  # token ids are int64
 NUMBER_BYTES = 4  # everything else is float32
+_EVERY = -1  # in place of a tp part: what tp does not split, which every part holds
 _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
 
 
@@ -95,10 +96,10 @@ def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: Mode
     holders: dict[tuple[int, int], list[Device]] = defaultdict(list)
     for device, at in _placed(source):
         holders[at.pp, at.tp].append(device)
-    own = dict(_placed(source))
+        holders[at.pp, _EVERY].append(device)
     flows: dict[tuple[Device, Device], float] = defaultdict(float)
     for device, at in _placed(target):
-        for part, elements in _needed(at, source.strategy, target.strategy, sizes, own.get(device)).items():
+        for part, elements in _needed(at, source.strategy, target.strategy, sizes).items():
             givers = _nearest(device, holders[part])
             for giver in givers:
                 flows[giver, device] += elements * sizes.item / len(givers)
@@ -115,19 +116,13 @@ def _nearest(device: Device, holders: Sequence[Device]) -> Sequence[Device]:
     return [holder for holder in holders if holder.node == device.node] or holders
 
 
-def _needed(
-    at: Coordinate, source: Strategy, target: Strategy, sizes: ModelSizes, own: Coordinate | None
-) -> dict[tuple[int, int], float]:
-    """Elements that a target coordinate takes from each (stage, tp part) of the source; `own` is its device's there."""
+def _needed(at: Coordinate, source: Strategy, target: Strategy, sizes: ModelSizes) -> dict[tuple[int, int], float]:
+    """Elements that a target coordinate takes from each (stage, tp part) of the source."""
     found: dict[tuple[int, int], float] = {}
-    parts = _overlaps(at.tp, target.tp, source.tp)
-    whole = own.tp if own is not None and own.tp in parts else min(parts)
     for stage, (layers, ends) in _shared_stages(at.pp, source.pp, target.pp, sizes).items():
-        for part, share in parts.items():
+        for part, share in _overlaps(at.tp, target.tp, source.tp).items():
             found[stage, part] = share * (layers * sizes.layer_matrices + ends.split)
-        # what tp does not split comes from the device itself where it holds that stage, else from one part
-        giver = own.tp if own is not None and own.pp == stage else whole
-        found[stage, giver] = found.get((stage, giver), 0.0) + layers * sizes.layer_norms + ends.whole
+        found[stage, _EVERY] = layers * sizes.layer_norms + ends.whole
     return {key: elements for key, elements in found.items() if elements}
 
 

@@ -26,6 +26,7 @@ class Seconds(NamedTuple):
     dp_communication: float = 0.0
     optimizer: float = 0.0
     call: float = 0.0
+    transfer: float = 0.0
 
     @property
     def total(self) -> float:
@@ -57,6 +58,7 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "dp_communication": "reduce-scatter of gradients, all-gather of weights (Rajbhandari et al. 2020, section 7)",
         "optimizer": "Adam's passes over gradients, weights and moments at memory bandwidth",
         "call": "a constant for each call (ReaL, tables 4 to 6)",
+        "transfer": "bytes of weights or rows over the busiest link's bandwidth (ReaL, sections 5.1 and 6)",
     }
 )
 """Where each term's formula comes from."""

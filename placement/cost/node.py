@@ -1,0 +1,87 @@
+"""Seconds of every node of an augmented graph under a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prefect_rlhf.placement.cost.call_bytes import static_bytes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.moves import host_seconds, move_seconds, reallocation_flows, transfer_seconds
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.instances import trained_instance
+from prefect_rlhf.placement.node import Node
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.rows import row_transfers
+
+_CALLS = ("generate", "inference", "train_step")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCosts:
+    """What each node of `graph` under `plan` takes.
+
+    Computations on data and writes to disk (export, checkpoint) count as nothing: no source of times knows them.
+    """
+
+    graph: DataflowGraph
+    plan: ExecutionPlan
+    workload: Workload
+    sources: CostSources
+    _known: dict[tuple[object, ...], Seconds] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
+
+    def seconds(self, node: Node) -> float:
+        """Of one node, in all."""
+        return self.cost(node).total
+
+    def cost(self, node: Node) -> Seconds:
+        """Of one node, by what takes them; the same in every step."""
+        call = node.call.name if node.call else None
+        key = (node.kind, call, node.instance, node.source, node.target, node.moves, node.part)
+        if key not in self._known:
+            self._known[key] = self._cost(node)
+        return self._known[key]
+
+    def _cost(self, node: Node) -> Seconds:
+        if node.kind in _CALLS:
+            return self._call(node)
+        links = self.sources.links(node.meshes)
+        if node.kind == "transfer":
+            assert node.call is not None  # a transfer feeds one
+            moved = row_transfers(self.graph, self.plan, node.call.name, node.moves)
+            return Seconds(transfer=transfer_seconds(moved, self.workload, links))
+        if node.kind == "reallocate":
+            assert node.source is not None and node.target is not None  # set for every reallocate
+            flows = reallocation_flows(node.source, node.target, self._sizes(node.source.role))
+            return Seconds(transfer=move_seconds(flows, links))
+        if node.kind in ("offload", "reload"):
+            assert node.instance is not None  # set for both
+            return Seconds(transfer=host_seconds(self._parked_bytes(node.instance, node.part == "all"), links))
+        return Seconds()
+
+    def _call(self, node: Node) -> Seconds:
+        assert node.call is not None and node.placement is not None and node.call.role is not None  # has a model
+        work = CallWork.of(node.call, self.workload)
+        execution = Execution.of(node.placement)
+        return self.sources.call_cost(work, execution, self._sizes(node.call.role), node.placement.mesh)
+
+    def _sizes(self, role: str) -> ModelSizes:
+        return ModelSizes.of(self.graph.model(role))
+
+    def _parked_bytes(self, instance: ModelInstance, whole: bool) -> int:
+        """What the fullest device copies: optimizer states where it is trained, weights too when all of it goes.
+
+        Gradients come back as zeros, so they are not copied.
+        """
+        trained = instance == trained_instance(self.graph, self.plan, instance.role)
+        execution = Execution(instance.strategy)
+        every = (
+            static_bytes(execution, self._sizes(instance.role), trained, stage)
+            for stage in {0, instance.strategy.pp - 1}
+        )
+        return max(held.optimizer + (held.weights if whole else 0) for held in every)

@@ -1,0 +1,82 @@
+"""Where times come from on each node of a cluster: a profile where one is given, else the device's datasheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.layer_times import LayerTimes
+from prefect_rlhf.placement.cost.profile import Profile, ProfiledTimes
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.devices import Hardware, Links
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import DeviceMesh
+
+
+@dataclass(frozen=True, slots=True)
+class CostSources:
+    """`nodes[i]` is the hardware of the i-th node; `profiles` were checked and hold for devices of their name.
+
+    Devices of a kind that has profiles need one for every shape that is asked about. Each model's times are made once.
+    """
+
+    nodes: tuple[Hardware, ...]
+    profiles: tuple[Profile, ...] = ()
+    _made: dict[tuple[Hardware, ModelSizes], LayerTimes] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
+
+    @classmethod
+    def equal_nodes(cls, hardware: Hardware, num_nodes: int, profiles: Iterable[Profile] = ()) -> CostSources:
+        """For nodes that are all the same."""
+        return cls((hardware,) * num_nodes, tuple(profiles))
+
+    def times(self, sizes: ModelSizes, hardware: Hardware) -> LayerTimes:
+        """Of one model's layers on one kind of node."""
+        key = hardware, sizes
+        if key not in self._made:
+            self._made[key] = self._make(sizes, hardware)
+        return self._made[key]
+
+    def call_cost(self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh) -> Seconds:
+        """Seconds of a call on a mesh; where its nodes differ, on the slowest kind, which the others wait for."""
+        kinds = dict.fromkeys(self._hardware(mesh))
+        costs = (call_cost(work, execution, self.times(sizes, kind)) for kind in kinds)
+        return max(costs, key=lambda cost: cost.total)
+
+    def links(self, meshes: Iterable[DeviceMesh]) -> Links:
+        """The slower of each link among the nodes of some meshes."""
+        found = [self._links(kind) for kind in dict.fromkeys(h for mesh in meshes for h in self._hardware(mesh))]
+        return Links(
+            min(links.device for links in found),
+            min(links.node for links in found),
+            min(links.network for links in found),
+            min(links.host for links in found),
+            max(links.latency_seconds for links in found),
+        )
+
+    def _hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
+        end = mesh.first_node + mesh.num_nodes
+        if end > len(self.nodes):
+            raise InvalidInput("mesh", mesh.name, f"nodes 0 to {len(self.nodes) - 1}, whose hardware is known")
+        return self.nodes[mesh.first_node : end]
+
+    def _links(self, hardware: Hardware) -> Links:
+        measured = [profile.links for profile in self.profiles if profile.device == hardware.device.name]
+        return measured[0] if measured else hardware.links()
+
+    def _make(self, sizes: ModelSizes, hardware: Hardware) -> LayerTimes:
+        device = hardware.device.name
+        here = [profile for profile in self.profiles if profile.device == device]
+        if not here:
+            return DatasheetTimes.of(sizes, hardware)
+        for profile in here:
+            if ModelSizes.of_shape(profile.shape, sizes.head, profile.dtype) == sizes:
+                return ProfiledTimes(profile, sizes)
+        asked = f"{sizes.num_layers} layers of {sizes.hidden} in {sizes.dtype}"
+        raise InvalidInput(f"profiles of {device}", f"none of {asked}", "one for each model: run rlhf/profile")

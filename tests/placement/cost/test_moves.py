@@ -1,0 +1,124 @@
+"""Seconds of moving weights and rows: the closed form against `reshard`, HybridFlow's table 2, links by hand."""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.alignment import overlapping_order
+from prefect_rlhf.placement.cost.moves import (
+    Flow,
+    host_seconds,
+    move_seconds,
+    reallocation_flows,
+    reallocation_seconds,
+    row_bytes,
+    transfer_seconds,
+)
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices import Links
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout import layout_of
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.reshard import reshard
+from prefect_rlhf.placement.rows import DeviceTransfer
+from prefect_rlhf.placement.strategy import Strategy
+from tests.strategies import SMALL
+
+LINKS = Links(device=1e12, node=1e11, network=1e10, host=2e10)
+CLUSTER = DeviceMesh(0, 2, 0, 4)
+MESHES = [CLUSTER, *(DeviceMesh(node, 1, 0, 4) for node in (0, 1)), DeviceMesh(0, 1, 0, 2), DeviceMesh(1, 1, 2, 2)]
+SHAPE = replace(SMALL, num_layers=6, num_kv_heads=4, tied_embeddings=False)
+
+
+@st.composite
+def placed(draw):
+    """An instance on some part of two nodes of four devices."""
+    mesh = draw(st.sampled_from(MESHES))
+    tp = draw(st.sampled_from([d for d in (1, 2, 4) if mesh.num_devices % d == 0]))
+    pp = draw(st.sampled_from([d for d in (1, 2, 4) if mesh.num_devices // tp % d == 0]))
+    order = tuple(draw(st.permutations(range(mesh.num_devices))))
+    return ModelInstance("actor", "megatron", mesh, Strategy(mesh.num_devices // tp // pp, tp, pp), order)
+
+
+@given(placed(), placed(), st.sampled_from(["lm", "scalar"]))
+def test_the_closed_form_moves_what_reshard_moves(source, target, head):
+    """To every device as many bytes from itself, from its node and from other nodes."""
+    model = ModelSpec("actor", "", head, SHAPE)
+    devices = CLUSTER.devices()
+    plan = reshard(*(layout_of(instance, model, CLUSTER) for instance in (source, target)), devices)
+    expected, found = defaultdict(float), defaultdict(float)
+    for piece in plan:
+        flow = Flow(devices[piece.source], devices[piece.target], piece.num_elements * 2)
+        expected[flow.target, flow.span] += flow.num_bytes
+    for flow in reallocation_flows(source, target, ModelSizes.of(model)):
+        found[flow.target, flow.span] += flow.num_bytes
+    assert found == pytest.approx(expected)
+
+
+@given(placed(), placed())
+def test_both_give_about_the_same_seconds(source, target):
+    """`reshard` chooses one holder for each piece, the closed form spreads them: at most a busier link by chance."""
+    model = ModelSpec("actor", "", "lm", SHAPE)
+    devices = CLUSTER.devices()
+    plan = reshard(*(layout_of(instance, model, CLUSTER) for instance in (source, target)), devices)
+    exact = reallocation_seconds(plan, devices, 2, LINKS)
+    quick = move_seconds(reallocation_flows(source, target, ModelSizes.of(model)), LINKS)
+    assert quick <= exact * (1 + 1e-9)
+    assert exact <= 4 * quick
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_aligned_generation_receives_what_hybridflow_says(tp):
+    """Its table 2: (t p - t_g p_g) / (t_g p_g t p) of the model per device, from training with p 1, t 8, d 2."""
+    mesh = DeviceMesh(0, 2, 0, 8)
+    model = ModelSpec("actor", "", "lm", replace(SMALL, num_attention_heads=8, num_kv_heads=8, tied_embeddings=False))
+    trained = ModelInstance("actor", "megatron", mesh, Strategy(dp=2, tp=8))
+    plain = ModelInstance("actor", "megatron", mesh, Strategy(dp=16 // tp, tp=tp))
+    aligned = replace(plain, order=overlapping_order(plain, trained, model))
+    sizes = ModelSizes.of(model)
+    received = defaultdict(float)
+    for flow in reallocation_flows(trained, aligned, sizes):
+        if flow.span != "device":
+            assert flow.span == "node"
+            received[flow.target] += flow.num_bytes
+    split = sizes.item * (sizes.num_layers * sizes.layer_matrices + 2 * sizes.table)  # all but the norms
+    expected = (8 - tp) / (tp * 8) * split
+    assert max(received.values(), default=0) == pytest.approx(expected)
+
+
+def test_a_move_takes_as_long_as_its_busiest_link():
+    here, there, far = Device(0, 0), Device(0, 1), Device(1, 0)
+    assert move_seconds([], LINKS) == 0
+    assert move_seconds([Flow(here, there, 1e11)], LINKS) == pytest.approx(1)
+    assert move_seconds([Flow(here, far, 1e11)], LINKS) == pytest.approx(10)
+    both_ways = [Flow(here, far, 1e11), Flow(far, here, 1e11)]
+    assert move_seconds(both_ways, LINKS) == pytest.approx(10)
+    assert move_seconds([*both_ways, Flow(there, far, 1e11)], LINKS) == pytest.approx(20)
+
+
+def test_rows_take_their_keys_bytes():
+    transfers = [DeviceTransfer(Device(0, 0), Device(1, 0), "generate", ("tokens", "logprobs"), tuple(range(100)))]
+    workload = Workload.fixed(30, 10)
+    assert row_bytes(("tokens", "logprobs"), workload) == 40 * 8 + 10 * 4
+    assert transfer_seconds(transfers, workload, LINKS) == pytest.approx(100 * 360 / 1e10)
+
+
+def test_offloading_takes_the_host_link():
+    assert host_seconds(4e10, LINKS) == pytest.approx(2)
+
+
+@given(placed(), placed(), st.floats(1, 50))
+def test_slower_links_take_longer_in_proportion(source, target, factor):
+    flows = [f for f in reallocation_flows(source, target, ModelSizes.of_shape(SHAPE)) if f.span != "device"]
+    assert move_seconds(flows, LINKS.slower(factor)) == pytest.approx(factor * move_seconds(flows, LINKS))
+
+
+def test_nodes_that_nothing_connects_are_said_in_one_line():
+    with pytest.raises(InvalidInput, match="expected a network between nodes"):
+        move_seconds([Flow(Device(0, 0), Device(1, 0), 1)], replace(LINKS, network=0))

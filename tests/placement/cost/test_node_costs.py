@@ -1,0 +1,74 @@
+"""Every node of an augmented graph has a cost: what its call, its rows or its weights take on their devices."""
+
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices import DEVICE_KINDS, Hardware
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.parameters import num_parameters
+from prefect_rlhf.placement.presets import preset
+from tests.strategies import TWO_DEVICES, ppo
+
+HARDWARE = Hardware(DEVICE_KINDS["h100"], 2)
+WORKLOAD = Workload.fixed(64, 64)
+GRAPH = ppo()
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """PPO on two devices, with the reference model in host memory between its uses."""
+    plan = preset("flattening", GRAPH, TWO_DEVICES, TWO_DEVICES.whole)
+    placed = tuple(
+        (name, replace(old, offload="all") if GRAPH.call(name).role == "ref" else old) for name, old in plan.placements
+    )
+    return replace(plan, placements=placed)
+
+
+@pytest.fixture(scope="module")
+def costs(plan):
+    return NodeCosts(GRAPH, plan, WORKLOAD, CostSources.equal_nodes(HARDWARE, 1))
+
+
+@pytest.fixture(scope="module")
+def nodes(plan):
+    return list(augment(GRAPH, plan, 2).nodes)
+
+
+def test_every_kind_of_node_has_a_cost(costs, nodes):
+    """Calls and moves of weights take time, computations are said to take none; rows move where dealings differ."""
+    timed = {"generate", "inference", "train_step", "reallocate", "offload", "reload"}
+    assert {node.kind for node in nodes} >= timed
+    for node in nodes:
+        if node.kind != "transfer":
+            assert (costs.seconds(node) > 0) == (node.kind in timed)
+
+
+def test_a_calls_node_costs_what_its_call_costs(costs, nodes, plan):
+    for node in nodes:
+        if node.kind in ("generate", "inference", "train_step"):
+            sizes = ModelSizes.of(GRAPH.model(node.call.role))
+            times = DatasheetTimes.of(sizes, HARDWARE)
+            expected = call_cost(CallWork.of(node.call, WORKLOAD), Execution.of(plan[node.call.name]), times)
+            assert costs.cost(node) == expected
+
+
+def test_offloading_a_frozen_model_moves_its_weights_over_the_host_link(costs, nodes):
+    """Replicas each move their own copy over their own link, at once."""
+    weights = 2 * num_parameters(GRAPH.model("ref"))
+    for node in nodes:
+        if node.kind in ("offload", "reload"):
+            assert costs.seconds(node) == pytest.approx(weights / HARDWARE.links().host + 10e-6)
+
+
+def test_a_plan_beyond_the_known_nodes_is_refused(plan, nodes):
+    with pytest.raises(InvalidInput, match="whose hardware is known"):
+        NodeCosts(GRAPH, plan, WORKLOAD, CostSources(())).seconds(nodes[0])
