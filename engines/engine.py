@@ -82,7 +82,10 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How one train_step walks its rows: `epochs` times over `mini_batches`, each one optimizer step."""
+    """How one train_step walks its rows: `epochs` times over `mini_batches`, each one optimizer step.
+
+    `mini_batch_rows` are the numbers of this replica's rows in each, one after another; empty: all the same.
+    """
 
     output: Output
     mini_batches: int = 1
@@ -90,6 +93,7 @@ class TrainSettings:
     epochs: int = 1
     temperature: float = 1.0
     rows_per_item: int = 1  # adjacent rows that must stay in one micro-batch
+    mini_batch_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class TrainingEngine(Engine, Protocol):
     def train(
         self, sequences: Sequences, batch: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
     ) -> dict[str, float]:
-        """Take epochs * mini_batches optimizer steps on this replica's rows; mini-batch m is the m-th equal chunk.
+        """Take epochs * mini_batches optimizer steps on this replica's rows, which come mini-batch by mini-batch.
 
         Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank.
         Under `initial_...` the same of the first mini-batch, before any update: there new and old policy have the same

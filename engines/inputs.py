@@ -17,10 +17,15 @@ from prefect_rlhf.placement.graph import Port
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The columns of a call's rows, port by port in the order of `ports`."""
+    """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`.
+
+    `lengths` are the tokens of each row where the controller knows them; else they are counted.
+    """
 
     ports: tuple[Port, ...]
     columns: tuple[Mapping[str, Column], ...]
+    lengths: tuple[int, ...] = ()
+    keys: frozenset[str] | None = None  # those that the stage uses; None: all
 
     @property
     def batches(self) -> list[Batch]:
@@ -39,15 +44,29 @@ class Inputs:
         return [len(row) - int(prompt) for row, prompt in zip(tokens, prompt_lengths, strict=True)]
 
     def sequences(self, doing: str) -> Sequences:
-        """The rows' tokens, padded. Raises RowsMissing when no port has them."""
+        """The rows' tokens, padded; zeros for what this rank's stage does not use.
+
+        Raises RowsMissing when it uses tokens or prompt_length and no port has them.
+        """
         tokens, prompt_lengths = self.first("tokens"), self.first("prompt_length")
-        if tokens is None or prompt_lengths is None:
+        if (tokens is None and self._uses("tokens")) or (prompt_lengths is None and self._uses("prompt_length")):
             raise RowsMissing(f"{doing}: none of its inputs has the keys tokens and prompt_length")
-        lengths = torch.tensor([len(row) for row in tokens])
-        return Sequences(pad(tokens), torch.stack(list(prompt_lengths)).long(), lengths)
+        lengths_B = torch.tensor(self.lengths if tokens is None else [len(row) for row in tokens])
+        unused = lengths_B.new_zeros(1)
+        tokens_BS = unused.expand(len(lengths_B), int(lengths_B.max())) if tokens is None else pad(tokens)
+        prompts_B = unused.expand(len(lengths_B)) if prompt_lengths is None else torch.stack(list(prompt_lengths))
+        return Sequences(tokens_BS, prompts_B.long(), lengths_B)
+
+    def _uses(self, key: str) -> bool:
+        return self.keys is None or key in self.keys
 
     def training_batch(self, sequences: Sequences) -> dict[str, Tensor]:
-        """What a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`."""
+        """What a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`.
+
+        Empty on the stages that have no loss.
+        """
+        if not self._uses("prompt_length"):
+            return {}
         batch: dict[str, Tensor] = {}
         for port, columns in zip(self.ports, self.columns, strict=True):
             for key, column in columns.items():
@@ -67,9 +86,9 @@ class Inputs:
 
 
 def read_inputs(order: CallOrder, store: RowStore, datasets: Mapping[str, RowSource]) -> Inputs:
-    """Collect what `order.call` reads of `order.rows`."""
+    """Collect what `order.call` reads of `order.rows` on this rank."""
     columns = [_read(port, order, store, datasets) for port in order.call.inputs]
-    return Inputs(order.call.inputs, tuple(columns))
+    return Inputs(order.call.inputs, tuple(columns), order.lengths, order.keys)
 
 
 def read_prompts(order: CallOrder, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
@@ -81,7 +100,8 @@ def read_prompts(order: CallOrder, datasets: Mapping[str, RowSource]) -> Sequenc
 
 
 def _read(port: Port, order: CallOrder, store: RowStore, datasets: Mapping[str, RowSource]) -> dict[str, Column]:
+    keys = [key for key in port.keys if order.keys is None or key in order.keys]
     if port.source not in datasets:
-        return {key: store.get(order.step, port.source, key, order.rows) for key in port.keys}
+        return {key: store.get(order.step, port.source, key, order.rows) for key in keys}
     found = datasets[port.source].read(order.row_ids)
-    return {key: [torch.as_tensor(value) for value in found[key]] for key in port.keys}
+    return {key: [torch.as_tensor(value) for value in found[key]] for key in keys}

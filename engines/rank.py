@@ -93,7 +93,8 @@ class Rank:
         self._keep(order, "tokens", tokens)
         self._keep(order, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
         self._keep(order, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in made.logprobs])
-        return self._report(began, resident, num_tokens=sum(map(len, made.tokens)))
+        lengths = tuple(map(len, tokens))
+        return self._report(began, resident, order=order, num_tokens=sum(map(len, made.tokens)), row_lengths=lengths)
 
     def inference(self, order: CallOrder) -> Report:
         """Run the model over this replica's rows. Keeps `order.output` where the engine returns it."""
@@ -105,7 +106,7 @@ class Rank:
         if made is not None:
             lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
             self._keep(order, order.output, unpad(made.float().cpu(), lengths))
-        return self._report(began, resident, num_tokens=int(sequences.lengths_B.sum()))
+        return self._report(began, resident, order=order, num_tokens=int(sequences.lengths_B.sum()))
 
     def train_step(self, order: CallOrder) -> Report:
         """Take the optimizer steps of one train_step, after which the weights are version `order.writes`."""
@@ -117,12 +118,11 @@ class Rank:
         metrics = engine.train(sequences, inputs.training_batch(sequences), order.function, order.train)
         tokens = int(sequences.lengths_B.sum()) * order.train.epochs
         digest = resident.written(order.writes)
-        return self._report(began, resident, digest=digest, metrics=metrics, num_tokens=tokens)
+        return self._report(began, resident, order=order, digest=digest, metrics=metrics, num_tokens=tokens)
 
     def compute(self, order: CallOrder) -> Report:
         """Run a computation on all rows of the step. Keeps its columns; its state waits for the next step."""
         began = time.perf_counter()
-        self.forget_steps(order.finished_steps)
         assert order.function is not None
         inputs = self._inputs(order)
         evaluation = order.call.every is not None
@@ -134,13 +134,12 @@ class Rank:
             self._states[order.call.name] = made.state
         for key, column in made.columns.items():
             self._keep(order, key, unpad(column, inputs.lengths_of(column)))
-        return self._report(began, metrics=made.metrics)
+        return self._report(began, order=order, metrics=made.metrics)
 
     def transfer(self, order: TransferOrder) -> Report:
         """Send and receive this rank's part of the rows that a node moves."""
         began = time.perf_counter()
-        self.forget_steps(order.finished_steps)
-        return self._report(began, bytes_moved=exchange_rows(self.store, order, self.rank))
+        return self._report(began, order=order, bytes_moved=exchange_rows(self.store, order, self.rank))
 
     def reallocate(self, order: MoveWeightsOrder) -> Report:
         """Bring a version from one instance's storage into another's; the digest is the target's."""
@@ -180,22 +179,18 @@ class Rank:
         bytes_moved = export(resident.engine, resident.model, layout, path, tokenizer, self.rank)
         return self._report(began, resident, bytes_moved=bytes_moved)
 
-    def forget_steps(self, steps: Iterable[int]) -> None:
-        """Free the rows of finished steps."""
-        self.store.finish(steps)
-
     def store_keys(self, step: int) -> tuple[tuple[str, str], ...]:
         """(call, key) of the rows held of a step."""
         return self.store.keys(step)
 
     def memory(self) -> dict[str, int]:
-        """Device bytes of each instance by name, and `resident`, `peak_resident`: bytes of this process."""
+        """Device bytes of each instance by name; `store`: of rows; `resident`, `peak_resident`: of this process."""
         instances = {instance.name: r.engine.device_bytes() for instance, r in self._residents.items()}
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return {**instances, "resident": resident_bytes(), "peak_resident": peak}
+        rows = {"store": self.store.num_bytes}
+        return {**instances, **rows, "resident": resident_bytes(), "peak_resident": peak}
 
     def _begin(self, order: CallOrder, part: Part | None = None) -> Resident:
-        self.forget_steps(order.finished_steps)
         assert order.instance is not None  # only compute has none
         resident = self._resident(order.instance, order.doing)
         resident.require(order.reads, order.doing, part)
@@ -216,11 +211,16 @@ class Rank:
         self,
         began: float,
         *residents: Resident,
+        order: CallOrder | TransferOrder | None = None,
         digest: Digest | None = None,
         metrics: Mapping[str, float] | None = None,
         bytes_moved: int = 0,
         num_tokens: int = 0,
+        row_lengths: tuple[int, ...] = (),
     ) -> Report:
+        """What was done; the rows that nobody on this rank uses after `order` are freed first."""
+        if order is not None:
+            self.store.free(order.step, order.frees)
         return Report(
             seconds=time.perf_counter() - began,
             metrics=metrics or {},
@@ -230,4 +230,6 @@ class Rank:
             resident_bytes=resident_bytes(),
             fingerprint_seconds=sum(resident.take_fingerprint_seconds() for resident in residents),
             num_tokens=num_tokens,
+            row_lengths=row_lengths,
+            store_bytes=self.store.num_bytes,
         )

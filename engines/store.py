@@ -1,4 +1,4 @@
-"""The rows a rank holds: what calls made, by step, call and key, until the step is finished."""
+"""The rows a rank holds: what calls made, by step, call and key, until the last node that uses them here has run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import final
 
 from torch import Tensor
 
+from prefect_rlhf.engines.memory import storage_bytes
 from prefect_rlhf.placement.errors import RlhfError
 
 
@@ -24,8 +25,8 @@ class RowStore:
     >>> store.put(3, "reward_inference", "scores", {4: torch.tensor(0.5)})
     >>> store.get(3, "reward_inference", "scores", [4])
     [tensor(0.5000)]
-    >>> store.finish([3]); len(store)
-    0
+    >>> store.free(3, [("reward_inference", "scores")]); len(store), store.num_bytes
+    (0, 0)
     """
 
     def __init__(self) -> None:
@@ -52,10 +53,19 @@ class RowStore:
     def steps(self) -> tuple[int, ...]:
         return tuple(sorted(self._rows))
 
-    def finish(self, steps: Iterable[int]) -> None:
-        """Forget everything of these steps."""
-        for step in steps:
+    def free(self, step: int, keys: Iterable[tuple[str, str]]) -> None:
+        """Forget all rows of these (call, key) of a step."""
+        held = self._rows.get(step, {})
+        for key in keys:
+            held.pop(key, None)
+        if not held:
             self._rows.pop(step, None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the storages behind all rows held, padding that they keep alive included."""
+        held = [rows for step in list(self._rows.values()) for rows in list(step.values())]  # copies: threads may put
+        return storage_bytes([row for rows in held for row in list(rows.values())])
 
     def __len__(self) -> int:
         """The number of rows held, over all steps and keys."""

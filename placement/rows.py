@@ -1,21 +1,67 @@
-"""Which rows of a step's batch each device holds and needs, and which rows must go from device to device.
+"""Which rows of which keys each device holds and needs, and what must go from device to device.
 
 Rows are numbered 0..num_rows-1 within a step, whatever the plan.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.dealing import Dealing, Rows
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.node import RowMove
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
-Rows = tuple[int, ...]
+Lengths = Mapping[str, tuple[int, ...]]
+"""Tokens of each row of a step, by the generate that made them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The rows of one replica: known once lengths are, but equal shares are equal rows whatever the lengths."""
+
+    dealing: Dealing
+    replica: int
+
+    def rows(self, lengths: Lengths | None = None) -> Rows:
+        """Its rows, mini-batch by mini-batch. Without `lengths` (a plan is being made): as if all were equally long."""
+        return tuple(row for batch in self.mini_batches(lengths) for row in batch)
+
+    def mini_batches(self, lengths: Lengths | None = None) -> tuple[Rows, ...]:
+        """The same, by the mini-batches of its dealing."""
+        source = self.dealing.lengths_of
+        known = None if lengths is None or source is None else lengths[source]
+        return self.dealing.hands(known)[self.replica]
+
+    def mini_batch_sizes(self, mini_batches: int, lengths: Lengths | None = None) -> tuple[int, ...]:
+        """How many of its rows are in each of so many mini-batches; those of its dealing may be finer."""
+        sizes = [len(batch) for batch in self.mini_batches(lengths)]
+        if len(sizes) < mini_batches:  # one replica has whole mini-batches
+            return (sum(sizes) // mini_batches,) * mini_batches
+        finer = len(sizes) // mini_batches
+        return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
+
+    def surely_within(self, shares: Sequence[Share]) -> bool:
+        """Whether some of `shares` together have all its rows, however long rows turn out to be."""
+        if any(share == self or share.dealing.whole for share in shares):
+            return True
+        if self.dealing.lengths_of is not None:
+            return False
+        known = (share for share in shares if share.dealing.lengths_of is None)
+        return set(self.rows()) <= {row for share in known for row in share.rows()}
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a call reads on one device: these keys of its inputs, for its replica's rows."""
+
+    share: Share
+    keys: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,107 +75,184 @@ class DeviceTransfer:
     rows: Rows
 
 
-def split_rows(num_rows: int, dp: int, mini_batches: int = 1, field: str = "num_rows") -> tuple[Rows, ...]:
-    """The rows of each data-parallel replica: the d-th equal part of each mini-batch.
+def dealing_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Dealing:
+    """How a call's rows are dealt: calls on the same rows with the same dp and speeds deal alike, so nothing moves.
 
-    Mini-batch m is rows [m*B/M, (m+1)*B/M) of the whole batch, so its rows do not depend on the plan.
-
-    >>> split_rows(8, dp=2)
-    ((0, 1, 2, 3), (4, 5, 6, 7))
-    >>> split_rows(8, dp=2, mini_batches=2)
-    ((0, 1, 4, 5), (2, 3, 6, 7))
+    All calls on the same rows use the finest mini-batches that any train_step cuts them into, so that inference and
+    train_step agree. Rows that a generate made are dealt by tokens; its own, and those of a dataset, by count.
     """
-    parts = dp * mini_batches
-    if num_rows < 1 or num_rows % parts:
-        raise InvalidInput(field, num_rows, f"a multiple of {parts} (dp {dp} times {mini_batches} mini-batches)")
-    part = num_rows // parts
-    return tuple(
-        tuple(row for m in range(mini_batches) for row in range((m * dp + d) * part, (m * dp + d + 1) * part))
-        for d in range(dp)
+    call, placement = graph.call(name), plan[name]
+    if call.kind == "compute" or placement.strategy.dp == 1:
+        return Dealing(call.num_rows)
+    origin = origin_of(graph, call)
+    kin = [other for other in graph if other.kind != "compute" and _same_rows(graph, call, other)]
+    width = math.lcm(*(other.rows_per_item for other in kin))
+    finest = math.lcm(*(other.mini_batches for other in kin))
+    dealable = call.num_rows % (finest * width) == 0 and call.num_rows // (finest * width) >= placement.strategy.dp
+    return Dealing(
+        call.num_rows,
+        replica_speeds(plan, placement),
+        finest if dealable else call.mini_batches,
+        width if dealable else call.rows_per_item,
+        origin if origin != name and knows_lengths(graph, call) else None,
     )
 
 
-def needed_rows(call: Call, placement: Placement) -> dict[Device, Rows]:
-    """The rows that each device works on: its replica's; all of them on a computation's one device."""
-    devices = placement.devices
-    if call.kind == "compute":
-        return {devices[0]: tuple(range(call.num_rows))}
-    mini_batches = call.mini_batches if call.kind == "train_step" else 1
-    split = split_rows(call.num_rows, placement.strategy.dp, mini_batches, f"calls.{call.name}.num_rows")
-    coordinates = placement.strategy.coordinates()
-    return {device: split[at.dp] for device, at in zip(devices, coordinates, strict=True)}
+def origin_of(graph: DataflowGraph, call: Call) -> str:
+    """Where the tokens of a call's rows come from: itself when it is a generate, a generate, or a dataset."""
+    if call.kind == "generate":
+        return call.name
+    return next((port.source for port in call.inputs if "tokens" in port.keys), call.rows_from)
 
 
-def held_rows(call: Call, placement: Placement) -> dict[Device, Rows]:
-    """The rows of the call's outputs that each device holds once it has run.
+def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
+    """Whether the controller knows the lengths of the call's rows before it runs: a generate reported them."""
+    origin = origin_of(graph, call)
+    return origin != call.name and any(c.name == origin and c.kind == "generate" for c in graph)
+
+
+def replica_speeds(plan: ExecutionPlan, placement: Placement) -> tuple[float, ...]:
+    """The speed of each replica, that of its slowest device, in parts of the fastest replica's."""
+    of_node = plan.cluster.node_speeds
+    slowest = [math.inf] * placement.strategy.dp
+    for device, at in _coordinates(placement):
+        slowest[at.dp] = min(slowest[at.dp], of_node[device.node] if of_node else 1.0)
+    return tuple(speed / max(slowest) for speed in slowest)
+
+
+def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, Need]:
+    """What each device of a call works on: its replica's rows, and of their keys those that its stage uses."""
+    call, placement, dealing = graph.call(name), plan[name], dealing_of(graph, plan, name)
+    every = frozenset(key for port in call.inputs for key in port.keys)
+    staged = call.kind in ("inference", "train_step") and knows_lengths(graph, call)
+    return {
+        device: Need(
+            Share(dealing, 0 if dealing.whole else at.dp),
+            every & _stage_keys(call, at, placement.strategy, every) if staged else every,
+        )
+        for device, at in _coordinates(placement)
+    }
+
+
+def holds(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, Share]:
+    """Whose rows of the call's outputs each device holds once it has run.
 
     generate: every device of the replica. inference: the replica's device of the last pipeline stage with tp
     coordinate 0. compute: its one device. train_step: none.
     """
+    call, strategy = graph.call(name), plan[name].strategy
     if call.kind == "train_step":
         return {}
-    needed = needed_rows(call, placement)
-    if call.kind != "inference":
-        return needed
-    strategy = placement.strategy
-    return {
-        device: rows
-        for (device, rows), at in zip(needed.items(), strategy.coordinates(), strict=True)
-        if at.pp == strategy.pp - 1 and at.tp == 0
+    makers = {
+        device for device, at in _coordinates(plan[name]) if call.kind != "inference" or _gives_output(at, strategy)
     }
+    return {device: need.share for device, need in needs(graph, plan, name).items() if device in makers}
+
+
+def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tuple[str, ...]]:
+    """The calls whose rows `name` reads, each with the keys that some device of it uses."""
+    used = frozenset[str]().union(*(need.keys for need in needs(graph, plan, name).values()))
+    every = graph.reads_of(name).items()
+    return {producer: tuple(key for key in keys if key in used) for producer, keys in every}
 
 
 def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple[RowMove, ...]:
-    """What must be brought to the consumer: for each producer the keys of which some device lacks some row."""
-    call, placements = graph.call(consumer), plan.by_call
-    needed = needed_rows(call, placements[consumer])
+    """What may have to be brought to the consumer: for each producer the keys of which some device may lack some row.
+
+    Whether rows that are dealt by tokens do lie elsewhere is known only when their lengths are.
+    """
     return tuple(
-        RowMove(producer, keys)
-        for producer, keys in graph.reads_of(consumer).items()
-        if not _covers(held_rows(graph.call(producer), placements[producer]), needed)
+        RowMove(producer, lacking)
+        for producer, keys in reads(graph, plan, consumer).items()
+        if (lacking := tuple(_lacking(graph, plan, consumer, producer, keys)))
     )
 
 
 def row_transfers(
-    graph: DataflowGraph, plan: ExecutionPlan, consumer: str, moves: Sequence[RowMove] | None = None
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
+    consumer: str,
+    moves: Sequence[RowMove] | None = None,
+    lengths: Lengths | None = None,
 ) -> tuple[DeviceTransfer, ...]:
     """Per pair of devices, the rows of `moves` (by default all that the consumer lacks) that must go between them.
 
     A device receives no row that it holds. Sources are the nearest holders (same node, then other nodes), the least
-    loaded first.
+    loaded first. `lengths`: see Share.rows.
     """
-    placements = plan.by_call
-    needed = needed_rows(graph.call(consumer), placements[consumer])
+    needed = needs(graph, plan, consumer)
     load: dict[Device, int] = defaultdict(int)
     found: list[DeviceTransfer] = []
     for move in row_moves(graph, plan, consumer) if moves is None else moves:
-        held = held_rows(graph.call(move.producer), placements[move.producer])
-        for (source, target), rows in _pairs(held, needed, load, len(move.keys)).items():
-            found.append(DeviceTransfer(source, target, move.producer, move.keys, tuple(rows)))
+        holders = _holders(holds(graph, plan, move.producer), lengths)
+        for target, need in needed.items():
+            keys = tuple(key for key in move.keys if key in need.keys)
+            wanted = need.share.rows(lengths) if keys else ()
+            for source, rows in _from_nearest(target, wanted, holders, load, len(keys)).items():
+                found.append(DeviceTransfer(source, target, move.producer, keys, tuple(rows)))
     return tuple(found)
-
-
-def _covers(held: Mapping[Device, Rows], needed: Mapping[Device, Rows]) -> bool:
-    return all(set(rows) <= set(held.get(device, ())) for device, rows in needed.items())
-
-
-def _pairs(
-    held: Mapping[Device, Rows], needed: Mapping[Device, Rows], load: dict[Device, int], weight: int
-) -> dict[tuple[Device, Device], list[int]]:
-    """Choose a source for every missing row; `load` counts what each source sends and is updated."""
-    holders: dict[int, list[Device]] = defaultdict(list)
-    for device, rows in held.items():
-        for row in rows:
-            holders[row].append(device)
-    pairs: dict[tuple[Device, Device], list[int]] = defaultdict(list)
-    for target, rows in needed.items():
-        for row in sorted(set(rows) - set(held.get(target, ()))):
-            source = nearest(target, holders[row], load)
-            load[source] += weight
-            pairs[source, target].append(row)
-    return pairs
 
 
 def nearest(target: Device, sources: Iterable[Device], load: Mapping[Device, int]) -> Device:
     """The source on the target's node that sends least so far; without one, the least loaded of all."""
     return min(sources, key=lambda source: (source.node != target.node, load.get(source, 0), source))
+
+
+def _coordinates(placement: Placement) -> Iterator[tuple[Device, Coordinate]]:
+    return zip(placement.devices, placement.strategy.coordinates(), strict=True)
+
+
+def _same_rows(graph: DataflowGraph, call: Call, other: Call) -> bool:
+    def rows(of: Call) -> tuple[str, int, int | None]:
+        return origin_of(graph, of), of.num_rows, of.every
+
+    return rows(call) == rows(other)
+
+
+def _gives_output(at: Coordinate, strategy: Strategy) -> bool:
+    return at.pp == strategy.pp - 1 and at.tp == 0
+
+
+def _stage_keys(call: Call, at: Coordinate, strategy: Strategy, every: frozenset[str]) -> frozenset[str]:
+    """The first stage embeds tokens; the last one picks outputs, and has the loss, which may look at every column.
+
+    Every stage must know how long rows are; where the controller does, it says so with the order.
+    """
+    keys: frozenset[str] = frozenset({"tokens"} if at.pp == 0 else ())
+    if at.pp < strategy.pp - 1:
+        return keys
+    if call.kind == "train_step":
+        return every
+    if "logprobs" in call.outputs:
+        return keys | {"tokens", "prompt_length"}
+    return keys | {"prompt_length"} if "values" in call.outputs else keys
+
+
+def _lacking(
+    graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, keys: Sequence[str]
+) -> Iterator[str]:
+    held = {device: [share] for device, share in holds(graph, plan, producer).items()}
+    needed = needs(graph, plan, consumer).items()
+    apart = [need for device, need in needed if not need.share.surely_within(held.get(device, []))]
+    return (key for key in keys if any(key in need.keys for need in apart))
+
+
+def _holders(held: Mapping[Device, Share], lengths: Lengths | None) -> dict[int, list[Device]]:
+    found: dict[int, list[Device]] = defaultdict(list)
+    for device, share in held.items():
+        for row in share.rows(lengths):
+            found[row].append(device)
+    return found
+
+
+def _from_nearest(
+    target: Device, wanted: Rows, holders: Mapping[int, Sequence[Device]], load: dict[Device, int], weight: int
+) -> dict[Device, list[int]]:
+    """Choose a source for every row that the target lacks; `load` counts what each source sends and is updated."""
+    chosen: dict[Device, list[int]] = defaultdict(list)
+    for row in sorted(wanted):
+        if target not in holders[row]:
+            source = nearest(target, holders[row], load)
+            load[source] += weight
+            chosen[source].append(row)
+    return chosen

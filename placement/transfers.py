@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.node import RowMove
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.rows import Rows, held_rows, needed_rows, row_moves
+from prefect_rlhf.placement.rows import holds, needs, reads, row_moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,35 +22,32 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one call needs beside what its devices hold: moves of its own, and parts of earlier calls' transfers."""
+    """What one call needs beside what its devices hold: moves of its own, and parts of earlier calls' transfers.
+
+    `local` are the keys, by producer, that are used from where they were made: no transfer brings them.
+    """
 
     moves: tuple[RowMove, ...]
     shared: tuple[Shared, ...]
-
-    def local(self, producer: str, keys: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of the producer's keys that no transfer brings."""
-        brought = {
-            key
-            for move in (*self.moves, *(share.move for share in self.shared))
-            if move.producer == producer
-            for key in move.keys
-        }
-        return tuple(key for key in keys if key not in brought)
+    local: Mapping[str, tuple[str, ...]]
 
 
 def feeds(graph: DataflowGraph, plan: ExecutionPlan) -> dict[str, Feed]:
-    """The feed of every call that lacks rows on its devices; the same in every step."""
+    """The feed of every call that may lack rows on its devices; the same in every step."""
     found: dict[str, Feed] = {}
     for call in graph:
         keys: dict[tuple[str | None, str], list[str]] = defaultdict(list)  # (earlier consumer, producer) -> keys
-        for move in row_moves(graph, plan, call.name):
-            for key in move.keys:
-                keys[_shareable(graph, plan, found, call.name, move.producer, key), move.producer].append(key)
+        moves = {move.producer: move.keys for move in row_moves(graph, plan, call.name)}
+        for producer, moved in moves.items():
+            for key in moved:
+                keys[_shareable(graph, plan, found, call.name, producer, key), producer].append(key)
         if keys:
             every = [(earlier, RowMove(producer, tuple(names))) for (earlier, producer), names in keys.items()]
             own = tuple(move for earlier, move in every if earlier is None)
             shared = tuple(Shared(earlier, move) for earlier, move in every if earlier is not None)
-            found[call.name] = Feed(own, shared)
+            used = reads(graph, plan, call.name).items()
+            local = {name: tuple(key for key in names if key not in moves.get(name, ())) for name, names in used}
+            found[call.name] = Feed(own, shared, local)
     return found
 
 
@@ -63,19 +59,17 @@ def _shareable(
     for earlier, feed in found.items():
         brings = any(move.producer == producer and key in move.keys for move in feed.moves)
         no_longer = {move.producer for move in feed.moves} <= waits_for
-        if brings and no_longer and _covered(graph, plan, consumer, producer, earlier):
+        if brings and no_longer and _covered(graph, plan, consumer, producer, earlier, key):
             return earlier
     return None
 
 
-def _covered(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, earlier: str) -> bool:
-    held = held_rows(graph.call(producer), plan[producer])
-    brought = needed_rows(graph.call(earlier), plan[earlier])
+def _covered(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, earlier: str, key: str) -> bool:
+    """Whether what was made there and what the earlier call was brought is all that the consumer needs of the key."""
+    held = {device: [share] for device, share in holds(graph, plan, producer).items()}
+    brought = {device: [need.share] for device, need in needs(graph, plan, earlier).items() if key in need.keys}
     return all(
-        set(rows) <= _at(held, device) | _at(brought, device)
-        for device, rows in needed_rows(graph.call(consumer), plan[consumer]).items()
+        need.share.surely_within([*held.get(device, ()), *brought.get(device, ())])
+        for device, need in needs(graph, plan, consumer).items()
+        if key in need.keys
     )
-
-
-def _at(rows: Mapping[Device, Rows], device: Device) -> set[int]:
-    return set(rows.get(device, ()))

@@ -14,19 +14,18 @@ from prefect_rlhf.engines.orders import (
     CallOrder,
     MoveWeightsOrder,
     Report,
-    RowTransfer,
     TransferOrder,
 )
 from prefect_rlhf.engines.versions import Fingerprints
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.instances import instances, offloaded_parts, trained_instance
 from prefect_rlhf.placement.layout import layout_of
-from prefect_rlhf.placement.node import Node
+from prefect_rlhf.placement.node import Node, Resource
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.rows import needed_rows, row_transfers
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.sampling_order import row_ids
 from prefect_rlhf.tasks.settings import Sampling
+from prefect_rlhf.tasks.step_rows import StepRows
 from prefect_rlhf.tasks.training_run import TrainingRun
 
 
@@ -40,6 +39,7 @@ class Outcome:
     num_tokens: int
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: Mapping[str, int] = field(default_factory=dict)
+    store_bytes: Mapping[str, int] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -52,6 +52,7 @@ class Outcome:
             num_tokens=sum(report.num_tokens for report in reports.values()),
             device_bytes={str(rank): report.device_bytes for rank, report in sorted(reports.items())},
             resident_bytes={str(rank): report.resident_bytes for rank, report in sorted(reports.items())},
+            store_bytes={str(rank): report.store_bytes for rank, report in sorted(reports.items())},
             metrics=first,
         )
 
@@ -63,7 +64,7 @@ class Dispatcher:
         self.run, self.gang = run, gang
         self.fingerprints = Fingerprints()
         self._graph, self._plan = run.augmented.graph, run.augmented.plan
-        self._finished: dict[int, list[int]] = {rank: [] for rank in range(gang.size)}
+        self.rows = StepRows(run)
 
     def build(self, on_built: Callable[[ModelInstance, Outcome], None]) -> None:
         """Open the datasets and build every model instance; copies of one role must hold the same version 0."""
@@ -94,27 +95,24 @@ class Dispatcher:
                 return Outcome.of(self._run_call(node))
 
     def finish_step(self, step: int) -> None:
-        """Let every rank free the step's rows with its next order."""
-        for steps in self._finished.values():
-            steps.append(step)
+        """Forget what was known of a step whose nodes have all ended; its rows are free already."""
+        self.rows.finish(step)
 
     def _run_call(self, node: Node) -> dict[int, Report]:
         assert node.call is not None and node.placement is not None  # every call node has both
-        orders = call_orders(self.run, node, self._take_finished)
+        orders = call_orders(self.run, node, self.rows)
         reports = self._call(node.kind, {rank: (order,) for rank, order in orders.items()}, node.title)
+        if node.kind == "generate":
+            self.rows.generated(node, reports)
         if node.writes is not None:
             assert node.instance is not None  # only train_step writes
             self._settle(node.instance, node.writes, reports)
         return reports
 
     def _transfer(self, node: Node) -> dict[int, Report]:
-        assert node.call is not None  # the call it feeds
-        moves = row_transfers(self._graph, self._plan, node.call.name, node.moves)
-        transfers = tuple(
-            RowTransfer(self.run.rank(m.source), self.run.rank(m.target), m.producer, m.keys, m.rows) for m in moves
-        )
+        transfers, frees = self.rows.transfers(node), self.rows.take_frees(node)
         ranks = {self.run.rank(device) for device in node.devices}
-        orders = {rank: (TransferOrder(node.step, transfers, self._take_finished(rank)),) for rank in ranks}
+        orders = {rank: (TransferOrder(node.step, transfers, frees.get(rank, ())),) for rank in ranks}
         return self._call("transfer", orders, node.title)
 
     def _reallocate(self, node: Node) -> dict[int, Report]:
@@ -130,7 +128,7 @@ class Dispatcher:
     def _move_between_host_and_device(self, node: Node) -> dict[int, Report]:
         assert node.instance is not None  # set for both kinds
         ranks = self.run.ranks(node.instance)
-        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance, node.part)), node.title)
+        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance, node.part)), node.title, "host_link")
         if node.kind == "reload" and node.part == "all" and node.reads is not None:
             self._settle(node.instance, node.reads, reports)
         return reports
@@ -159,25 +157,24 @@ class Dispatcher:
             ranks=self.run.ranks(instance),
             layout=self._layout(instance),
             max_sequence_length=self.run.max_sequence_length,
-            max_rows=max(call.num_rows for call in calls) // instance.strategy.dp,
+            max_rows=max(len(need.share.rows()) for call in calls for need in self.rows.needs[call.name].values()),
         )
 
     def _layout(self, instance: ModelInstance) -> Any:
         return layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh)
 
-    def _call(self, method: str, arguments: Mapping[int, tuple[Any, ...]], doing: str) -> dict[int, Any]:
-        return self.gang.call(method, arguments, doing=doing, deadline_seconds=self.run.call_deadline_seconds)
+    def _call(
+        self, method: str, arguments: Mapping[int, tuple[Any, ...]], doing: str, resource: Resource = "compute"
+    ) -> dict[int, Any]:
+        seconds = self.run.call_deadline_seconds
+        return self.gang.call(method, arguments, doing=doing, deadline_seconds=seconds, resource=resource)
 
-    def _take_finished(self, rank: int) -> tuple[int, ...]:
-        steps, self._finished[rank] = self._finished[rank], []
-        return tuple(steps)
 
-
-def call_orders(run: TrainingRun, node: Node, take_finished: Callable[[int], tuple[int, ...]]) -> dict[int, CallOrder]:
-    """What each rank of a call is told: the same call, each with its replica's rows."""
+def call_orders(run: TrainingRun, node: Node, known: StepRows) -> dict[int, CallOrder]:
+    """What each rank of a call is told: the same call, each with its replica's rows and its stage's keys."""
     call, placement = node.call, node.placement
     assert call is not None and placement is not None  # every call node has both
-    ids = dataset_rows(run, call, node.step)
+    ids, frees = dataset_rows(run, call, node.step), known.take_frees(node)
     shared = {
         "step": node.step,
         "call": call,
@@ -191,15 +188,22 @@ def call_orders(run: TrainingRun, node: Node, take_finished: Callable[[int], tup
         "versions": node_versions(run, node),
         **operation_fields(call, placement.micro_batches),
     }
-    return {
-        run.rank(device): CallOrder(
+    lengths = known.lengths_for(call, node.step)
+    orders: dict[int, CallOrder] = {}
+    for device, need in known.needs[call.name].items():
+        rank, rows = run.rank(device), need.share.rows(known.lengths(node.step))
+        orders[rank] = order = CallOrder(
             **shared,
             rows=rows,
             row_ids=tuple(ids[row] for row in rows),
-            finished_steps=take_finished(run.rank(device)),
+            keys=need.keys,
+            lengths=() if lengths is None else tuple(lengths[row] for row in rows),
+            frees=frees.get(rank, ()),
         )
-        for device, rows in needed_rows(call, placement).items()
-    }
+        if order.train is not None:
+            sizes = need.share.mini_batch_sizes(call.mini_batches, known.lengths(node.step))
+            orders[rank] = replace(order, train=replace(order.train, mini_batch_rows=sizes))
+    return orders
 
 
 def operation_fields(call: Call, micro_batches: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -44,8 +45,10 @@ class MicroBatch:
         return {key: column[self.rows] for key, column in batch.items()}
 
 
-def mini_batch_rows(num_rows: int, mini_batches: int) -> list[Tensor]:
-    """Positions of each mini-batch: equal chunks, in order."""
+def mini_batch_rows(num_rows: int, mini_batches: int, sizes: Sequence[int] = ()) -> list[Tensor]:
+    """Positions of each mini-batch: chunks of these sizes in order, without them equal ones."""
+    if sizes:
+        return list(torch.arange(num_rows).tensor_split(list(accumulate(sizes))[:-1]))
     if num_rows % mini_batches:
         raise InvalidInput("mini_batches", mini_batches, f"a divisor of the {num_rows} rows of a replica")
     return list(torch.arange(num_rows).chunk(mini_batches))

@@ -113,7 +113,7 @@ class MegatronEngine:
         norms = []
         self._model.train()
         for _ in range(settings.epochs):
-            for rows in mini_batch_rows(len(whole), settings.mini_batches):
+            for rows in mini_batch_rows(len(whole), settings.mini_batches, settings.mini_batch_rows):
                 micros = self._cut(whole, rows, settings.micro_batches, settings.rows_per_item)
                 sums, norm = self._step(micros, columns, loss, settings)
                 steps.append(sums)

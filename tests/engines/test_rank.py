@@ -71,7 +71,7 @@ class FakeEngine:
 
     def train(self, sequences, batch, loss, settings):
         self.seen |= {"batch": batch, "settings": settings}
-        terms = loss(torch.zeros_like(batch["mask"]), batch)
+        terms = loss(torch.zeros_like(batch.get("mask", torch.zeros(1))), batch)
         self.tensors["embed"] += 1
         return {"loss": float(terms.total / terms.weight), "grad_norm": 1.0}
 
@@ -102,6 +102,12 @@ class Pairs:
 
 def mean_loss(output, batch):
     return LossTerms(((output - batch["advantages"]) * batch["mask"]).sum(), batch["mask"].sum())
+
+
+def no_loss_here(output, batch):
+    """What a stage without the loss would be given: nothing."""
+    assert not batch
+    return LossTerms(output.sum(), torch.ones(()))
 
 
 def count_steps(rollout, values, *, context, state):
@@ -163,8 +169,8 @@ def run_step(rank, step=0):
 
 def train_order(step, **more):
     settings = TrainSettings("logprobs", mini_batches=1)
-    versions = {"reads": step, "writes": step + 1} | more
-    return order(TRAIN, TRAINED, step, function=mean_loss, train=settings, **versions)
+    settings_of_step = {"reads": step, "writes": step + 1, "function": mean_loss} | more
+    return order(TRAIN, TRAINED, step, train=settings, **settings_of_step)
 
 
 def engine_of(rank, instance):
@@ -234,11 +240,30 @@ def test_rows_of_a_dataset_need_no_producer(rank):
     assert [float(row) for row in rank.store.get(0, "score", "scores", ROWS)] == [3.0, 3.0, 3.0]
 
 
-def test_finished_steps_are_freed_with_the_next_order(rank):
-    """What a step left is gone once an order says that the step is finished."""
-    generate(rank, step=0)
-    generate(rank, step=1, finished_steps=(0,))
-    assert rank.store.steps == (1,)
+def test_rows_are_freed_after_the_order_that_uses_them_last(rank):
+    """An order uses what it frees; what it makes and nobody here uses is never kept; others stay."""
+    generate(rank, frees=(("generate", "logprobs"),))
+    assert rank.store_keys(0) == (("generate", "tokens"), ("generate", "prompt_length"))
+    generate(rank, step=1)
+    last = {"reads": 0, "output": "values", "frees": tuple(("generate", key) for key in ROLLOUT)}
+    report = rank.inference(order(VALUES, TRAINED, **last))
+    assert rank.store_keys(0) == (("infer", "values"),)
+    assert rank.store_keys(1) == tuple(("generate", key) for key in ROLLOUT)
+    assert report.store_bytes == rank.store.num_bytes > 0
+
+
+def test_a_generate_tells_how_long_its_rows_became(rank):
+    """Prompt and response of each of its rows, in the order of the rows."""
+    assert generate(rank).row_lengths == (12, 4, 4)
+
+
+def test_a_stage_reads_only_the_keys_that_it_uses(rank):
+    """With the lengths told, a stage that embeds nothing and has no output runs without any rows in its store."""
+    rank.inference(order(VALUES, TRAINED, reads=0, output="values", keys=frozenset(), lengths=(12, 4, 4)))
+    rank.train_step(train_order(0, keys=frozenset(), lengths=(12, 4, 4), function=no_loss_here))
+    assert engine_of(rank, TRAINED).seen["batch"] == {}
+    with pytest.raises(RowsMissing, match="generate.prompt_length of step 0"):
+        rank.inference(order(VALUES, TRAINED, reads=1, keys=frozenset({"prompt_length"}), lengths=(12, 4, 4)))
 
 
 def test_missing_rows_are_told(rank):

@@ -1,4 +1,4 @@
-"""The row store: rows under (step, call, key), until their step is finished."""
+"""The row store: rows under (step, call, key), until they are freed."""
 
 import pytest
 import torch
@@ -26,13 +26,21 @@ def test_rows_of_one_key_may_come_in_parts():
     assert [row.tolist() for row in store.get(1, "generate", "tokens", [0, 1, 2])] == [[1, 2], [7], [3]]
 
 
-def test_finished_steps_are_freed():
-    """A finished step leaves nothing; others stay; finishing an unknown step is no error."""
+def test_freed_keys_are_gone():
+    """All rows of the key at that step, and nothing else; freeing what is not here is no error."""
     store = filled()
-    store.finish([1, 17])
-    assert store.steps == (2,)
-    assert store.keys(1) == ()
-    assert len(store) == 1
+    store.free(1, [("generate", "tokens"), ("generate", "values")])
+    assert store.keys(1) == (("reward", "scores"),)
+    store.free(1, [("reward", "scores")])
+    assert (store.steps, store.keys(1), len(store), store.num_bytes) == ((2,), (), 1, 8)
+
+
+def test_bytes_are_those_of_the_storages():
+    """Two rows that are views of one padded tensor keep all of it."""
+    store = RowStore()
+    padded = torch.zeros(2, 8)
+    store.put(1, "infer", "values", {0: padded[0, :3], 1: padded[1, :5]})
+    assert store.num_bytes == 2 * 8 * 4
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -19,7 +19,8 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.presets import preset
-from prefect_rlhf.placement.rows import row_transfers
+from prefect_rlhf.placement.row_uses import row_uses, use_counts
+from prefect_rlhf.placement.rows import holds, needs, row_transfers
 from tests.strategies import GIB, TWO_DEVICES, dpo, graphs, placed, plans, ppo, remax
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
@@ -30,8 +31,12 @@ WHOLE = TWO_DEVICES.whole
 class Devices:
     """Storage of all devices, played through node by node; knows placements but no dependency and no layout rule."""
 
-    def __init__(self, graph: DataflowGraph, plan: ExecutionPlan) -> None:
+    def __init__(self, graph: DataflowGraph, plan: ExecutionPlan, seed: int = 0) -> None:
         self.graph, self.plan = graph, plan
+        draw = random.Random(seed)
+        generates = [call for call in graph if call.kind == "generate"]
+        self.lengths = {call.name: tuple(draw.randint(1, 40) for _ in range(call.num_rows)) for call in generates}
+        self.uses_left: dict[int, Counter] = {}
         self.version: dict[ModelInstance, int] = defaultdict(int)
         self.away = {
             ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.order)
@@ -57,25 +62,43 @@ class Devices:
         }
         moves.get(node.kind, self._call)(node)
 
+    def run_all(self, augmented: AugmentedGraph, order: Iterable[Node]) -> None:
+        """Every node in this order, rows freed after their last use."""
+        steps = range(augmented.last_step + 1)
+        self.uses_left = {step: use_counts(self.graph, self.plan, augmented.of_step(step)) for step in steps}
+        for node in order:
+            self.run(node)
+            self._free(node)
+
+    def _free(self, node: Node) -> None:
+        """As ranks do: drop what no other node of the step uses on the device."""
+        left = self.uses_left[node.step]
+        for device, keys in row_uses(self.graph, self.plan, node).items():
+            for producer, key in keys:
+                left[device, (producer, key)] -= 1
+                if not left[device, (producer, key)]:
+                    self.rows.pop((device, node.step, producer, key), None)
+
     def _call(self, node: Node) -> None:
         if node.instance is not None:
             assert node.instance not in self.away, f"{node.id} uses an instance in host memory"
             assert self.version[node.instance] == node.reads, f"{node.id} found v{self.version[node.instance]}"
             trains = node.kind == "train_step"
             assert not (trains and node.instance in self.optimizers_away), f"{node.id} has no optimizer"
-        for device, rows in works_on(self.graph, self.plan, node.call.name).items():
+        for device, need in needs(self.graph, self.plan, node.call.name).items():
+            rows = set(need.share.rows(self.lengths))
             for port in node.call.inputs:
                 if port.source in {c.name for c in self.graph}:
-                    for key in port.keys:
+                    for key in need.keys & set(port.keys):
                         assert rows <= self.rows[device, node.step, port.source, key], (node.id, device, key)
         if node.kind == "train_step":
             self.version[node.instance] = node.writes
-        for device, rows in makes(self.graph, self.plan, node.call.name).items():
+        for device, share in holds(self.graph, self.plan, node.call.name).items():
             for key in node.call.outputs:
-                self.rows[device, node.step, node.call.name, key] |= rows
+                self.rows[device, node.step, node.call.name, key] |= set(share.rows(self.lengths))
 
     def _transfer(self, node: Node) -> None:
-        for move in row_transfers(self.graph, self.plan, node.call.name, node.moves):
+        for move in row_transfers(self.graph, self.plan, node.call.name, node.moves, self.lengths):
             assert {move.source, move.target} <= set(node.devices)
             for key in move.keys:
                 held = self.rows[move.source, node.step, move.producer, key]
@@ -106,34 +129,6 @@ class Devices:
         assert {instance.role for instance in beside} == {node.instance.role}, "two offloaded roles on one device"
 
 
-def in_order(placement):
-    """The devices as the plan orders them."""
-    devices = placement.mesh.devices()
-    return [devices[position] for position in placement.order or range(len(devices))]
-
-
-def works_on(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, set[int]]:
-    """The rows each device works on, by counting: row r is in part (r // size) of its mini-batch."""
-    each, placement = graph.call(name), plan[name]
-    devices, strategy = in_order(placement), placement.strategy
-    mini_batches = each.mini_batches if each.kind == "train_step" else 1
-    size = each.num_rows // mini_batches // strategy.dp
-    return {
-        device: {row for row in range(each.num_rows) if row // size % strategy.dp == index // strategy.tp % strategy.dp}
-        for index, device in enumerate(devices)
-    }
-
-
-def makes(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, set[int]]:
-    """The rows of outputs that each device holds."""
-    worked = works_on(graph, plan, name)
-    if graph.call(name).kind != "inference":
-        return worked
-    strategy, devices = plan[name].strategy, in_order(plan[name])
-    last = range(strategy.num_devices - strategy.num_devices // strategy.pp, strategy.num_devices, strategy.tp)
-    return {devices[index]: worked[devices[index]] for index in last}
-
-
 def shuffled(augmented: AugmentedGraph, chance: random.Random) -> Iterable[Node]:
     """The nodes in any order that their dependencies allow."""
     order = {node.id: chance.random() for node in augmented}
@@ -157,13 +152,16 @@ def test_calls_have_no_moves_where_nothing_moves():
 @settings(max_examples=150)
 @given(st.data(), graphs(), st.sampled_from([FOUR_DEVICES, TWO_NODES]), st.integers(1, 4), st.randoms())
 def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster, num_steps, chance):
-    """Versions, rows and residence are right under every legal plan and every order of the dependencies."""
+    """Versions, rows and residence are right under every legal plan, every order of the dependencies, any lengths.
+
+    Rows are freed after their last use on each device, so at the end nothing is left anywhere.
+    """
     plan = data.draw(plans(graph, cluster))
     augmented = augment(graph, plan, num_steps)
     for order in (augmented.nodes, shuffled(augmented, chance)):
-        devices = Devices(graph, plan)
-        for node in order:
-            devices.run(node)
+        devices = Devices(graph, plan, chance.randrange(1000))
+        devices.run_all(augmented, order)
+        assert not any(devices.rows.values()), "rows that nobody freed"
         assert devices.away == devices.comes_and_goes
         assert devices.optimizers_away == devices.optimizers_come_and_go
     assert AugmentedGraph.from_json(augmented.to_json()) == augmented
@@ -238,15 +236,23 @@ def test_version_zero_comes_from_the_checkpoint():
     assert not [node for node in flattened(ppo()).of_step(0) if node.kind == "reallocate"]
 
 
-def test_one_transfer_serves_two_calls_that_need_the_same_rows():
-    """With two mini-batches both train_steps need other rows than were generated where they are; they move once."""
+def test_one_transfer_serves_all_calls_that_need_the_same_rows():
+    """What generate made is dealt by tokens once, for every call on as many replicas; the rest moves by itself."""
     augmented = flattened(ppo(mini_batches=2), 1)
-    actor, critic = augmented.node("transfer.actor_train_step@0"), augmented.node("transfer.critic_train_step@0")
-    assert ("tokens" in actor.moves[0].keys, [move.producer for move in critic.moves]) == (
-        True,
-        ["advantages", "critic_inference"],
-    )
-    assert actor.id in augmented.node("critic_train_step@0").depends_on
+    moved = {node.id: {move.producer: move.keys for move in node.moves} for node in augmented if node.moves}
+    assert moved == {
+        "transfer.ref_inference@0": {"actor_generate": ("tokens", "prompt_length")},
+        "transfer.advantages@0": {
+            "actor_generate": ("tokens", "prompt_length", "logprobs"),
+            "ref_inference": ("logprobs",),
+            "reward_inference": ("scores",),
+            "critic_inference": ("values",),
+        },
+        "transfer.actor_train_step@0": {"actor_generate": ("logprobs",), "advantages": ("advantages",)},
+        "transfer.critic_train_step@0": {"advantages": ("returns",)},
+    }
+    for name in ("reward_inference@0", "critic_inference@0", "actor_train_step@0", "critic_train_step@0"):
+        assert "transfer.ref_inference@0" in augmented.node(name).depends_on
 
 
 def test_offloaded_roles_are_on_the_devices_only_around_their_uses():

@@ -1,0 +1,162 @@
+"""Engines that compute nothing but know what they should be given: rows of PPO whose every value says whose it is.
+
+Row i's prompt is 1 + i % 3 tokens i, its response 1 + 7 * i % 5 more; so every key of a row follows from i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.engine import Generated, LossTerms, Shard
+from prefect_rlhf.engines.rank import Rank
+from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.graph import DataflowGraph, Operation
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.tasks.operations import computation, loss
+from prefect_rlhf.tasks.settings import Sampling, Settings
+from prefect_rlhf.tasks.training_run import TrainingRun
+
+
+def prompt(row_id: int) -> list[int]:
+    return [row_id] * (1 + row_id % 3)
+
+
+def response(row_id: int) -> list[int]:
+    return [row_id] * (1 + 7 * row_id % 5)
+
+
+def length(row_id: int) -> int:
+    return len(prompt(row_id)) + len(response(row_id))
+
+
+class Prompts:
+    """Forty prompts."""
+
+    name, keys = "prompts", ("prompt_tokens",)
+
+    def __len__(self):
+        return 40
+
+    def read(self, row_ids):
+        return {"prompt_tokens": [prompt(i) for i in row_ids]}
+
+
+class KnowingEngine:
+    """Holds zeros where the layout says; asserts that a call is given what its stage needs, and no more."""
+
+    def __init__(self, order, rank):
+        self.instance, regions = order.instance, order.layout.of_rank(rank)
+        self.at = order.instance.strategy.coordinates()[order.ranks.index(rank)]
+        shapes = {name: [stop - start for start, stop in region] for name, region in regions.items()}
+        self.shards = {name: Shard(regions[name], torch.zeros(shape)) for name, shape in shapes.items()}
+
+    def weights(self):
+        return self.shards
+
+    def weights_written(self):
+        pass
+
+    def device_bytes(self):
+        return 0
+
+    def generate(self, prompts, sampling, seeds, micro_batches=1):
+        return Generated([response(p[0]) for p in prompts], [[-float(p[0])] * len(response(p[0])) for p in prompts])
+
+    def infer(self, sequences, output, micro_batches, temperature):
+        self._check(sequences, with_tokens=output == "logprobs")
+        if not self._is_last or self.at.tp:
+            return None
+        if output == "scores":
+            return sequences.lengths_B.float()
+        of_row = -sequences.tokens_BS[:, :1] if output == "logprobs" else sequences.lengths_B[:, None]
+        return sequences.response_mask_BT() * of_row
+
+    def train(self, sequences, batch, loss, settings):
+        self._check(sequences, with_tokens=True)
+        assert sum(settings.mini_batch_rows) == len(sequences)
+        assert len(settings.mini_batch_rows) == settings.mini_batches and all(settings.mini_batch_rows)
+        for shard in self.shards.values():
+            shard.view.add_(1)
+        if not self._is_last:
+            assert not batch
+            return {"rows": 0.0}
+        terms = loss(torch.zeros(()), batch)
+        return {"rows": float(terms.weight)}
+
+    @property
+    def _is_last(self):
+        return self.at.pp == self.instance.strategy.pp - 1
+
+    def _check(self, sequences, with_tokens):
+        used = self.at.pp == 0 or (self._is_last and with_tokens)
+        ids = sequences.tokens_BS[:, 0].tolist()
+        assert [length(i) for i in ids] == sequences.lengths_B.tolist() if used else not any(ids)
+
+
+def rank(rank_: int, size: int) -> Rank:
+    """What a gang starts."""
+    return Rank(rank_, size, KnowingEngine)
+
+
+@computation("advantages", "returns", stateful=True)
+def check_columns(rollout, ref, reward, critic, settings: Settings, context) -> Computed:
+    """All rows of the step, each with the values that are its own."""
+    ids = context.row_ids
+    assert [row.tolist() for row in rollout.columns["tokens"]] == [prompt(i) + response(i) for i in ids]
+    for made in (rollout, ref):
+        assert [row.tolist() for row in made.columns["logprobs"]] == [[-i] * len(response(i)) for i in ids]
+    assert reward["scores"].tolist() == [length(i) for i in ids]
+    assert [row.tolist() for row in critic.columns["values"]] == [[length(i)] * len(response(i)) for i in ids]
+    return Computed({"advantages": 2 * rollout["logprobs"], "returns": 3 * rollout["logprobs"]}, {"rows": len(ids)})
+
+
+@loss("logprobs")
+def check_policy_columns(_, batch, settings: Settings) -> LossTerms:
+    """Advantages are beside the log-probabilities of their own row."""
+    assert torch.equal(batch["advantages"], 2 * batch["logprobs"])
+    return LossTerms(torch.zeros(()), torch.tensor(float(len(batch["logprobs"]))))
+
+
+@loss("values")
+def check_value_columns(_, batch, settings: Settings) -> LossTerms:
+    """Returns, values and tokens are beside those of their own row."""
+    assert torch.equal(batch["returns"], -3 * batch["tokens"][:, :1] * batch["mask"])
+    lengths = torch.tensor([length(i) for i in batch["tokens"][:, 0].tolist()])
+    assert torch.equal(batch["values"], lengths[:, None] * batch["mask"])
+    return LossTerms(torch.zeros(()), torch.tensor(float(len(batch["values"]))))
+
+
+def with_operations(graph: DataflowGraph) -> DataflowGraph:
+    """The graph of PPO with operations that can run."""
+    bound = {
+        "advantages": check_columns(Settings()).operation,
+        "actor_train_step": check_policy_columns(Settings()).operation,
+        "critic_train_step": check_value_columns(Settings()).operation,
+    }
+    calls = []
+    for call in graph:
+        plain = Sampling().model_dump_json() if call.kind == "generate" else "{}"
+        operation = bound.get(call.name, Operation(call.outputs[0] if call.outputs else "", plain))
+        calls.append(replace(call, operation=operation))
+    datasets = tuple(replace(dataset, num_items=40) for dataset in graph.datasets)
+    return replace(graph, calls=tuple(calls), datasets=datasets)
+
+
+def training_run(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder) -> TrainingRun:
+    """A run of `num_steps` on all devices of the plan's cluster."""
+    mesh = plan.cluster.whole
+    lease = Lease("test", "test", plan.cluster, mesh, mesh.devices())
+    return TrainingRun(
+        augmented=augment(graph, plan, num_steps),
+        lease=lease,
+        sources={"prompts": Prompts()},
+        tokenizer="",
+        run_dir=folder,
+        seed=3,
+        max_sequence_length=64,
+        call_deadline_seconds=60,
+    )
