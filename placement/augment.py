@@ -1,8 +1,8 @@
 """From a graph and a plan to the augmented graph: insert every move of weights and rows that the plan needs.
 
-In this order: the runs of all calls; `reallocate` where an instance lacks the version to be read; waits of each
-train_step for the readers of what it overwrites; `transfer` where a call's devices lack rows; `export` of what was
-trained; `reload` and `offload`.
+In this order: the runs of all calls; `reallocate` where an instance lacks the version to be read; `checkpoint` and
+`commit`; waits of each train_step for the readers of what it overwrites; `transfer` where a call's devices lack rows;
+`export` of what was trained; `reload` and `offload`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.checkpoints import Span, add_checkpoints
 from prefect_rlhf.placement.draft import Draft, Priority
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.instances import instance_of, labels, offloaded_instances, trained_instance
@@ -25,21 +26,27 @@ from prefect_rlhf.placement.unroll import CallRun, run_id, unroll
 __all__ = ["AugmentedGraph", "Dependency", "Node", "NodeKind", "RowMove", "augment"]
 
 
-def augment(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> AugmentedGraph:
+def augment(
+    graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, first_step: int = 0, checkpoint_every: int | None = None
+) -> AugmentedGraph:
     """Every task run of `num_steps` steps under `plan`. Evaluation calls run once more, at step `num_steps`.
 
-    Expects a plan that `check_plan` accepts. Raises GraphError when the plan makes nodes wait for each other.
+    With `first_step`, what is left of them for a run that goes on from the checkpoint written before that step. With
+    `checkpoint_every`, a checkpoint after every so many steps and after the last. Expects a plan that `check_plan`
+    accepts. Raises GraphError when the plan makes nodes wait for each other.
     """
     draft = Draft()
     order = CallOrder.of(graph)
-    for run in unroll(graph, num_steps):
+    span = Span(num_steps, first_step, checkpoint_every)
+    for run in unroll(graph, num_steps, first_step, span.drained):
         draft.add(_call_node(graph, plan, run), order.call(run.call, run.step))
     _add_reallocations(draft, graph, plan, order)
+    add_checkpoints(draft, graph, plan, span)
     _add_overwrites(draft)
     _add_transfers(draft, graph, plan, order)
     _add_exports(draft, graph, plan, num_steps)
-    add_offloads(draft, graph, plan)
-    return AugmentedGraph(graph, plan, num_steps, draft.ordered())
+    add_offloads(draft, graph, plan, first_step)
+    return AugmentedGraph(graph, plan, num_steps, draft.ordered(), first_step)
 
 
 def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
@@ -81,7 +88,9 @@ def _add_reallocations(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, 
         for version, readers in sorted(by_version.items()):
             if version > 0:
                 trained = _trained_by(graph, instance.role, version)
-                node = _reallocation(source, instance, version, readers[0], names[instance], trained)
+                made = Dependency(trained, "version", f"{instance.role} v{version}")
+                waits = (made,) if trained in draft.nodes else ()  # else it ran before the checkpoint to go on from
+                node = _reallocation(source, instance, version, readers[0], names[instance], waits)
                 draft.add(node, _when_to_move(draft, order, node, readers[0], away))
                 draft.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in before))
                 for reader in readers:
@@ -98,13 +107,18 @@ def _when_to_move(
     assert reader.call is not None  # a reader is a call
     if node.target in away:
         return just_before(draft.priority(reader.id))
-    if node.source in away:
+    if node.source in away and node.depends_on:
         return just_after(draft.priority(node.depends_on[0]))  # its train_step
     return order.weights_of(reader.call, reader.step)
 
 
 def _reallocation(
-    source: ModelInstance, target: ModelInstance, version: int, reader: Node, name: str, trained: str
+    source: ModelInstance,
+    target: ModelInstance,
+    version: int,
+    reader: Node,
+    name: str,
+    waits: tuple[Dependency, ...],
 ) -> Node:
     suffix = "" if version == reader.step else f".v{version}"  # two versions may arrive in one step, one of them this
     return Node(
@@ -112,7 +126,7 @@ def _reallocation(
         kind="reallocate",
         step=reader.step,
         meshes=_union((source.mesh, target.mesh)),
-        dependencies=(Dependency(trained, "version", f"{source.role} v{version}"),),
+        dependencies=waits,
         reason=f"{reader.id} reads v{version} in {target.name}, which does not hold it; {source.name} trained it.",
         source=source,
         target=target,
@@ -153,9 +167,9 @@ def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, orde
         for share in feed.shared:
             brought = Dependency(_transfer_id(share.consumer, node.step), "data", _keys((share.move,)))
             draft.wait(node.id, brought)
-        for producer, local in feed.local.items():
-            made = run_id(producer, node.step)
-            if local != graph.reads_of(node.call.name)[producer]:  # wait for it only where its rows are used from there
+        for producer, keys in graph.reads_of(node.call.name).items():
+            made, local = run_id(producer, node.step), feed.local(producer, keys)
+            if local != keys:  # wait for the producer itself only where its rows are used from where they were made
                 stay = (Dependency(made, "data", ", ".join(local)),) if local else ()
                 draft.replace_dependency(node.id, made, *stay)
 

@@ -17,12 +17,16 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 
 @dataclass(frozen=True, slots=True)
 class AugmentedGraph:
-    """What is estimated, drawn and run. Nodes are in a topological order."""
+    """What is estimated, drawn and run. Nodes are in a topological order.
+
+    `first_step` is where a run goes on that did earlier steps before: trained roles start with weights v`first_step`.
+    """
 
     graph: DataflowGraph
     plan: ExecutionPlan
     num_steps: int
     nodes: tuple[Node, ...]
+    first_step: int = 0
     _by_id: dict[str, Node] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +67,8 @@ class AugmentedGraph:
         """
         group: dict[str, int] = {}
         for node in self.nodes:
-            group[node.id] = max([node.step // num_steps, *(group[name] for name in node.depends_on)])
+            of_step = (node.step - self.first_step) // num_steps
+            group[node.id] = max([of_step, *(group[name] for name in node.depends_on)])
         count = 1 + max(group.values(), default=-1)
         return tuple(tuple(node for node in self.nodes if group[node.id] == index) for index in range(count))
 

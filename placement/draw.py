@@ -34,9 +34,10 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_SHOWN) -> str:
     A dependency is written `data <- node`, `version <- node`; those that merely keep an order stand last.
     """
     lines: list[str] = []
-    for step in range(min(num_steps, augmented.last_step + 1)):
+    stop = min(augmented.first_step + num_steps, augmented.last_step + 1)
+    for step in range(augmented.first_step, stop):
         lines += [line for node in augmented.of_step(step) for line in _node_lines(node)]
-    left = len(augmented) - sum(node.step < num_steps for node in augmented)
+    left = len(augmented) - sum(node.step < stop for node in augmented)
     return "\n".join([*lines, f"... and {left} more task runs"] if left > 0 else lines)
 
 

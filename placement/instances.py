@@ -30,6 +30,14 @@ def trained_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> Mo
     return None if trainer is None else instance_of(trainer, plan[trainer.name])
 
 
+def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, first_step: int) -> int:
+    """The weight version that an instance holds when it is built, in a run that goes on at `first_step` (0: anew).
+
+    A checkpoint holds what is trained, once; other copies of it are brought by the first reallocate.
+    """
+    return first_step if instance == trained_instance(graph, plan, instance.role) else 0
+
+
 def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, Part]:
     """What of which instance leaves device memory whenever no call uses it; built, then offloaded before step 0."""
     placements = plan.by_call

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance, Part, Placement
 
 NodeKind = Literal[
-    "generate", "inference", "train_step", "compute", "transfer", "reallocate", "offload", "reload", "export"
+    "generate",
+    "inference",
+    "train_step",
+    "compute",
+    "transfer",
+    "reallocate",
+    "offload",
+    "reload",
+    "checkpoint",
+    "commit",
+    "export",
 ]
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
 Resource = Literal["compute", "host_link"]
 """What of a device a node has to itself: its compute, or the link to host memory, over which copies run beside."""
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
     """One node that must have ended, and why.
 
-    `data`: it made or brought rows; `version`: it made or brought the weights; `state`: it left the state of a stateful
-    computation; `overwrite`: it still reads weights that are about to be overwritten in place; `memory`: it makes room
-    on the device. `label` says what flows: keys, or a weight version.
+    `data`: it made or brought rows; `version`: it made, brought or wrote down the weights; `state`: it left the state of
+    a stateful computation; `overwrite`: it still reads weights, or a state, about to be overwritten in place; `memory`:
+    it makes room on the device. `label` says what flows: keys, or a weight version.
     """
 
     node: str
@@ -48,7 +59,7 @@ class Node:
     """One task run.
 
     `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
-    `instance` is the copy of weights that a call uses, an offload or reload moves, or an export writes to disk;
+    `instance` is the copy of weights that a call uses, an offload or reload moves, a checkpoint or export writes down;
     `part` says how much of it moves. `source` and `target` are set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
     """
 
@@ -98,6 +109,11 @@ class Node:
         if self.kind == "reallocate":
             assert self.source is not None  # set for every reallocate
             return f"{self.source.role}.reallocate"
+        if self.kind == "commit":
+            return "checkpoint.commit"
+        if self.kind == "checkpoint":
+            assert self.instance is not None  # set for every checkpoint
+            return f"{self.instance.role}.checkpoint"
         if self.kind in ("offload", "reload", "export"):
             assert self.instance is not None  # set for these kinds
             some = "" if self.part == "all" else f" ({self.part})"
@@ -110,7 +126,7 @@ class Node:
         if self.kind == "reallocate":
             assert self.source is not None and self.target is not None  # set for every reallocate
             return " → ".join(f"{i.engine} {i.mesh.name} {i.strategy}" for i in (self.source, self.target))
-        if self.kind == "transfer":
+        if self.kind in ("transfer", "commit"):
             return " + ".join(mesh.name for mesh in self.meshes)
         if self.kind == "compute":
             return self.meshes[0].name

@@ -1,9 +1,9 @@
 """Which of two nodes goes first when either may: what a run's device locks follow.
 
 In a step: first the weights that it needs; then evaluation, so that what that needs does not stay on the devices while
-training; then calls by how many calls their rows went through. Before the first call of each such level come all
-transfers to its calls: a transfer occupies several meshes, and behind a long call on one of them it would keep the
-others from running at the same time.
+training; then calls by how many calls their rows went through; then checkpoints. Before the first call of each such
+level come all transfers to its calls: a transfer occupies several meshes, and behind a long call on one of them it
+would keep the others from running at the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prefect_rlhf.placement.draft import Priority
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 
-_WEIGHTS, _EVALUATION, _TRAINING, _EXPORT = range(4)  # the parts of a step
+_WEIGHTS, _EVALUATION, _TRAINING, _CHECKPOINT, _EXPORT = range(5)  # the parts of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,16 @@ def just_before(priority: Priority, distance: int = 1) -> Priority:
 
 def just_after(priority: Priority, distance: int = 1) -> Priority:
     return *priority[:-1], priority[-1] + distance
+
+
+def checkpoint_of(step: int, position: int) -> Priority:
+    """After all calls of a step, before the next step's: what the next train_step overwrites is soon on disk."""
+    return step, _CHECKPOINT, 0, position, 0
+
+
+def commit_of(step: int) -> Priority:
+    """After the checkpoints of all roles."""
+    return step, _CHECKPOINT, 1, 0, 0
 
 
 def last(step: int, position: int) -> Priority:

@@ -26,6 +26,8 @@ COLOURS: Mapping[str, str] = MappingProxyType(
         "reallocate": "#a463f2",
         "offload": "#9c6b4e",
         "reload": "#6cc5b0",
+        "checkpoint": "#ff8ab7",
+        "commit": "#b5487a",
         "export": "#97bbf5",
     }
 )

@@ -5,7 +5,7 @@ This knows nothing of a plan: what moves weights and data, and what overwrites w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
@@ -36,12 +36,18 @@ def run_id(call: str, step: int) -> str:
     return f"{call}@{step}"
 
 
-def unroll(graph: DataflowGraph, num_steps: int) -> tuple[CallRun, ...]:
-    """Every run of every call, step by step; an evaluation call also runs once after the last step, at `num_steps`."""
+def unroll(
+    graph: DataflowGraph, num_steps: int, first_step: int = 0, oldest: Callable[[int], int] | None = None
+) -> tuple[CallRun, ...]:
+    """Every run of every call, step by step; an evaluation call also runs once after the last step, at `num_steps`.
+
+    A run that goes on from `first_step` has only the later ones, which wait for no earlier one. `oldest` says which
+    weight version the calls of a step read at least, whatever the staleness.
+    """
     edges = {(edge.target, edge.source): edge for edge in graph.version_edges()}
     return tuple(
-        _run(graph, edges, call, step)
-        for step in range(num_steps + 1)
+        _run(graph, edges, call, step, first_step, oldest(step) if oldest else 0)
+        for step in range(first_step, num_steps + 1)
         for call in graph
         if runs_at(call, step, num_steps)
     )
@@ -63,15 +69,17 @@ def version_read(edge: VersionEdge, step: int) -> int:
     return max(0, step - edge.lag + 1)
 
 
-def _run(graph: DataflowGraph, edges: dict[tuple[str, str], VersionEdge], call: Call, step: int) -> CallRun:
+def _run(
+    graph: DataflowGraph, edges: dict[tuple[str, str], VersionEdge], call: Call, step: int, first: int, oldest: int
+) -> CallRun:
     reads = None if call.role is None else 0
     waits = [*_data(graph, call, step)]
     trainer = graph.trained_by(call.role) if call.role else None
     if trainer is not None:
-        reads = version_read(edges[call.name, trainer.name], step)
-        if reads > 0:
+        reads = max(oldest, version_read(edges[call.name, trainer.name], step))
+        if reads > first:
             waits.append(Dependency(run_id(trainer.name, reads - 1), "version", f"{call.role} v{reads}"))
-    if call.stateful and (before := _run_before(call, step)) is not None:
+    if call.stateful and (before := _run_before(call, step)) >= first:
         waits.append(Dependency(run_id(call.name, before), "state", call.name))
     writes = None if call.kind != "train_step" or reads is None else reads + 1
     return CallRun(call, step, reads, writes, tuple(waits))
@@ -82,8 +90,7 @@ def _data(graph: DataflowGraph, call: Call, step: int) -> Iterator[Dependency]:
         yield Dependency(run_id(producer, step), "data", ", ".join(keys))
 
 
-def _run_before(call: Call, step: int) -> int | None:
-    """The step of the run of `call` before the one at `step`."""
+def _run_before(call: Call, step: int) -> int:
+    """The step of the run of `call` before the one at `step`; negative when there is none."""
     every = call.every or 1
-    before = (step - 1) // every * every  # an evaluation may run once more between two multiples, after the last step
-    return before if before >= 0 else None
+    return (step - 1) // every * every  # an evaluation may run once more between two multiples, after the last step
