@@ -167,9 +167,9 @@ def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, orde
         for share in feed.shared:
             brought = Dependency(_transfer_id(share.consumer, node.step), "data", _keys((share.move,)))
             draft.wait(node.id, brought)
-        for producer, keys in graph.reads_of(node.call.name).items():
-            made, local = run_id(producer, node.step), feed.local(producer, keys)
-            if local != keys:  # wait for the producer itself only where its rows are used from where they were made
+        for producer, local in feed.local.items():
+            made = run_id(producer, node.step)
+            if local != graph.reads_of(node.call.name)[producer]:  # wait for it only where its rows are used from there
                 stay = (Dependency(made, "data", ", ".join(local)),) if local else ()
                 draft.replace_dependency(node.id, made, *stay)
 
