@@ -75,7 +75,9 @@ def _decode_step(
     layer = times.decode(rows, context, tp, work.workload.cuda_graphs) + _tp_reduces(rows, 2, execution, times)
     hop = _to_next_stage(rows, execution, times)
     slowest, around = _stages(layer, hop, times.sample(rows, tp), execution, times)
-    return slowest.times(pieces) + Seconds(pipeline_bubble=max(0.0, around - pieces * slowest.total))
+    idle = max(0.0, around - pieces * slowest.total)
+    host = pieces * rows * execution.rules.row_step_seconds
+    return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
 
 
 def _pipelined(
@@ -159,4 +161,4 @@ def _to_next_stage(tokens: float, execution: Execution, times: LayerTimes) -> Se
 
 def _head_tokens(work: CallWork, execution: Execution) -> float:
     """Tokens of a row that reach the head."""
-    return work.workload.mean_length if execution.cuts.head_on_prompts else work.workload.responses.mean
+    return work.workload.mean_length if execution.rules.head_on_prompts else work.workload.responses.mean

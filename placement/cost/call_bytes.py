@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.plan import EngineKind
 
 GRADIENT_BYTES = 4  # gradients are summed in float32
@@ -245,7 +246,7 @@ class _Active:
 
     def _head_tokens(self, tokens: int) -> int:
         workload = self.work.workload
-        if self.execution.cuts.head_on_prompts:
+        if self.execution.rules.head_on_prompts:
             return tokens
         return -(-tokens * workload.responses.longest // max(1, self._length))
 
@@ -254,7 +255,7 @@ class _Active:
         if not self._is_last or self.sizes.head == "scalar":
             return 0
         wanted = self._head_tokens(tokens) * (-(-self.sizes.vocab // self._tp))
-        if self.execution.cuts.head_on_prompts:
+        if self.execution.rules.head_on_prompts:
             return wanted * (self.sizes.item + 4)
         at_once = max(LOGITS_AT_ONCE_CPU if self.on_cpu else LOGITS_AT_ONCE, 128 * self._head_tokens(tokens))
         return min(wanted, at_once) * 2 * 4  # in float32, and their softmax or its transpose
@@ -285,3 +286,16 @@ def _with(static: CallBytes, **active: float) -> CallBytes:
 def _extreme_stages(execution: Execution) -> set[int]:
     """The stages that can hold most: the first has the embedding and most micro-batches, the last the head."""
     return {0, execution.strategy.pp - 1}
+
+
+def rows_that_fit(room_bytes: float, work: CallWork, execution: Execution, sizes: ModelSizes) -> int:
+    """Rows of a replica whose key-value cache fits into `room_bytes` of each device, for `Execution.rows_at_once`.
+
+    What HybridFlow calls best-effort allocation (section 8.4). Raises InvalidInput where not one row fits.
+    """
+    strategy = execution.strategy
+    row = sizes.stage_layers(strategy.pp) * sizes.cache_bytes_per_token(strategy.tp) * work.workload.longest
+    if room_bytes < row:
+        right = f"at least {row} for the key-value cache of one row; raise tp or pp, or take more devices"
+        raise InvalidInput("bytes left for generation", int(room_bytes), right)
+    return int(room_bytes // row)

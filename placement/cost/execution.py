@@ -13,22 +13,27 @@ ZeroStage = Literal[0, 1, 2, 3]
 
 
 @dataclass(frozen=True, slots=True)
-class Cuts:
-    """How an engine cuts a replica's rows, and which tokens reach the head.
+class EngineRules:
+    """How an engine cuts a replica's rows, which tokens reach the head, and what a row costs its host.
 
     With `portions`, the plan's micro-batches run one after the other, and each is cut again, into `forward_cuts` (in
     training `train_cuts`) pieces per pipeline stage, which fill the pipeline: ReaL (section 4, search space). Without,
-    the plan's micro-batches are what fills the pipeline: Megatron.
+    the plan's micro-batches are what fills the pipeline: Megatron. `row_step_seconds` is what the host of a replica
+    spends on each of its rows at each decoding step, while the devices wait.
     """
 
     portions: bool
     forward_cuts: int = 1
     train_cuts: int = 2
     head_on_prompts: bool = False
+    row_step_seconds: float = 0.0
 
 
-MEGATRON = Cuts(portions=False)
-REAL = Cuts(portions=True, head_on_prompts=True)
+MEGATRON = EngineRules(portions=False)
+REAL = EngineRules(portions=True, head_on_prompts=True)
+EARLY_VLLM = EngineRules(portions=False, row_step_seconds=60e-6)
+"""vLLM before 0.6, as in HybridFlow's experiments. Its host worked row by row between steps, and took 62% of the time of
+an 8B model on an H100 (vLLM blog, 5 September 2024); 60 us a row says that of some 250 rows. An estimate, no datasheet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Execution:
     recompute: bool = False
     zero: ZeroStage = 1
     rows_at_once: int | None = None
-    cuts: Cuts = MEGATRON
+    rules: EngineRules = MEGATRON
 
     @classmethod
     def of(cls, placement: Placement) -> Execution:
@@ -58,16 +63,16 @@ class Execution:
     def pieces(self, rows: float, train: bool) -> tuple[int, int]:
         """(portions run one after the other, micro-batches in each that fill the pipeline) for so many rows.
 
-        >>> Execution(Strategy(pp=4), micro_batches=2, cuts=REAL).pieces(64, train=True)
+        >>> Execution(Strategy(pp=4), micro_batches=2, rules=REAL).pieces(64, train=True)
         (2, 8)
         >>> Execution(Strategy(pp=4), micro_batches=8).pieces(64, train=True)
         (1, 8)
         """
-        if not self.cuts.portions:
+        if not self.rules.portions:
             return 1, _at_most(self.micro_batches, rows)
         portions = _at_most(self.micro_batches, rows)
         pp = self.strategy.pp
-        cuts = 1 if pp == 1 else pp * (self.cuts.train_cuts if train else self.cuts.forward_cuts)
+        cuts = 1 if pp == 1 else pp * (self.rules.train_cuts if train else self.rules.forward_cuts)
         return portions, _at_most(cuts, rows / portions)
 
     def tp_group(self) -> Group:

@@ -212,7 +212,7 @@ def _cost(published: Published, call: CallTable, hardware: Hardware, cuda_graphs
         call.mesh.gpus_per_node,
         call.micro_batches,
         recompute=True,
-        cuts=REAL,
+        rules=REAL,
     )
     return call_cost(work, execution, DatasheetTimes.of(sizes, hardware))
 

@@ -77,7 +77,7 @@ def test_logits_of_real_fill_its_cluster():
     """Its section 8, footnote 1: 128e3 x 512 x 2048 x 2 bytes; besides, a float32 copy of them."""
     llama3 = ModelSizes.of_shape(KNOWN_SHAPES["llama3-7b"])
     work = CallWork("train_step", 512, Workload.fixed(1024, 1024))
-    whole = call_bytes(work, Execution(Strategy(), cuts=REAL), llama3).logits
+    whole = call_bytes(work, Execution(Strategy(), rules=REAL), llama3).logits
     assert whole >= 512 * 2048 * 128256 * (2 + 4)
     ours = call_bytes(work, Execution(Strategy()), llama3).logits
     assert ours < whole / 4

@@ -41,7 +41,7 @@ def executions(draw):
         8,
         micro_batches=draw(POWERS),
         recompute=draw(st.booleans()),
-        cuts=draw(st.sampled_from([REAL, Execution(Strategy()).cuts])),
+        rules=draw(st.sampled_from([REAL, Execution(Strategy()).rules])),
     )
 
 
