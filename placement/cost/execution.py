@@ -32,8 +32,8 @@ class EngineRules:
 MEGATRON = EngineRules(portions=False)
 REAL = EngineRules(portions=True, head_on_prompts=True)
 EARLY_VLLM = EngineRules(portions=False, row_step_seconds=60e-6)
-"""vLLM before 0.6, as in HybridFlow's experiments. Its host worked row by row between steps, and took 62% of the time of
-an 8B model on an H100 (vLLM blog, 5 September 2024); 60 us a row says that of some 250 rows. An estimate, no datasheet."""
+"""vLLM before 0.6, as in HybridFlow's experiments. Its host worked row by row between steps and took 62% of the time of
+an 8B model on an H100 (vLLM blog, 5 September 2024); 60 us a row says that of some 250 rows: an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
