@@ -2,8 +2,8 @@
 
     python benchmarks/estimate_calls.py tests/placement/data/real_ppo_7b_7b.json
 
-The last line is JSON: `calls` in the file's order and `end_to_end`, each with predicted_seconds, measured_seconds and
-their ratio (null where nothing was measured), and the generation without CUDA graphs where the file has it.
+The table also has generation without CUDA graphs, where the file does. The last line is JSON: `calls` in the file's order
+and `end_to_end`, each with predicted_seconds, measured_seconds and their ratio (null where nothing was measured).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from prefect_rlhf.placement.cost.published import (
@@ -32,10 +33,11 @@ def main() -> int:
     try:
         published = read_published(options.file)
         calls, ends = estimates(published)
+        eager = without_graphs(published)
     except InvalidInput as error:
         print(error, file=sys.stderr)
         return 2
-    for estimate in (*calls, *ends):
+    for estimate in (*calls, *eager, *ends):
         print(line(estimate, options.explain))
     result = {"calls": [as_json(call) for call in calls], "end_to_end": [as_json(end) for end in ends]}
     print(json.dumps(result))
@@ -52,11 +54,22 @@ def estimates(published: Published) -> tuple[list[Estimate], list[Estimate]]:
     return calls, ends
 
 
+def without_graphs(published: Published) -> list[Estimate]:
+    """The calls whose time without CUDA graphs the file has apart from its plans."""
+    return [
+        replace(call, name=f"{call.name} (eager)", measured_seconds=measured[call.name])
+        for plan, measured in published.without_cuda_graph.items()
+        if plan in published.plans
+        for call in estimate_calls(published, plan, cuda_graphs=False)
+        if call.name in measured
+    ]
+
+
 def line(estimate: Estimate, explain: bool) -> str:
     """One row of the table."""
     measured = "      -" if estimate.measured_seconds is None else f"{estimate.measured_seconds:7.1f}"
     ratio = "    -" if estimate.ratio is None else f"{estimate.ratio:5.2f}"
-    what = f"{estimate.plan:<12} {estimate.name:<20}"
+    what = f"{estimate.plan:<12} {estimate.name:<22}"
     row = f"{what} {estimate.predicted_seconds:7.1f} s, measured {measured}, ratio {ratio}"
     terms = ", ".join(f"{name} {seconds:.2f}" for name, seconds in estimate.terms.by_term().items())
     return f"{row}  {terms}" if explain and terms else row
