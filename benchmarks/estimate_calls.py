@@ -2,8 +2,8 @@
 
     python benchmarks/estimate_calls.py tests/placement/data/real_ppo_7b_7b.json
 
-The table also has generation without CUDA graphs, where the file does. The last line is JSON: `calls` in the file's order
-and `end_to_end`, each with predicted_seconds, measured_seconds and their ratio (null where nothing was measured).
+The table also has generation without CUDA graphs, where the file does. The last line is JSON: `calls` in the file's
+order and `end_to_end`, each with predicted_seconds, measured_seconds and their ratio (null where nothing was measured).
 """
 
 from __future__ import annotations
