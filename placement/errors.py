@@ -2,6 +2,7 @@
 
 RlhfError
     InvalidInput (also a ValueError)    a config, plan, dataset, checkpoint or cluster that cannot run
+        PlanDoesNotFit                  a plan needs more memory than its devices have; carries the certificate
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
     DeviceOutsideLease                  a task asked for a device that its run does not hold
@@ -33,6 +34,15 @@ class InvalidInput(RlhfError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.field}: got {self.seen!r}, expected {self.expected}"
+
+
+class PlanDoesNotFit(InvalidInput):
+    """A plan needs more device memory than there is. `details` is JSON: `certificate` and `remedies`."""
+
+    def __init__(self, field: str, seen: object, expected: str, details: str) -> None:
+        super().__init__(field, seen, expected)
+        self.args = (field, seen, expected, details)
+        self.details = details
 
 
 class GraphError(RlhfError, ValueError):
