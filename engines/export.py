@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.huggingface import write_folder
-from prefect_rlhf.engines.move_weights import within
+from prefect_rlhf.engines.regions import within
 from prefect_rlhf.engines.swap import swap
 from prefect_rlhf.placement.layout import Layout, Region
 from prefect_rlhf.placement.model import ModelSpec

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from prefect_rlhf.engines.engine import Output, SamplingSettings, TrainSettings
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout import Layout
+from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 
@@ -110,13 +111,17 @@ class TransferOrder:
 
 @dataclass(frozen=True, slots=True)
 class MoveWeightsOrder:
-    """Bring version `version` of a role from one instance's storage into another's (reallocate)."""
+    """Bring version `version` of a role from one instance's storage into another's (reallocate).
+
+    `devices[rank]` is where a rank is, so that what is near is asked first; empty: all are equally near.
+    """
 
     source: ModelInstance
     target: ModelInstance
     version: int
     source_layout: Layout
     target_layout: Layout
+    devices: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,8 @@ class Report:
     system says of the process's own memory, their witness where the device is a CPU.
 
     `row_lengths` are the tokens of each row that a generate made, in the order of its rows. `store_bytes` is what the
-    rank's store of rows holds after the order.
+    rank's store of rows holds after the order. `bytes_moved` came from other ranks (for offload and reload: to or from
+    the host); `peak_extra_bytes` is the most that was staged for it.
     """
 
     seconds: float
@@ -138,5 +144,6 @@ class Report:
     fingerprint_seconds: float = 0.0
     num_tokens: int = 0
     resident_bytes: int = 0
+    peak_extra_bytes: int = 0
     row_lengths: tuple[int, ...] = ()
     store_bytes: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, final
 
@@ -54,6 +55,10 @@ def check_layout(engine: Engine, order: BuildOrder, rank: int) -> None:
         stated = regions.get(name, {}).get(rank)
         if held.get(name) != stated:
             raise EngineFailed(f"{order.instance.name} holds {held.get(name)} of {name}, its layout says {stated}")
+    for name, shard in engine.weights().items():
+        if shard.view.dtype != getattr(torch, order.model.dtype):
+            found = f"holds {name} as {shard.view.dtype}"
+            raise EngineFailed(f"{order.instance.name} {found}, its model says {order.model.dtype}")
 
 
 @final
@@ -150,9 +155,10 @@ class Rank:
             source.require(order.version, doing)
         read = None if source is None else source.engine
         write = None if target is None else target.engine
-        bytes_moved = move_weights(read, write, order, self.rank)
+        moved = move_weights(read, write, order, self.rank)
         digest = target.written(order.version) if target is not None else None
-        return self._report(began, *filter(None, (source, target)), digest=digest, bytes_moved=bytes_moved)
+        report = self._report(began, *filter(None, (source, target)), digest=digest, bytes_moved=moved.bytes_moved)
+        return replace(report, peak_extra_bytes=moved.peak_extra_bytes)
 
     def offload(self, instance: ModelInstance, part: Part = "all") -> Report:
         """Move an instance, or its optimizer alone, to host memory. Runs beside calls of other instances or parts."""

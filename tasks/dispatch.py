@@ -31,12 +31,16 @@ from prefect_rlhf.tasks.training_run import TrainingRun
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A node's reports as one: the slowest rank's seconds, the sum of bytes and tokens, the first rank's metrics."""
+    """A node's reports as one: the slowest rank's seconds, the sum of bytes and tokens, the first rank's metrics.
+
+    `peak_extra_bytes` is that of the rank that staged most.
+    """
 
     seconds: float
     fingerprint_seconds: float
     bytes_moved: int
     num_tokens: int
+    peak_extra_bytes: int = 0
     device_bytes: Mapping[str, int] = field(default_factory=dict)
     resident_bytes: Mapping[str, int] = field(default_factory=dict)
     store_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -50,6 +54,7 @@ class Outcome:
             fingerprint_seconds=max(report.fingerprint_seconds for report in reports.values()),
             bytes_moved=sum(report.bytes_moved for report in reports.values()),
             num_tokens=sum(report.num_tokens for report in reports.values()),
+            peak_extra_bytes=max(report.peak_extra_bytes for report in reports.values()),
             device_bytes={str(rank): report.device_bytes for rank, report in sorted(reports.items())},
             resident_bytes={str(rank): report.resident_bytes for rank, report in sorted(reports.items())},
             store_bytes={str(rank): report.store_bytes for rank, report in sorted(reports.items())},
@@ -118,7 +123,12 @@ class Dispatcher:
     def _reallocate(self, node: Node) -> dict[int, Report]:
         assert node.source is not None and node.target is not None and node.reads is not None  # set for this kind
         order = MoveWeightsOrder(
-            node.source, node.target, node.reads, self._layout(node.source), self._layout(node.target)
+            node.source,
+            node.target,
+            node.reads,
+            self._layout(node.source),
+            self._layout(node.target),
+            self.run.lease.devices,
         )
         ranks = {self.run.rank(device) for device in node.devices}
         reports = self._call("reallocate", dict.fromkeys(ranks, (order,)), node.title)

@@ -36,6 +36,7 @@ class Span:
     fingerprint_seconds: float = 0.0
     bytes_moved: int = 0
     num_tokens: int = 0
+    peak_extra_bytes: int = 0  # the most that a rank staged for what it moved
     device_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> bytes when it ended
     resident_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> memory of its process
     metrics: Mapping[str, float] = field(default_factory=dict)

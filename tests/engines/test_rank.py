@@ -25,7 +25,8 @@ TRAINED = ModelInstance("actor", "megatron", ONE, Strategy())
 SAMPLER = ModelInstance("actor", "vllm", ONE, Strategy())
 SHAPES = {"embed": (64, 8), "norm": (8,)}
 LAYOUT = Layout(SHAPES, {name: {0: tuple((0, size) for size in shape)} for name, shape in SHAPES.items()})
-SPEC = ModelSpec("actor", "/models/actor", "lm", TransformerShape(8, 8, 1, 1, 1, 8, 64, 64, 1e4, 1e-5, True))
+SHAPE = TransformerShape(8, 8, 1, 1, 1, 8, 64, 64, 1e4, 1e-5, True)
+SPEC = ModelSpec("actor", "/models/actor", "lm", SHAPE, dtype="float32")
 ROLLOUT = ("tokens", "prompt_length", "logprobs")
 
 
@@ -286,6 +287,13 @@ def test_an_engine_that_holds_something_else_is_refused():
         Rank(0, 1, FakeEngine).build(BuildOrder(SPEC, TRAINED, (0,), layout, 64, 8))
 
 
+def test_an_engine_in_another_number_format_is_refused():
+    """Where it is built, before any weights move: they are never converted on their way."""
+    spec = replace(SPEC, dtype="bfloat16")
+    with pytest.raises(EngineFailed, match=r"holds \w+ as torch.float32, its model says bfloat16"):
+        Rank(0, 1, FakeEngine).build(BuildOrder(spec, TRAINED, (0,), LAYOUT, 64, 8))
+
+
 def test_a_call_that_names_another_version_is_stopped(rank):
     """After a train_step the sampler still holds the old version: a generate that wants the new one names both."""
     run_step(rank)
@@ -314,7 +322,7 @@ def test_reallocated_weights_are_the_version(rank):
     report = rank.reallocate(MoveWeightsOrder(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
     known.settle(SAMPLER, 1, {0: report.digest}, LAYOUT)
     assert engine_of(rank, SAMPLER).seen["written"]
-    assert report.bytes_moved == (64 * 8 + 8) * 4
+    assert report.bytes_moved == 0  # all of it stays on the rank
     rank.generate(order(GENERATE, SAMPLER, 1, reads=1, sampling=SamplingSettings(100)))
     assert float(rank.store.get(1, "generate", "logprobs", [2])[0][0]) == -2.0
 
