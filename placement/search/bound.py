@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prefect_rlhf.placement.search.cliques import STACK, heaviest_clique, sum_over
-from prefect_rlhf.placement.search.compiled import compiled, lowest
+from prefect_rlhf.placement.search.compiled import inner, lowest
 from prefect_rlhf.placement.search.tables import LINK, PAIR, Ints, Tables
 
 ALL_ITERATIONS, LOOP = 0, 1
@@ -49,7 +49,7 @@ def scratch_for(t: Tables) -> Scratch:
     return Scratch(*nodes, np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64))
 
 
-@compiled
+@inner
 def fill_areas(t: Tables, option: Ints, overlap: Ints, us: Ints, area: Ints) -> None:
     """Write each node's area: microseconds times the fewest devices that it can occupy."""
     for node in range(t.num_nodes):
@@ -64,7 +64,7 @@ def fill_areas(t: Tables, option: Ints, overlap: Ints, us: Ints, area: Ints) -> 
             area[node] = t.least_area[first]
 
 
-@compiled
+@inner
 def call_size(t: Tables, option: Ints, call: int) -> int:
     """Devices of a call's mesh; the fewest possible where it is undecided."""
     if option[call] < 0:
@@ -72,7 +72,7 @@ def call_size(t: Tables, option: Ints, call: int) -> int:
     return t.class_size[t.option_class[t.option_start[call] + option[call]]]
 
 
-@compiled
+@inner
 def pair_size(t: Tables, option: Ints, overlap: Ints, node: int) -> int:
     """Devices of the mesh or meshes that a pair node occupies, at least."""
     first, second = t.first[node], t.second[node]
@@ -84,7 +84,7 @@ def pair_size(t: Tables, option: Ints, overlap: Ints, node: int) -> int:
     return max(size_first, size_second)
 
 
-@compiled
+@inner
 def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
     """Write for each node the set of nodes that occupy something in common with it (itself among them)."""
     for call in range(t.num_calls):
@@ -103,7 +103,7 @@ def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) 
             resources &= resources - 1
 
 
-@compiled
+@inner
 def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
     """Write the longest way to each node within its iteration, and the longest way after its end."""
     for node in range(t.num_nodes):
@@ -118,7 +118,7 @@ def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
                 tail[node] = max(tail[node], tail[t.edge_target[edge]] + us[t.edge_target[edge]])
 
 
-@compiled
+@inner
 def least_over(values: Ints, members: int) -> int:
     """The smallest of the members' values; 0 for no members."""
     if members == 0:
@@ -130,7 +130,7 @@ def least_over(values: Ints, members: int) -> int:
     return least
 
 
-@compiled
+@inner
 def best_split(
     adjacent: Ints, us: Ints, area: Ints, clique: int, universe: int, num_devices: int
 ) -> tuple[int, int, int]:
@@ -159,13 +159,13 @@ def best_split(
     return best, best_k, best_a
 
 
-@compiled
+@inner
 def rounded_up(value: int, divisor: int) -> int:
     """`value / divisor`, not below it."""
     return (value + divisor - 1) // divisor
 
 
-@compiled
+@inner
 def present(us: Ints) -> int:
     """The set of nodes that take time."""
     members = 0
@@ -175,7 +175,7 @@ def present(us: Ints) -> int:
     return members
 
 
-@compiled
+@inner
 def bound_of(t: Tables, us: Ints, area: Ints, overlap: Ints, s: Scratch, enough: int, explain: Ints) -> int:
     """Microseconds below which no schedule ends. Stops at the first of its terms to reach `enough`.
 
@@ -193,7 +193,7 @@ def bound_of(t: Tables, us: Ints, area: Ints, overlap: Ints, s: Scratch, enough:
     return max(best, all_iterations_bound(t, us, area, s, nodes, explain, best))
 
 
-@compiled
+@inner
 def heaviest_work(
     us: Ints, area: Ints, ordered: Ints, nodes: int, num_devices: int, s: Scratch
 ) -> tuple[int, int, int]:
@@ -204,7 +204,7 @@ def heaviest_work(
     return best_split(s.adjacent, us, area, clique, nodes, num_devices)
 
 
-@compiled
+@inner
 def all_iterations_bound(
     t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int
 ) -> int:
@@ -217,7 +217,7 @@ def all_iterations_bound(
     return value
 
 
-@compiled
+@inner
 def loop_bound(
     t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, explain: Ints, best: int
 ) -> int:

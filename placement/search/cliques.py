@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.search.compiled import compiled, lowest
+from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
 from prefect_rlhf.placement.search.tables import Ints
 
 STACK = 3 * 64
 
 
-@compiled
+@inner
 def sum_over(weights: Ints, members: int) -> int:
     """The sum of the weights of a set."""
     total = 0

@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.problem import (
+    Choice,
     Edge,
     Interval,
     Occupies,
     Option,
     PairNode,
+    Plan,
     PlannedCall,
     Problem,
     ProblemNode,
@@ -45,7 +47,9 @@ READ = {
     "transfer",
     "offload",
 }
-"""The keys that decide something. Others describe where a file comes from."""
+"""The keys that decide something."""
+DESCRIPTIVE = {"problem", "semantics", "option_rule", "hardware_of_analytic_model", "build_stats"}
+"""The keys that say where a file comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,30 @@ class Hook:
     size_key: int
 
 
-def load_closed_problem(path: Path) -> Problem:
+@dataclass(frozen=True, slots=True)
+class ClosedProblem:
+    """A problem with the names that its file has for meshes, and the keys of the file that say nothing about it."""
+
+    problem: Problem
+    mesh_ids: tuple[int, ...]
+    not_read: tuple[str, ...]
+
+    def plan_in_file(self, plan: Plan) -> dict[str, dict[str, int]]:
+        """Call -> {mesh, pp, tp, dp}, with the file's `id` of the mesh."""
+        calls = {call.name: call for call in self.problem.calls}
+        return {name: self._placement(calls[name], choice) for name, choice in plan.items()}
+
+    def _placement(self, call: PlannedCall, choice: Choice) -> dict[str, int]:
+        strategy = call.options[choice.option].strategy
+        return {"mesh": self.mesh_ids[choice.mesh], "pp": strategy.pp, "tp": strategy.tp, "dp": strategy.dp}
+
+
+def load_closed_problem(path: Path) -> ClosedProblem:
     """The problem in `path`. Raises InvalidInput when the file is missing, no such problem, or names what is not there."""
     return read_closed_problem(_read_json(path), name=path.name)
 
 
-def read_closed_problem(data: Any, name: str = "problem") -> Problem:
+def read_closed_problem(data: Any, name: str = "problem") -> ClosedProblem:
     """The problem that parsed JSON describes. Raises InvalidInput."""
     if not isinstance(data, dict):
         raise InvalidInput(name, type(data).__name__, "a JSON object with calls, meshes and strategies")
@@ -73,7 +95,7 @@ def read_closed_problem(data: Any, name: str = "problem") -> Problem:
     sizes = sorted({mesh.num_devices for mesh in meshes})
     calls = _calls(data, sizes)
     hooks = _hooks(data, calls)
-    return Problem(
+    problem = Problem(
         name=str(data.get("name", name)),
         device_bytes=(_count(data, "device_mem_bytes"),) * (_count(data, "n_nodes") * _count(data, "gpus_per_node")),
         meshes=meshes,
@@ -82,11 +104,8 @@ def read_closed_problem(data: Any, name: str = "problem") -> Problem:
         edges=tuple(_edges(data, calls, hooks)),
         iterations=_count(data, "iterations"),
     )
-
-
-def mesh_ids(data: JsonObject) -> tuple[int, ...]:
-    """The `id` of each mesh of the file, in the order of `Problem.meshes`."""
-    return tuple(mesh["id"] for mesh in data["meshes"])
+    ids = tuple(mesh["id"] for mesh in data["meshes"])
+    return ClosedProblem(problem, ids, tuple(key for key in data if key not in READ | DESCRIPTIVE))
 
 
 def _read_json(path: Path) -> Any:

@@ -13,7 +13,15 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 def compiled(function: Function) -> Function:
     """`function`, compiled at its first call and loaded from disk ever after."""
-    return cast(Function, njit(cache=True, _nrt=False)(function))
+    return cast(Function, njit(cache=True, _nrt=False, error_model="numpy")(function))
+
+
+def inner(function: Function) -> Function:
+    """As `compiled`, for what only compiled functions call: without the entry from Python, which takes long to compile.
+
+    Calling such a function from Python ends the process.
+    """
+    return cast(Function, njit(cache=True, _nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
 
 
 @compiled

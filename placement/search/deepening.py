@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prefect_rlhf.placement.search.compiled import compiled
+from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.lay_out import lay_out
 from prefect_rlhf.placement.search.partial import (
     Partial,
-    bound_duration,
+    bound_slower,
     bound_partial,
     empty_partial,
     fits_apart,
@@ -38,7 +38,8 @@ class Round(NamedTuple):
     """One depth-first pass; arrays are changed in place."""
 
     order: Ints  # [C]: calls, the most decisive first
-    sorted_options: Ints  # options of each call by duration, at option_start
+    sorted_options: Ints  # options of each call by mesh class, then duration, at option_start
+    last_of_class: Ints  # for each of these, where in the call's order the last of its class stands
     level_call: Ints  # [L]
     level_other: Ints  # [L]: the earlier call that a relation is with; UNDECIDED where the level is an option
     cursor: Ints  # [L]
@@ -57,13 +58,13 @@ def empty_round(t: Tables) -> Round:
     """Before the first round: no plan known, no threshold."""
     order = decision_order(t)
     levels = [(call, other) for k, call in enumerate(order) for other in [UNDECIDED, *order[:k]]]
-    by_duration = [
-        np.argsort(t.option_cost[t.option_start[call] : t.option_start[call + 1]], kind="stable")
-        for call in range(t.num_calls)
-    ]
+    spans = [slice(t.option_start[call], t.option_start[call + 1]) for call in range(t.num_calls)]
+    by_duration = [np.lexsort((t.option_cost[span], t.option_class[span])) for span in spans]
+    classes = [t.option_class[span][sorted] for span, sorted in zip(spans, by_duration, strict=True)]
     return Round(
         order=np.array(order, dtype=np.int64),
         sorted_options=np.concatenate(by_duration).astype(np.int64),
+        last_of_class=np.concatenate([np.searchsorted(found, found, side="right") - 1 for found in classes]),
         level_call=np.array([call for call, _ in levels], dtype=np.int64),
         level_other=np.array([other for _, other in levels], dtype=np.int64),
         cursor=np.full(len(levels), -1, dtype=np.int64),
@@ -77,10 +78,8 @@ def empty_round(t: Tables) -> Round:
 
 
 def decision_order(t: Tables) -> list[int]:
-    """Calls in the order in which to decide them: what is on the loop through the iterations first, large before small."""
-    loops = int(np.bitwise_or.reduce(t.anchor_loop))
-    on_loop = {int(t.first[node]) for node in range(t.num_nodes) if t.kind[node] == 0 and loops >> node & 1}
-    return sorted(range(t.num_calls), key=lambda call: (call not in on_loop, -int(t.least_area[call]), call))
+    """Calls in the order in which to decide them: those first that take most devices for longest."""
+    return sorted(range(t.num_calls), key=lambda call: (-int(t.least_area[call]), call))
 
 
 def begin(r: Round, threshold: int) -> None:
@@ -93,6 +92,12 @@ def begin(r: Round, threshold: int) -> None:
     r.numbers[LEVEL] = 0
     r.numbers[LEAST_LEFT] = INFINITE
     r.numbers[THRESHOLD] = min(threshold, r.numbers[BEST])
+
+
+def lower(r: Round, makespan: int) -> None:
+    """A plan of this makespan is known from elsewhere: look for better ones only."""
+    r.numbers[BEST] = min(r.numbers[BEST], makespan)
+    r.numbers[THRESHOLD] = min(r.numbers[THRESHOLD], r.numbers[BEST])
 
 
 @compiled
@@ -113,7 +118,7 @@ def advance(t: Tables, r: Round, work: int) -> bool:
     return r.numbers[LEVEL] < 0
 
 
-@compiled
+@inner
 def next_alternative(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
     """Take the next alternative of a level. With none left, undecide it and return False."""
     p = r.partial
@@ -131,7 +136,7 @@ def next_alternative(t: Tables, r: Round, level: int, call: int, other: int) -> 
     return True
 
 
-@compiled
+@inner
 def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
     """Whether what was just decided can be part of a plan that ends before the threshold."""
     p = r.partial
@@ -148,9 +153,9 @@ def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
     return allowed and (not last_of_call or can_lie(t, r, call))
 
 
-@compiled
+@inner
 def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
-    """Whether the bound is below the threshold. Skips the slower options of a call where being slower alone is too much."""
+    """Whether the bound is below the threshold. Where not, and for no option of this class that is as slow, skip those."""
     p = r.partial
     threshold = r.numbers[THRESHOLD]
     r.numbers[EVALUATIONS] += 1
@@ -159,15 +164,14 @@ def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
         return True
     r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], value)
     if r.level_other[level] == UNDECIDED:
-        us = t.option_cost[t.option_start[call] + p.option[call]]
-        value = bound_duration(t, p, call, us, threshold)
+        value = bound_slower(t, p, call, threshold)
         if value >= threshold:
             r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], value)
-            r.cursor[level] = INFINITE
+            r.cursor[level] = r.last_of_class[t.option_start[call] + r.cursor[level]]
     return False
 
 
-@compiled
+@inner
 def can_lie(t: Tables, r: Round, call: int) -> bool:
     """Whether the meshes decided so far can be laid out: first with the earlier ones where they are."""
     p = r.partial
@@ -179,7 +183,7 @@ def can_lie(t: Tables, r: Round, call: int) -> bool:
     return lay_out(t, r.order, r.places, 0, count + 1, p.option, p.relation, p.mesh)
 
 
-@compiled
+@inner
 def finish(t: Tables, r: Round) -> None:
     """Simulate a complete plan, and keep it if it is the best."""
     p = r.partial

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.search.compiled import compiled
+from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, UNDECIDED, Ints, Tables
 
 
-@compiled
+@inner
 def relation_of(t: Tables, first: int, second: int) -> int:
     """How two meshes (by number) lie."""
     if t.mesh_start[first] == t.mesh_start[second] and t.mesh_stop[first] == t.mesh_stop[second]:
@@ -16,7 +16,7 @@ def relation_of(t: Tables, first: int, second: int) -> int:
     return DISJOINT
 
 
-@compiled
+@inner
 def suits(t: Tables, order: Ints, upto: int, relation: Ints, mesh: Ints) -> bool:
     """Whether the mesh of the call at `upto` lies right to all calls before it in `order`."""
     call = order[upto]
@@ -31,7 +31,7 @@ def suits(t: Tables, order: Ints, upto: int, relation: Ints, mesh: Ints) -> bool
     return True
 
 
-@compiled
+@inner
 def mesh_class(t: Tables, option: Ints, call: int) -> int:
     """The class of meshes that a decided call runs on."""
     return t.option_class[t.option_start[call] + option[call]]
@@ -63,7 +63,7 @@ def lay_out(
     return upto >= count
 
 
-@compiled
+@inner
 def has_room(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints) -> bool:
     """Whether every device of the newest mesh holds what lies on it, of the calls up to `upto` in `order`.
 
@@ -79,7 +79,7 @@ def has_room(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints) -> boo
     return True
 
 
-@compiled
+@inner
 def holds(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, newest: int, device: int) -> bool:
     """Whether a device is outside mesh `newest`, or has memory enough."""
     if not t.mesh_start[newest] <= device < t.mesh_stop[newest]:
@@ -87,7 +87,7 @@ def holds(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, newest: i
     return load_of(t, order, upto, option, mesh, device) <= t.device_bytes[device]
 
 
-@compiled
+@inner
 def load_of(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, device: int) -> int:
     """Peak bytes of a device: all static bytes (one copy where calls share it), and the largest active ones."""
     static, active = 0, 0

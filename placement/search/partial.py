@@ -8,7 +8,7 @@ import numpy as np
 
 from prefect_rlhf.placement.search.bound import Scratch, bound_of, call_size, fill_areas, scratch_for
 from prefect_rlhf.placement.search.cliques import heaviest_clique
-from prefect_rlhf.placement.search.compiled import compiled, lowest
+from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
 from prefect_rlhf.placement.search.lay_out import mesh_class
 from prefect_rlhf.placement.search.simulate import fill_durations
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
@@ -64,21 +64,25 @@ def bound_partial(t: Tables, p: Partial, enough: int) -> int:
     return bound_of(t, p.us, p.area, p.overlap, p.scratch, enough, p.explain)
 
 
-@compiled
-def bound_duration(t: Tables, p: Partial, call: int, us: int, enough: int) -> int:
-    """As `bound_partial` when all that is known of `call` is that it takes at least `us` microseconds."""
-    option = p.option[call]
+@inner
+def bound_slower(t: Tables, p: Partial, call: int, enough: int) -> int:
+    """A bound that also holds for all options of `call` on this class of meshes that are no faster than its own.
+
+    Such an option may make moves shorter, so these get their shortest durations.
+    """
+    own = p.option[call]
+    us = t.option_cost[t.option_start[call] + own]
+    size = call_size(t, p.option, call)
     p.option[call] = UNDECIDED
     fill_durations(t, p.option, p.relation, p.us)
     fill_areas(t, p.option, p.overlap, p.us, p.area)
-    for node in range(t.num_nodes):
-        if t.resources[node] == 1 << call and t.first[node] == call and t.kind[node] == 0:
-            p.us[node] = us
-    p.option[call] = option
+    p.option[call] = own
+    p.us[t.node_of[call]] = us
+    p.area[t.node_of[call]] = us * size
     return bound_of(t, p.us, p.area, p.overlap, p.scratch, enough, p.explain)
 
 
-@compiled
+@inner
 def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> bool:
     """Whether meshes of these two calls' classes can lie so, and whether it is told apart from lying otherwise."""
     if relation == EQUAL and not t.tells_equal[first, second]:
@@ -86,7 +90,7 @@ def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> b
     return t.may[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)]
 
 
-@compiled
+@inner
 def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
     """Whether all meshes that are disjoint from each other, these two among them, have devices enough."""
     sizes = p.weights
@@ -96,7 +100,7 @@ def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
     return most + sizes[first] + sizes[second] <= t.num_devices
 
 
-@compiled
+@inner
 def fits_together(t: Tables, p: Partial, call: int) -> bool:
     """Whether a device holds every group of calls whose meshes overlap each other, `call` among them.
 
@@ -120,7 +124,7 @@ def fits_together(t: Tables, p: Partial, call: int) -> bool:
     return True
 
 
-@compiled
+@inner
 def own_static(t: Tables, p: Partial, call: int) -> int:
     """Static bytes of a call beyond those it shares with a lower-numbered one on an equal mesh."""
     at = t.option_start[call] + p.option[call]

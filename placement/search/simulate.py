@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prefect_rlhf.placement.search.compiled import compiled, lowest
+from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
 from prefect_rlhf.placement.search.tables import CALL, LINK, UNDECIDED, Ints, Tables
 
 
@@ -32,7 +32,7 @@ def fill_durations(t: Tables, option: Ints, relation: Ints, us: Ints) -> None:
             us[node] = t.least_cost[node]
 
 
-@compiled
+@inner
 def pair_duration(t: Tables, node: int, a: int, b: int, relation: int) -> int:
     """Microseconds of a pair node whose calls have options a and b."""
     at = t.cost_start[node] + a * t.cost_columns[node] + b
@@ -44,7 +44,7 @@ def pair_duration(t: Tables, node: int, a: int, b: int, relation: int) -> int:
     return min(t.cost[at], t.cost[at + layer], t.cost[at + 2 * layer])
 
 
-@compiled
+@inner
 def touched(t: Tables, resources: int, overlap: Ints) -> int:
     """All resources that may not be in use while `resources` are. `overlap[c]`: calls on meshes that overlap c's."""
     found = 0
@@ -110,7 +110,7 @@ def list_schedule(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> int:
     return makespan
 
 
-@compiled
+@inner
 def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, kind: Ints) -> int:
     """Where in `ready` the next run stands: one that is absent, else the one that is ready first."""
     best = 0
@@ -125,7 +125,7 @@ def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, kind: Int
     return best
 
 
-@compiled
+@inner
 def occupy(resources: int, also: int, free_at: Ints, ready_at: int, us: int) -> tuple[int, int]:
     """Start and end of a node on `resources`; `also` are those that nothing else may use meanwhile."""
     start = ready_at

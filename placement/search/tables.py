@@ -35,6 +35,7 @@ class Tables(NamedTuple):
     first: Ints  # the call itself; the first call of a pair; the call of a link node
     second: Ints  # the second call of a pair, else equal to `first`
     resources: Ints
+    node_of: Ints  # [C]: the node that is the call
     nodes_of: Ints  # [2 C]: set of nodes that occupy a resource
     cost_start: Ints  # where its durations begin in `cost`, [V + 1]
     cost_columns: Ints  # options of the second call, for a pair
@@ -116,6 +117,7 @@ def _node_arrays(problem: Problem, calls: dict[str, int]) -> dict[str, Ints]:
         "first": _ints([calls[first] for first, _ in ends]),
         "second": _ints([calls[second] for _, second in ends]),
         "resources": _ints(resources),
+        "node_of": _ints([i for i, node in enumerate(problem.nodes) if isinstance(node, PlannedCall)]),
         "nodes_of": _ints([_word([bool(word >> bit & 1) for word in resources]) for bit in range(2 * len(calls))]),
         "cost_start": _starts([cost.size for cost in costs]),
         "cost_columns": _ints([cost.shape[2] for cost in costs]),

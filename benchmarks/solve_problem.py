@@ -1,0 +1,62 @@
+"""Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S]`.
+
+FILE is JSON, or gzipped JSON, as `placement/search/closed_problem.py` reads it. The last line printed is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.search.closed_problem import ClosedProblem, load_closed_problem
+from prefect_rlhf.placement.search.driver import SearchResult, search
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 with a plan, 2 for bad input, 1 when no plan was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--budget-seconds", type=float, default=5.0, help="processor time (default: %(default)s)")
+    parser.add_argument("--method", choices=["exact", "metropolis-hastings"], default="exact")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    try:
+        closed = load_closed_problem(options.file)
+        if closed.not_read:
+            print(f"not read: {', '.join(closed.not_read)}")
+        result = search(closed.problem, options.budget_seconds, options.method, options.seed, progress=print)
+    except InvalidInput as error:
+        print(error, file=sys.stderr)
+        return 2
+    return report(closed, result)
+
+
+def report(closed: ClosedProblem, result: SearchResult) -> int:
+    """Print the result, last as one line of JSON."""
+    print(f"{result.outcome.name}: {result.outcome.value}")
+    if result.plan is None:
+        print(f"no plan of {closed.problem.name} found in {result.cpu_seconds:.3f} s", file=sys.stderr)
+        return 1
+    print(f"binding: {result.binding}")
+    print(f"{result.period_seconds:.3f} s per iteration, {result.evaluations:,} evaluations")
+    print(json.dumps(as_json(closed, result)))
+    return 0
+
+
+def as_json(closed: ClosedProblem, result: SearchResult) -> dict[str, Any]:
+    """The last line."""
+    return {
+        "plan": closed.plan_in_file(result.plan or {}),
+        "makespan_seconds": result.makespan_seconds,
+        "lower_bound_seconds": result.lower_bound_seconds,
+        "gap": result.gap,
+        "cpu_seconds": result.cpu_seconds,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
