@@ -5,17 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from prefect_rlhf.placement.node import Resource
+
 
 class Gang(Protocol):
     """Rank processes that run methods of their `engines.rank.Rank`.
 
-    Thread-safe as long as no two calls in flight share a rank; whoever schedules the calls sees to that.
+    Thread-safe as long as no two calls in flight share a resource of a rank; whoever schedules the calls sees to that.
+    A call of the host link runs beside one that computes, in a thread of its own.
     """
 
     size: int
 
     def call(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, doing: str, deadline_seconds: float
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        *,
+        doing: str,
+        deadline_seconds: float,
+        resource: Resource = "compute",
     ) -> dict[int, Any]:
         """Run `method` on each rank of `arguments` at the same time; return each rank's result.
 

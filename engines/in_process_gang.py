@@ -16,6 +16,7 @@ from prefect_rlhf.engines.local_gang import raise_first_failure
 from prefect_rlhf.engines.messages import DeviceKind, Request
 from prefect_rlhf.engines.rank_process import answer
 from prefect_rlhf.placement.errors import RankLost, RankSilent
+from prefect_rlhf.placement.node import RESOURCES, Resource
 
 
 @final
@@ -31,7 +32,7 @@ class InProcessGang:
         num_threads: int | None = None,
     ) -> None:
         self.size = 1
-        self._lock = threading.Lock()
+        self._locks = {resource: threading.Lock() for resource in RESOURCES}
         os.environ.update(environment or {})
         torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
         self._owns_world = not dist.is_initialized()
@@ -41,14 +42,21 @@ class InProcessGang:
         self._target: object | None = rank_factory(0, 1)
 
     def call(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, doing: str, deadline_seconds: float
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        *,
+        doing: str,
+        deadline_seconds: float,
+        resource: Resource = "compute",
     ) -> dict[int, Any]:
         """See `Gang.call`; past the deadline it raises RankSilent, late but all the same."""
-        with self._lock:
-            if self._target is None:
+        with self._locks[resource]:
+            target = self._target
+            if target is None:
                 raise RankLost(f"no rank is left for {doing}: the gang was closed")
             began = time.monotonic()
-            answers = {rank: answer(self._target, Request(method, mine)) for rank, mine in arguments.items()}
+            answers = {rank: answer(target, Request(method, mine)) for rank, mine in arguments.items()}
         raise_first_failure(answers, doing)
         if time.monotonic() - began > deadline_seconds:
             self.close()

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, final
@@ -25,6 +25,7 @@ from prefect_rlhf.engines.messages import Answer, DeviceKind, Request, Start
 from prefect_rlhf.engines.preload import ENGINES, modules_of
 from prefect_rlhf.engines.zygote import StartMethod, ZygoteSettings
 from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFailed, RankLost, RankSilent, RlhfError
+from prefect_rlhf.placement.node import RESOURCES, Resource
 
 _PIPE_SECONDS = 30  # a message that is this long in the pipe belongs to a rank that is stopped
 _FAILURE_GRACE_SECONDS = 5.0  # after one rank failed, how long the others have to fail or to finish
@@ -55,7 +56,7 @@ class LocalGang:
         self.size = size
         self._ended: str | None = None
         self._closing = threading.Lock()
-        self._locks = [threading.Lock() for _ in range(size)]
+        self._locks = {(rank, resource): threading.Lock() for rank in range(size) for resource in RESOURCES}
         method = method or ("spawn" if device == "cuda" else "fork")
         with socket.create_server(("127.0.0.1", 0)) as listener:
             self._launched = _launch(size, method, preload, listener, {**os.environ, **(environment or {})})
@@ -65,18 +66,24 @@ class LocalGang:
             for rank in range(size)
         ]
         try:
-            self._exchange(dict(enumerate(starts)), "joining the world", start_seconds)
+            self._exchange(dict(enumerate(starts)), "joining the world", start_seconds, "compute")
         except RlhfError:
             self.close()
             raise
 
     def call(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], *, doing: str, deadline_seconds: float
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        *,
+        doing: str,
+        deadline_seconds: float,
+        resource: Resource = "compute",
     ) -> dict[int, Any]:
         """See `Gang.call`. When a rank failed and another is stuck behind it, the gang is closed too."""
         requests = {rank: Request(method, mine) for rank, mine in arguments.items()}
-        with self._exclusively(requests):
-            return self._exchange(requests, doing, deadline_seconds)
+        with self._exclusively(requests, resource):
+            return self._exchange(requests, doing, deadline_seconds, resource)
 
     def close(self) -> None:
         """See `Gang.close`."""
@@ -88,36 +95,41 @@ class LocalGang:
         return self._launched.zygote.pid
 
     @contextmanager
-    def _exclusively(self, ranks: Iterable[int]) -> Iterator[None]:
+    def _exclusively(self, ranks: Iterable[int], resource: Resource) -> Iterator[None]:
         with ExitStack() as held:
             for rank in sorted(ranks):  # one order for all callers, so that none waits for another in a circle
-                held.enter_context(self._locks[rank])
+                held.enter_context(self._locks[rank, resource])
             yield
 
-    def _exchange(self, messages: Mapping[int, Start | Request], doing: str, seconds: float) -> dict[int, Any]:
+    def _exchange(
+        self, messages: Mapping[int, Start | Request], doing: str, seconds: float, resource: Resource
+    ) -> dict[int, Any]:
         if self._ended:
             raise RankLost(f"no rank is left for {doing}: {self._ended}")
+        connections = {rank: self._launched.connections[resource][rank] for rank in messages}
         try:
             for rank, message in messages.items():
-                self._send(rank, message, doing)
-            answers = self._collect(messages, doing, seconds)
+                self._send(connections[rank], rank, message, doing)
+            answers = self._collect(connections, doing, seconds)
         except (RankLost, RankSilent) as error:
             self._end(str(error))
             raise
         raise_first_failure(answers, doing)
         return {rank: answers[rank].value for rank in messages}
 
-    def _send(self, rank: int, message: Start | Request, doing: str) -> None:
+    def _send(self, connection: Connection[Any, Any], rank: int, message: Start | Request, doing: str) -> None:
         data = pickle.dumps(message)
         try:
-            self._launched.connections[rank].send_bytes(data)
+            connection.send_bytes(data)
         except BlockingIOError:
             raise RankSilent(f"rank {rank} took no order for {_PIPE_SECONDS} s in {doing}") from None
         except OSError:
             raise self._lost(rank, doing) from None
 
-    def _collect(self, ranks: Iterable[int], doing: str, seconds: float) -> dict[int, Answer]:
-        waiting = {self._launched.connections[rank]: rank for rank in ranks}
+    def _collect(
+        self, connections: Mapping[int, Connection[Any, Any]], doing: str, seconds: float
+    ) -> dict[int, Answer]:
+        waiting = {connection: rank for rank, connection in connections.items()}
         deadline = time.monotonic() + seconds
         answers: dict[int, Answer] = {}
         while waiting:
@@ -170,22 +182,21 @@ class _Launched:
     """The processes of a gang and what ties them to this one. Closing `lifeline` ends them too."""
 
     zygote: subprocess.Popen[bytes]
-    connections: tuple[Connection[Any, Any], ...]
+    connections: Mapping[Resource, tuple[Connection[Any, Any], ...]]
     lifeline: int
     deaths: int
+    statuses: dict[int, int] = field(default_factory=dict)  # of the ranks that are known to be dead
 
     def how_it_died(self, rank: int) -> str:
-        """`was killed by SIGKILL` or `ended with status 1`, from the zygote's report."""
-        report = b""
-        while select.select([self.deaths], [], [], 1.0)[0]:
-            piece = os.read(self.deaths, 4096)
-            report += piece
-            deaths = {death["rank"]: death["status"] for death in map(json.loads, report.splitlines())}
-            if rank in deaths or not piece:
+        """`was killed by SIGKILL` or `ended with status 1`, from the zygote's report, which is read once."""
+        while rank not in self.statuses and select.select([self.deaths], [], [], 1.0)[0]:
+            report = os.read(self.deaths, 4096)
+            if not report:  # the zygote is gone
                 break
-        else:
+            self.statuses.update({death["rank"]: death["status"] for death in map(json.loads, report.splitlines())})
+        if rank not in self.statuses:
             return "was lost"
-        status = os.waitstatus_to_exitcode(deaths[rank]) if rank in deaths else 1
+        status = os.waitstatus_to_exitcode(self.statuses[rank])
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def kill(self) -> None:
@@ -207,11 +218,11 @@ def _launch(
     listener: socket.socket,
     environment: Mapping[str, str],
 ) -> _Launched:
-    """Start the zygote with one end of every pipe; keep the others."""
-    ours, theirs = zip(*(socket.socketpair() for _ in range(size)), strict=True)
+    """Start the zygote with one end of every pipe, of which a rank has one for each resource; keep the others."""
+    pairs = [[socket.socketpair() for _ in RESOURCES] for _ in range(size)]  # of each rank
     lifeline_end, lifeline = os.pipe()
     deaths, deaths_end = os.pipe()
-    pipes = tuple(end.fileno() for end in theirs)
+    pipes = tuple(tuple(theirs.fileno() for _, theirs in of_rank) for of_rank in pairs)
     settings = ZygoteSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes, preload)
     zygote = subprocess.Popen(
         settings.command(),
@@ -220,11 +231,12 @@ def _launch(
         stdin=subprocess.DEVNULL,
         process_group=0,  # a terminal's Ctrl-C is for the controller alone
     )
-    for end in theirs:
-        end.close()
+    for theirs in (theirs for of_rank in pairs for _, theirs in of_rank):
+        theirs.close()
     os.close(lifeline_end)
     os.close(deaths_end)
-    return _Launched(zygote, tuple(_connection(end) for end in ours), lifeline, deaths)
+    ours = zip(*([_connection(ours) for ours, _ in of_rank] for of_rank in pairs), strict=True)
+    return _Launched(zygote, dict(zip(RESOURCES, ours, strict=True)), lifeline, deaths)
 
 
 def _connection(end: socket.socket) -> Connection[Any, Any]:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import asdict, dataclass
+from itertools import chain
 from types import FrameType
 from typing import Literal
 
@@ -22,14 +23,14 @@ StartMethod = Literal["fork", "spawn"]
 
 @dataclass(frozen=True, slots=True)
 class ZygoteSettings:
-    """File descriptors that the zygote inherits: `pipes[r]` is rank r's, `listener` the socket of the rendezvous; and
-    the modules that forked ranks find imported."""
+    """File descriptors that the zygote inherits: `pipes[r]` are rank r's, one for each resource of its device,
+    `listener` the socket of the rendezvous; and the modules that forked ranks find imported."""
 
     method: StartMethod
     lifeline: int
     deaths: int
     listener: int
-    pipes: tuple[int, ...]
+    pipes: tuple[tuple[int, ...], ...]
     preload: tuple[str, ...]
 
     def command(self) -> list[str]:
@@ -37,7 +38,7 @@ class ZygoteSettings:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return (self.lifeline, self.deaths, self.listener, *self.pipes)
+        return (self.lifeline, self.deaths, self.listener, *chain.from_iterable(self.pipes))
 
 
 def main(settings: ZygoteSettings) -> None:
@@ -50,7 +51,7 @@ def main(settings: ZygoteSettings) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until `ranks` is complete
     ranks = {_start(settings, rank): rank for rank in range(len(settings.pipes))}
     _kill_all_on_terminate(ranks)
-    for descriptor in (settings.lifeline, settings.listener, *settings.pipes):
+    for descriptor in set(settings.descriptors) - {settings.deaths}:
         os.close(descriptor)
     while ranks:
         pid, status = os.wait()
@@ -59,7 +60,7 @@ def main(settings: ZygoteSettings) -> None:
 
 def _start(settings: ZygoteSettings, rank: int) -> int:
     listener = settings.listener if rank == 0 else None
-    mine = {settings.pipes[rank], settings.lifeline, listener}
+    mine = {*settings.pipes[rank], settings.lifeline, listener}
     if settings.method == "spawn":
         return _spawn(settings, rank, listener)
     pid = os.fork()
@@ -76,8 +77,9 @@ def _start(settings: ZygoteSettings, rank: int) -> int:
 def _spawn(settings: ZygoteSettings, rank: int, listener: int | None) -> int:
     """A fresh interpreter: CUDA does not survive a fork, and neither do libraries that touch it when imported."""
     for descriptor in settings.descriptors:
-        os.set_inheritable(descriptor, descriptor in (settings.pipes[rank], settings.lifeline, listener))
-    arguments = [str(settings.pipes[rank]), str(settings.lifeline), "" if listener is None else str(listener)]
+        os.set_inheritable(descriptor, descriptor in (*settings.pipes[rank], settings.lifeline, listener))
+    pipes = ",".join(map(str, settings.pipes[rank]))
+    arguments = [pipes, str(settings.lifeline), "" if listener is None else str(listener)]
     command = [sys.executable, "-P", "-m", "prefect_rlhf.engines.rank_process", *arguments]
     return os.posix_spawn(sys.executable, command, os.environ)
 

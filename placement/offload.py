@@ -4,8 +4,8 @@ Along one topological order, each use of an offloaded part opens a window: `relo
 after its last. A window ends with its step, or when another offloaded part needs one of the same devices; so at any
 time at most one of them is on a device, and windows cut from one order can never wait for each other.
 
-A reload runs beside the last call that its first use waits for, and no earlier: the copy is hidden behind that call, and
-until then the memory is free.
+A reload runs beside the last call that its first use waits for, and no earlier: the copy is hidden behind that call,
+and until then the memory is free.
 """
 
 from __future__ import annotations

@@ -1,23 +1,39 @@
-"""Who may use which devices now: a node gets all devices of its meshes at once, in the order of the graph."""
+"""Who may use which devices now: a node gets all that it occupies at once, in the order of the graph.
+
+What a node occupies is the compute or the host link of its devices, so copies to the host run beside calls.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prefect_rlhf.placement.errors import DeviceOutsideLease
 from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.node import Node, Resource
+
+
+@dataclass(slots=True)
+class _Claim:
+    """What an announced node wants. It is ready when none is left of those it comes `after`."""
+
+    order: int
+    wants: Set[tuple[Device, Resource]]
+    after: set[str]
+    has_come: bool = False
 
 
 class DeviceLocks:
-    """All-or-nothing locks on sets of devices. Of those that wait, the one earliest in the graph goes first.
+    """All-or-nothing locks on what nodes occupy. Of those that are ready, the one earliest in the graph goes first.
 
-    A later node may pass a waiting earlier one only when they share no device, so no node starves.
+    A later node may pass an earlier one that is ready only when they share nothing, so no node starves. Nodes are
+    announced before they come, and the end of a node makes its followers ready in the moment in which it frees its
+    devices: whose thread wakes up first decides nothing, and the run keeps to the order that was estimated.
 
     >>> locks = DeviceLocks(frozenset({Device(0, 0)}))
-    >>> with locks.hold(frozenset({Device(0, 0)}), order=0): pass
-    >>> with locks.hold(frozenset({Device(0, 7)}), order=1): pass
+    >>> locks.check(frozenset({Device(0, 7)}))
     Traceback (most recent call last):
         ...
     prefect_rlhf.placement.errors.DeviceOutsideLease: device n0:7 is not in this run's lease (n0:0)
@@ -25,8 +41,9 @@ class DeviceLocks:
 
     def __init__(self, leased: Set[Device]) -> None:
         self.leased = frozenset(leased)
-        self._busy: set[Device] = set()
-        self._waiting: dict[int, Set[Device]] = {}
+        self._busy: set[tuple[Device, Resource]] = set()
+        self._claims: dict[str, _Claim] = {}
+        self._ended: set[str] = set()
         self._changed = threading.Condition()
 
     def check(self, devices: Set[Device]) -> None:
@@ -36,25 +53,43 @@ class DeviceLocks:
             held = ",".join(map(str, sorted(self.leased)))
             raise DeviceOutsideLease(f"device {outside[0]} is not in this run's lease ({held})")
 
+    def announce(self, node: Node, order: int) -> None:
+        """Say that `node` will `hold` as soon as the nodes that it depends on have ended."""
+        self.check(node.devices)
+        with self._changed:
+            self._claims[node.id] = _Claim(order, node.occupies, set(node.depends_on) - self._ended)
+
     @contextmanager
-    def hold(self, devices: Set[Device], order: int) -> Iterator[None]:
-        """Wait until all of `devices` are free and no earlier node waits for one of them; then hold them.
+    def hold(self, node: Node) -> Iterator[None]:
+        """Wait until all that an announced node occupies is free and no earlier ready node wants it; then hold it.
 
         The wait ends because each holder is a call with a deadline.
         """
-        self.check(devices)
         with self._changed:
-            self._waiting[order] = devices
-            self._changed.wait_for(lambda: self._may_start(devices, order))
-            del self._waiting[order]
-            self._busy |= devices
+            claim = self._claims[node.id]
+            claim.has_come = True
+            self._changed.wait_for(lambda: self._may_start(claim))
+            del self._claims[node.id]
+            self._busy |= claim.wants
         try:
             yield
         finally:
-            with self._changed:
-                self._busy -= devices
-                self._changed.notify_all()
+            self._end(node.id, claim)
 
-    def _may_start(self, devices: Set[Device], order: int) -> bool:
-        earlier = (wanted for other, wanted in self._waiting.items() if other < order)
-        return self._busy.isdisjoint(devices) and all(devices.isdisjoint(wanted) for wanted in earlier)
+    def forget_announced(self) -> None:
+        """Wait for no node that has not come: a run that was cancelled starts no more of them."""
+        with self._changed:
+            self._claims = {name: claim for name, claim in self._claims.items() if claim.has_come}
+            self._changed.notify_all()
+
+    def _end(self, name: str, claim: _Claim) -> None:
+        with self._changed:
+            self._busy -= claim.wants
+            self._ended.add(name)
+            for other in self._claims.values():
+                other.after.discard(name)
+            self._changed.notify_all()
+
+    def _may_start(self, claim: _Claim) -> bool:
+        earlier = (other for other in self._claims.values() if other.order < claim.order and not other.after)
+        return self._busy.isdisjoint(claim.wants) and all(claim.wants.isdisjoint(other.wants) for other in earlier)

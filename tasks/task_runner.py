@@ -50,7 +50,7 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
         if self._threads is None:
             raise RuntimeError("MeshTaskRunner.submit was called outside of its context manager")
         node: Node = parameters["node"].unwrap()
-        self._locks.check(node.devices)
+        self._locks.announce(node, parameters["order"])
         run_id, upstream = uuid.uuid4(), list(wait_for or ())
         run = {
             "task": task,
@@ -61,13 +61,13 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
             "dependencies": dependencies,
             "context": {},
         }
-        future = self._threads.submit(copy_context().run, self._run_on_devices, node, parameters["order"], run)
+        future = self._threads.submit(copy_context().run, self._run_on_devices, node, run)
         return PrefectConcurrentFuture(task_run_id=run_id, wrapped_future=future)
 
-    def _run_on_devices(self, node: Node, order: int, run: dict[str, Any]) -> Any:
+    def _run_on_devices(self, node: Node, run: dict[str, Any]) -> Any:
         for future in run["wait_for"]:
             future.wait()  # ends: every task run does, each call in it has a deadline
-        with self._locks.hold(node.devices, order):
+        with self._locks.hold(node):
             return run_task_sync(**run)
 
     def __enter__(self) -> MeshTaskRunner:
@@ -79,6 +79,8 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._threads is not None:
+            if error is not None:
+                self._locks.forget_announced()
             self._threads.shutdown(wait=True, cancel_futures=error is not None)
             self._threads = None
         super().__exit__(kind, error, traceback)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 from prefect_rlhf.engines.group_names import name_groups_by_members
 
 _GLOBALS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
+_ENTERED = threading.RLock()  # those globals are the process's: copies to the host wait while another engine generates
 _DEFAULTS = {name: True if name == "_ENABLE_CUSTOM_ALL_REDUCE" else None for name in _GLOBALS}
 
 
@@ -47,15 +49,19 @@ class RankGroup:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Give vLLM this engine's groups and keep the random state; whatever vLLM does must happen in here."""
-        outside = {name: getattr(parallel_state, name) for name in _GLOBALS}
-        vars(parallel_state).update(self._globals)
-        try:
-            with _random_state_kept():
-                yield
-        finally:
-            self._globals = {name: getattr(parallel_state, name) for name in _GLOBALS}
-            vars(parallel_state).update(outside)
+        """Give vLLM this engine's groups and keep the random state; whatever vLLM does must happen in here.
+
+        One engine of a process at a time, whichever thread it is asked in.
+        """
+        with _ENTERED:
+            outside = {name: getattr(parallel_state, name) for name in _GLOBALS}
+            vars(parallel_state).update(self._globals)
+            try:
+                with _random_state_kept():
+                    yield
+            finally:
+                self._globals = {name: getattr(parallel_state, name) for name in _GLOBALS}
+                vars(parallel_state).update(outside)
 
     @contextmanager
     def building(self) -> Iterator[type[ExecutorWithExternalLauncher]]:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from prefect_rlhf.placement.errors import (
     RankFailed,
     RankLost,
     RankSilent,
+    RlhfError,
     StaleWeights,
 )
 
@@ -31,6 +33,14 @@ class Probe:
 
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
+        self.signalled = threading.Event()
+
+    def await_signal(self, seconds):
+        return self.signalled.wait(seconds)
+
+    def signal(self):
+        self.signalled.set()
+        return threading.current_thread() is threading.main_thread()  # where calls that compute are answered
 
     def place(self):
         return self.rank, self.size
@@ -83,9 +93,10 @@ class Probe:
         os._exit(status)
 
 
-def call(gang, method, *arguments, ranks=None, seconds=30.0):
+def call(gang, method, *arguments, ranks=None, seconds=30.0, resource="compute"):
     ranks = range(gang.size) if ranks is None else ranks
-    return gang.call(method, dict.fromkeys(ranks, arguments), doing="a test", deadline_seconds=seconds)
+    arguments = dict.fromkeys(ranks, arguments)
+    return gang.call(method, arguments, doing="a test", deadline_seconds=seconds, resource=resource)
 
 
 @pytest.fixture
@@ -168,6 +179,47 @@ def test_calls_on_disjoint_ranks_overlap(shared):
     for thread in threads:
         thread.join()
     assert time.monotonic() - began < 1.8
+
+
+def beside(gang, first, second):
+    """What two calls in flight at the same time return or raise, the first of which computes on all ranks."""
+
+    def run(resource, method, *arguments):
+        try:
+            return call(gang, method, *arguments, resource=resource)
+        except RlhfError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        return [one.result(60) for one in (threads.submit(run, "compute", *first), threads.submit(run, *second))]
+
+
+def test_copies_to_the_host_run_beside_a_call_on_the_same_rank(shared):
+    """The call waits for a signal that only the copy gives; were they served in turn, none would come."""
+    found = beside(shared, ("await_signal", 30.0), ("host_link", "signal"))
+    assert found == [dict.fromkeys(range(4), True), dict.fromkeys(range(4), False)]
+
+
+def test_a_silent_copy_ends_the_gang(gang):
+    """The host link has the same deadlines, and names the same way, as calls that compute."""
+    with pytest.raises(RankSilent, match=r"ranks 0, 1 gave no answer within 0.5 s to a test"):
+        call(gang, "sleep", 60.0, seconds=0.5, resource="host_link")
+    assert_group_gone(gang.process_group)
+
+
+def test_a_killed_rank_is_told_to_its_call_and_its_copy(gang):
+    """Whichever hears of it first: no call in flight is left waiting, and the death is named."""
+    pid = call(gang, "pid")[1]
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+    found = beside(gang, ("sleep", 30.0), ("host_link", "sleep", 30.0))
+    assert [type(error) for error in found] == [RankLost, RankLost]
+    assert all("rank 1 was killed by SIGKILL in a test" in str(error) for error in found)
+
+
+def test_an_error_in_a_copy_comes_back(shared):
+    with pytest.raises(OutOfDeviceMemory, match="rank 2 failed in a test: MemoryError: all gone"):
+        call(shared, "raise_error", MemoryError("all gone"), ranks=[2], resource="host_link")
+    assert call(shared, "place", ranks=[2], resource="host_link") == {2: (2, 4)}
 
 
 @pytest.mark.parametrize(
@@ -305,6 +357,7 @@ def test_one_rank_in_process_behaves_alike():
     assert call(gang, "place") == {0: (0, 1)}
     assert {0: os.getpid()} == call(gang, "pid")
     assert call(gang, "total", [0], 5) == {0: 5}
+    assert beside(gang, ("await_signal", 30.0), ("host_link", "signal")) == [{0: True}, {0: False}]
     with pytest.raises(RankFailed, match="rank 0 failed in a test: ValueError: no"):
         call(gang, "raise_error", ValueError("no"))
     with pytest.raises(RankSilent, match="rank 0 gave no answer within 0.1 s to a test"):
