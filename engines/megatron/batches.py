@@ -28,9 +28,7 @@ class MicroBatch:
 
     @property
     def input_ids(self) -> Tensor:
-        """What the model is given: [1, N] packed tokens, or [b, S] where the packing keeps padding."""
-        if self.packing.keeps_padding:
-            return self.sequences.tokens_BS
+        """What the model is given: [1, N] packed tokens."""
         return self.sequences.tokens_BS.t().flatten()[self.packing.token_N][None]
 
     def response_index(self) -> tuple[Tensor, Tensor]:
@@ -57,26 +55,37 @@ def mini_batch_rows(num_rows: int, mini_batches: int, sizes: Sequence[int] = ())
 def micro_batches(
     sequences: Sequences, rows: Tensor, count: int, rows_per_item: int = 1, equal_shapes: bool = False
 ) -> list[MicroBatch]:
-    """Cut `rows` into at most `count` micro-batches of whole items, rows of like length together.
+    """Cut `rows` into at most `count` micro-batches of whole items: about as many tokens each, of rows of like length.
 
-    With `equal_shapes` (pipelines) all have as many rows and are padded to the same length; else padding is left out.
+    With `equal_shapes` (pipelines) all are filled up to the same number of tokens.
     """
-    items = rows.view(-1, rows_per_item)
-    if equal_shapes and items.shape[0] % count:
-        raise InvalidInput("micro_batches", count, f"a divisor of the {items.shape[0]} items of a mini-batch")
-    longest = sequences.lengths_B.cpu()[items].amax(1)
-    groups = items[longest.argsort(descending=True)].tensor_split(min(count, items.shape[0]))
+    groups = like_lengths(sequences.lengths_B.cpu()[rows].view(-1, rows_per_item), count)
+    chosen = [rows.view(-1, rows_per_item)[group].flatten() for group in groups]
+    most = max(int(sequences.lengths_B[group].sum()) for group in chosen)
     width = sequences.num_response_tokens
-    fixed = int(longest.max()) if equal_shapes else None
-    return [_micro_batch(sequences, group.flatten(), width, fixed) for group in groups]
+    return [_micro_batch(sequences, group, width, most if equal_shapes else None) for group in chosen]
 
 
-def _micro_batch(sequences: Sequences, rows: Tensor, width: int, padded_length: int | None) -> MicroBatch:
+def like_lengths(lengths: Tensor, count: int) -> list[Tensor]:
+    """Items, of which `lengths` [items, rows] are the tokens, in at most `count` groups: the longest first.
+
+    An item belongs to the group in whose equal part of all tokens its middle lies.
+
+    >>> [group.tolist() for group in like_lengths(torch.tensor([[2], [9], [3], [4]]), count=2)]
+    [[1], [3, 2, 0]]
+    """
+    order = lengths.amax(1).argsort(descending=True, stable=True)
+    tokens = lengths.sum(1)[order]
+    twice_middle = 2 * tokens.cumsum(0) - tokens
+    group = twice_middle * count // (2 * tokens.sum())
+    return [part for g in range(count) if len(part := order[group == g])]
+
+
+def _micro_batch(sequences: Sequences, rows: Tensor, width: int, num_tokens: int | None) -> MicroBatch:
     lengths = sequences.lengths_B[rows]
-    longest = padded_length or int(lengths.max())
+    longest = int(lengths.max())
     picked = Sequences(sequences.tokens_BS[rows, :longest], sequences.prompt_lengths_B[rows], lengths)
-    packing = Packing.of(lengths, longest, keep_padding=padded_length is not None)
-    return MicroBatch(rows, picked, packing, width)
+    return MicroBatch(rows, picked, Packing.of(lengths, longest, num_tokens), width)
 
 
 def on_device(sequences: Sequences, device: torch.device) -> Sequences:

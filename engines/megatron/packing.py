@@ -1,6 +1,6 @@
 """Tokens of many rows on end, without padding: what every layer but attention works on.
 
-Shapes: S tokens of the longest row, B rows, N real tokens. Packed order is by position, then row.
+Shapes: S tokens of the longest row, B rows, N real tokens and filler. Packed order is by position, then row.
 """
 
 from __future__ import annotations
@@ -17,28 +17,38 @@ from torch import Tensor
 class Packing:
     """Where each token of right-padded rows is among the packed ones.
 
+    The last `filler` of the packed tokens are copies of the first, that nothing is read from: a pipeline sends tensors
+    of one shape only.
+
     >>> packing = Packing.of(torch.tensor([2, 3]), length=3)
     >>> packing.place_SB.tolist(), packing.token_N.tolist(), packing.pads.tolist()
     ([[0, 1], [2, 3], [0, 4]], [0, 1, 2, 3, 5], [4])
     """
 
     place_SB: Tensor  # place among the N packed tokens; 0 at padding
-    token_N: Tensor  # place among the S * B padded tokens
+    token_N: Tensor  # place among the S * B padded tokens; 0, which is a token, of filler
     pads: Tensor  # places of padding among the S * B
-    keeps_padding: bool = False
+    filler: int = 0
 
     @classmethod
-    def of(cls, lengths_B: Tensor, length: int, keep_padding: bool = False) -> Packing:
-        """Pack rows of these lengths, padded to `length`. With `keep_padding` nothing is left out."""
+    def of(cls, lengths_B: Tensor, length: int, num_tokens: int | None = None) -> Packing:
+        """Pack rows of these lengths, padded to `length`, and fill up to `num_tokens`."""
         position_S1 = torch.arange(length, device=lengths_B.device)[:, None]
-        real_SB = (position_S1 < lengths_B[None]) | keep_padding
+        real_SB = position_S1 < lengths_B[None]
         place_SB = (real_SB.flatten().cumsum(0).view(real_SB.shape) - 1) * real_SB
-        return cls(place_SB, real_SB.flatten().nonzero()[:, 0], (~real_SB).flatten().nonzero()[:, 0], keep_padding)
+        token_N = real_SB.flatten().nonzero()[:, 0]
+        filler = 0 if num_tokens is None else num_tokens - len(token_N)
+        return cls(
+            place_SB,
+            torch.cat((token_N, token_N.new_zeros(filler))),
+            (~real_SB).flatten().nonzero()[:, 0],
+            filler,
+        )
 
     def pack(self, padded: Tensor) -> Tensor:
         """[S, B, ...] to [N, ...]."""
         flat = padded.flatten(0, 1)
-        if not self.pads.numel():
+        if self._is_view:
             return flat
         apply: Callable[..., Tensor] = _Pack.apply
         return apply(flat, self)
@@ -46,10 +56,14 @@ class Packing:
     def spread(self, packed: Tensor) -> Tensor:
         """[N, ...] to [S, B, ...]; padding holds anything, and its gradient is dropped."""
         shape = (*self.place_SB.shape, *packed.shape[1:])
-        if not self.pads.numel():
+        if self._is_view:
             return packed.view(shape)
         apply: Callable[..., Tensor] = _Spread.apply
         return apply(packed, self).view(shape)
+
+    @property
+    def _is_view(self) -> bool:
+        return not self.pads.numel() and not self.filler
 
 
 class _Pack(torch.autograd.Function):
@@ -72,4 +86,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0].index_select(0, ctx.packing.token_N), None
+        packed = gradients[0].index_select(0, ctx.packing.token_N)
+        if ctx.packing.filler:
+            packed[-ctx.packing.filler :] = 0
+        return packed, None

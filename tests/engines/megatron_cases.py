@@ -118,9 +118,19 @@ def logits(rank: int, case: Case):
     """This rank's slice of the logits [B, S, V / tp] on the last stage of a pipeline of one."""
     engine = case.build(rank)
     tokens = make_rows(8)[0].tokens_BS
-    padded = Packing.of(torch.full((8,), tokens.shape[1]), tokens.shape[1], keep_padding=True)
+    padded = Packing.of(torch.full((8,), tokens.shape[1]), tokens.shape[1])
     hidden = engine._model(tokens, padded)
     return (hidden @ head_weight(engine._model).t()).transpose(0, 1).detach().numpy()
+
+
+def train_dealt_unevenly(rank: int, case: Case, settings: TrainSettings):
+    """As `train` on two replicas, the first of which has a single row of each mini-batch and the other the rest."""
+    chunks = torch.arange(24).chunk(settings.mini_batches)
+    hands = [[chunk[:1] for chunk in chunks], [chunk[1:] for chunk in chunks]][case.replica(rank)]
+    engine = case.build(rank)
+    settings = replace(settings, mini_batch_rows=tuple(map(len, hands)))
+    metrics = engine.train(*part(*make_rows(24), torch.cat(hands)), loss, settings)
+    return metrics, held(engine)
 
 
 def train(rank: int, case: Case, settings: TrainSettings, offload: bool = False):

@@ -10,10 +10,11 @@ from megatron_cases import OPTIMIZER, VOCAB, Case
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
-from prefect_rlhf.engines.engine import LossTerms, Sequences, TrainSettings
+from prefect_rlhf.engines.engine import LossTerms, TrainSettings
 from prefect_rlhf.engines.megatron import cpu_kernels, head
 from prefect_rlhf.engines.megatron.batches import micro_batches, mini_batch_rows
 from prefect_rlhf.engines.megatron.groups import build_groups
+from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.strategy import Strategy
 
@@ -260,10 +261,40 @@ def test_a_new_head_starts_at_zero(folder):
     assert engine.infer(rows, "values", 1, 1.0).any()
 
 
-def test_indivisible_rows_are_refused():
-    """Mini-batches, and micro-batches of a pipeline, are equal."""
+def test_mini_batches_are_of_the_sizes_told_or_else_equal():
+    assert [rows.tolist() for rows in mini_batch_rows(5, 2, (3, 2))] == [[0, 1, 2], [3, 4]]
     with pytest.raises(InvalidInput, match="mini_batches: got 3, expected a divisor of the 8 rows"):
         mini_batch_rows(8, 3)
-    rows = Sequences(torch.ones(8, 4).long(), torch.ones(8).long(), torch.full((8,), 4))
-    with pytest.raises(InvalidInput, match="micro_batches: got 3, expected a divisor of the 8 items"):
-        micro_batches(rows, torch.arange(8), 3, equal_shapes=True)
+
+
+@pytest.mark.parametrize("equal_shapes", [False, True])
+@pytest.mark.parametrize(("count", "rows_per_item"), [(1, 1), (3, 1), (4, 2), (50, 1)])
+def test_micro_batches_have_about_as_many_tokens_each(count, rows_per_item, equal_shapes):
+    """Every row once, items whole; no group has more than an equal part and one item; filler makes shapes equal."""
+    sequences, _ = cases.make_rows(24)
+    found = micro_batches(sequences, torch.arange(24), count, rows_per_item, equal_shapes)
+    assert sorted(row for micro in found for row in micro.rows.tolist()) == list(range(24))
+    assert all(len({row // rows_per_item for row in m.rows.tolist()}) * rows_per_item == len(m.rows) for m in found)
+    tokens = [int(micro.sequences.lengths_B.sum()) for micro in found]
+    longest_item = int(sequences.lengths_B.view(-1, rows_per_item).sum(1).max())
+    assert max(tokens) <= sum(tokens) / count + longest_item
+    shapes = [micro.input_ids.shape[1] for micro in found]
+    assert shapes == ([max(tokens)] * len(found) if equal_shapes else tokens)
+
+
+def test_filler_changes_nothing_and_gets_no_gradient():
+    """Packed and spread with filler, values and gradients are those without; filler's own gradient is 0."""
+    lengths, wide = torch.tensor([2, 4, 1]), torch.randn(4, 3, 5)
+    plain, filled = Packing.of(lengths, 4), Packing.of(lengths, 4, num_tokens=10)
+    packed = filled.pack(wide)
+    assert torch.equal(packed[:7], plain.pack(wide)) and packed.shape == (10, 5)
+    packed.requires_grad_(True)
+    above = torch.randn(4, 3, 5)
+    (gradient,) = torch.autograd.grad((filled.spread(packed) * above).sum(), packed)
+    assert torch.equal(gradient[:7], plain.pack(above))
+    assert not gradient[7:].any()
+    wide.requires_grad_(True)
+    weights = torch.randn(10, 5)
+    (gradient,) = torch.autograd.grad((filled.pack(wide) * weights).sum(), wide)
+    (expected,) = torch.autograd.grad((plain.pack(wide) * weights[:7]).sum(), wide)
+    assert torch.equal(gradient, expected)

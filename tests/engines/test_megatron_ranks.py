@@ -132,8 +132,22 @@ def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batc
     head = "scalar" if kind == "scalar" else "lm"
     case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
     settings = TrainSettings("values" if head == "scalar" else "logprobs", 3, micro_batches, temperature=0.8)
-    found = world.run(case.ranks, cases.train, case, settings)
-    model = oracle(folders[kind], head)
+    assert_plain_loop(folders[kind], case, settings, world.run(case.ranks, cases.train, case, settings))
+
+
+@pytest.mark.parametrize("layout", ["dp2", "dp2 tp2", "dp2 pp2"])
+def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout):
+    """One row of each mini-batch on one replica, seven on the other, in up to three micro-batches."""
+    case = Case(folders["tied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
+    settings = TrainSettings("logprobs", 3, 3, temperature=0.8)
+    found = world.run(case.ranks, cases.train_dealt_unevenly, case, settings)
+    assert_plain_loop(folders["tied"], case, settings, found)
+
+
+def assert_plain_loop(folder, case, settings, found):
+    """What ranks found is what plain PyTorch finds in one process."""
+    head = case.head
+    model = oracle(folder, head)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     norms = cases.plain_training(model, head, settings, OPTIMIZER)
     assert all(metrics == found[0][0] for metrics, _ in found)
