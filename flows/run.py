@@ -18,9 +18,9 @@ from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.fit import check_memory
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.memory import check_memory
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import read_plan
@@ -86,9 +86,9 @@ def choose_plan(name: str, graph: DataflowGraph, held: Lease, longest: int) -> E
     """
     cluster = held.cluster
     known = name in PRESETS
-    plan = preset(name, graph, cluster, held.mesh, longest) if known else read_plan(Path(name), cluster)
+    plan = preset(name, graph, cluster, held.mesh, longest, held.kind) if known else read_plan(Path(name), cluster)
     plan = aligned(check_plan(plan, graph, held.mesh), graph)
-    return check_memory(plan, graph, longest)
+    return check_memory(plan, graph, longest, held.kind)
 
 
 @contextmanager

@@ -53,6 +53,11 @@ def check_memory(
     raise refusal(plan, certificate, remedies(plan, graph, workload, kind))
 
 
+def fits(plan: ExecutionPlan, graph: DataflowGraph, max_sequence_length: int, kind: DeviceKind) -> bool:
+    """Whether a run of the plan stays within the memory of its devices."""
+    return certify_plan(plan, graph, longest_rows(graph, max_sequence_length), kind).fits
+
+
 def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> Certificate:
     """The certificate of a run of any number of steps."""
     return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, kind)
@@ -66,7 +71,8 @@ def offload_to_fit(
 ) -> ExecutionPlan:
     """Offload frozen instances, the largest first, until the plan fits; all of them when it never does.
 
-    Trained roles stay: what they would have to move, optimizer states and all, is needed in every step.
+    Trained roles stay: what they would have to move, optimizer states and all, is needed in every step. One alone may
+    not help, since it may still be on its way when the next call begins; two take turns.
     """
     workload = longest_rows(graph, max_sequence_length)
     certificate = certify_plan(plan, graph, workload, kind)

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 from prefect_rlhf.placement.check import ENGINES, problems
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.fit import DEFAULT_SEQUENCE_LENGTH, check_memory, fits, offload_to_fit
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.memory import DEFAULT_SEQUENCE_LENGTH, check_memory, offload_to_fit
+from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.strategy import Strategy
@@ -24,6 +25,7 @@ def preset(
     cluster: ClusterShape,
     mesh: DeviceMesh,
     max_sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    kind: DeviceKind = "cuda",
 ) -> ExecutionPlan:
     """The plan that preset `name` gives `graph` on the leased `mesh`: as much data parallelism as is legal and fits.
 
@@ -35,13 +37,19 @@ def preset(
         raise InvalidInput("plan", name, f"a plan file or one of the presets {', '.join(PRESETS)}")
     cluster.check_mesh(mesh)
     refused: list[InvalidInput] = []
+    too_large: list[ExecutionPlan] = []
     for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
         try:
             placements = tuple((call.name, _place(call, rule(call, mesh, graph), graph, mesh, least)) for call in graph)
-            plan = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, max_sequence_length)
-            return check_memory(plan, graph, max_sequence_length)
         except InvalidInput as error:
             refused.append(error)
+            continue
+        plan = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, max_sequence_length, kind)
+        if fits(plan, graph, max_sequence_length, kind):
+            return plan
+        too_large.append(plan)
+    if too_large:
+        return check_memory(too_large[0], graph, max_sequence_length, kind)  # raises, and says what would help
     raise refused[0]
 
 

@@ -20,10 +20,8 @@ from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.node import Node
 
 Rule = Literal["run", "ready_first"]
-Resource = tuple[Device, Literal["compute", "host_link"]]
 
 _SAME_SECONDS = 1e-9  # relative: two periods that differ by less are one
-_HOST_LINK_KINDS = frozenset({"offload", "reload"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class Schedule:
         """How long each device computes or moves tensors between devices; its host link is not counted."""
         busy: dict[Device, float] = defaultdict(float)
         for slot in self.slots:
-            for device in sorted({device for device, what in resources(slot.node) if what == "compute"}):
+            for device in sorted(device for device, what in slot.node.occupies if what == "compute"):
                 busy[device] += slot.seconds
         return dict(busy)
 
@@ -113,12 +111,6 @@ def list_schedule(jobs: Sequence[Job], rule: Rule = "run") -> list[float]:
     return _start_in_graph_order(jobs) if rule == "run" else _start_ready_first(jobs)
 
 
-def resources(node: Node) -> frozenset[Resource]:
-    """What a node occupies alone while it runs."""
-    what: Literal["compute", "host_link"] = "host_link" if node.kind in _HOST_LINK_KINDS else "compute"
-    return frozenset((device, what) for device in node.devices)
-
-
 def critical_path_seconds(jobs: Sequence[Job]) -> float:
     """The longest chain of jobs that wait for each other: no schedule is shorter."""
     ends: list[float] = []
@@ -153,7 +145,7 @@ def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node],
     position = {node.id: index for index, node in enumerate(nodes)}
     return [
         Job(
-            sum(1 << bits.setdefault(resource, len(bits)) for resource in resources(node)),
+            sum(1 << bits.setdefault(resource, len(bits)) for resource in node.occupies),
             _seconds(node, seconds),
             tuple(position[name] for name in node.depends_on),
         )

@@ -86,19 +86,16 @@ def test_an_unknown_preset_is_refused_with_the_names_that_exist():
 def test_frozen_roles_are_offloaded_where_memory_is_short():
     """There is a size of device that holds two replicas of everything only while the frozen roles come and go."""
     fitting = {}
-    for eighths in range(1, 400):
-        cluster = ClusterShape("small", 1, 2, eighths << 17)
-        try:
-            plan = preset("flattening", ppo(), cluster, cluster.whole, max_sequence_length=64)
-        except InvalidInput:
-            continue
+    for quarters in range(126, 150):
+        cluster = ClusterShape("small", 1, 2, quarters << 18)
+        plan = preset("flattening", ppo(), cluster, cluster.whole, max_sequence_length=64)
         off = sum(placement.offload != "none" for _, placement in plan.placements)
-        fitting.setdefault((plan["actor_train_step"].strategy.dp, off), eighths)
+        fitting.setdefault((plan["actor_train_step"].strategy.dp, off), quarters)
     assert fitting[2, 2] < fitting[2, 0]
 
 
 def test_a_plan_that_cannot_fit_is_refused_with_what_fills_the_memory():
     tiny = ClusterShape("tiny", 1, 2, 1 << 20)
-    with pytest.raises(InvalidInput, match=r"memory of n0:0: got .* GiB") as error:
+    with pytest.raises(InvalidInput, match=r"memory of n0:0: got .* MiB at ") as error:
         preset("flattening", ppo(), tiny, tiny.whole)
     assert "actor.megatron n0:0-1 dp2: optimizer" in str(error.value)

@@ -15,7 +15,6 @@ from prefect_rlhf.placement.schedule import (
     Job,
     critical_path_seconds,
     list_schedule,
-    resources,
     schedule,
     steady_seconds,
 )
@@ -125,7 +124,7 @@ def test_an_augmented_graph_is_scheduled_as_it_runs(data):
         assert all(ends[name] <= slot.start for name in slot.node.depends_on)
         for other in made.slots:
             apart = slot.end <= other.start or other.end <= slot.start
-            assert other is slot or apart or not resources(slot.node) & resources(other.node)
+            assert other is slot or apart or not slot.node.occupies & other.node.occupies
     assert max(made.busy_seconds.values(), default=0.0) <= made.makespan_seconds
 
 
