@@ -5,7 +5,7 @@ Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -16,6 +16,7 @@ from prefect_rlhf.placement.layout import Region
 from prefect_rlhf.placement.plan import ModelInstance, Part
 
 Output = Literal["logprobs", "values", "scores"]
+StateKind = Literal["main", "exp_avg", "exp_avg_sq"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,19 @@ class Shard:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(stop - start for start, stop in self.region)
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """A region of one parameter in what the optimizer keeps on this rank: float32 main weights or a moment of Adam's.
+
+    `values` is a flat view of the region's elements in row-major order, in the optimizer's own tensor.
+    """
+
+    kind: StateKind
+    parameter: str
+    region: Region
+    values: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +178,19 @@ class TrainingEngine(Engine, Protocol):
         Under `initial_...` the same of the first mini-batch, before any update: there new and old policy have the same
         weights, so what a loss says of their difference is the difference of the two engines.
         """
+        ...
+
+    @property
+    def num_updates(self) -> int:
+        """The optimizer's steps so far, which its warm-up and bias corrections count."""
+        ...
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """All that the optimizer keeps on this rank, in whatever pieces it is cut; no moments before the first step."""
+        ...
+
+    def begin_after(self, num_updates: int) -> None:
+        """Go on as after that many optimizer steps; the moments are there, zero, to be written to."""
         ...
 
 

@@ -38,8 +38,16 @@ class RowSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """Where a trained role's state is on disk, and which weight version that is."""
+
+    folder: Path
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class BuildOrder:
-    """Build one model instance on `ranks` (in the mesh's order) and load its weights from the checkpoint."""
+    """Build one model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given."""
 
     model: ModelSpec
     instance: ModelInstance
@@ -48,6 +56,7 @@ class BuildOrder:
     max_sequence_length: int
     max_rows: int
     cuda_graphs: bool = True
+    restore: Restore | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, final
 
 import torch
 
+from prefect_rlhf.engines.checkpoint import restore, save
+from prefect_rlhf.engines.checkpoint_files import check_shard
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.engine import Engine, GenerationEngine, TrainingEngine
 from prefect_rlhf.engines.exchange import exchange_rows
@@ -29,6 +31,7 @@ from prefect_rlhf.engines.orders import (
 )
 from prefect_rlhf.engines.resident import Resident
 from prefect_rlhf.engines.rows import unpad
+from prefect_rlhf.engines.saved_state import SavedState, decode, encode
 from prefect_rlhf.engines.seeds import row_seeds
 from prefect_rlhf.engines.store import RowStore
 from prefect_rlhf.placement.errors import EngineFailed, RlhfError
@@ -76,12 +79,15 @@ class Rank:
         self._states: dict[str, Any] = {}  # what stateful computations return for the next step, by call
 
     def build(self, order: BuildOrder) -> Report:
-        """Make the instance's engine and load its weights, which are version 0. Collective over `order.ranks`."""
+        """Make the instance's engine and load its weights: version 0, or that of a checkpoint. Collective."""
         began = time.perf_counter()
         engine = self._engine_factory(order, self.rank)
         check_layout(engine, order, self.rank)
+        if order.restore is not None:
+            restore(cast(TrainingEngine, engine), order.restore.folder)
         resident = self._residents[order.instance] = Resident(engine, order)
-        return self._report(began, resident, digest=resident.written(0))
+        version = order.restore.version if order.restore else 0
+        return self._report(began, resident, digest=resident.written(version))
 
     def open_dataset(self, source: RowSource) -> None:
         """Make the dataset's rows readable here, under its name."""
@@ -184,6 +190,26 @@ class Rank:
         resident.require(resident.version, f"export {path.name}")
         bytes_moved = export(resident.engine, resident.model, layout, path, tokenizer, self.rank)
         return self._report(began, resident, bytes_moved=bytes_moved)
+
+    def checkpoint(self, instance: ModelInstance, version: int, folder: Path) -> Report:
+        """Write this rank's shard of an instance's weights and optimizer into a role's folder."""
+        began, resident = time.perf_counter(), self._resident(instance, "checkpoint")
+        resident.require(version, f"checkpoint {folder.name}")
+        written = save(cast(TrainingEngine, resident.engine), resident.order, folder, self.rank)
+        return self._report(began, resident, bytes_moved=written)
+
+    def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> Report:
+        """Hold shards of roles against their checksums."""
+        began = time.perf_counter()
+        return self._report(began, bytes_moved=sum(check_shard(index, role) for role, index in indexes))
+
+    def states(self, calls: Sequence[str]) -> dict[str, SavedState]:
+        """What these computations left for their next run, to be written down; nothing of those that never ran."""
+        return {name: encode(self._states[name], name) for name in calls if name in self._states}
+
+    def restore_states(self, states: Mapping[str, SavedState]) -> None:
+        """The inverse of `states`."""
+        self._states |= {name: decode(state) for name, state in states.items()}
 
     def store_keys(self, step: int) -> tuple[tuple[str, str], ...]:
         """(call, key) of the rows held of a step."""

@@ -16,7 +16,16 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
-from prefect_rlhf.engines.engine import Generated, Loss, Output, SamplingSettings, Sequences, Shard, TrainSettings
+from prefect_rlhf.engines.engine import (
+    Generated,
+    Loss,
+    Output,
+    SamplingSettings,
+    Sequences,
+    Shard,
+    StatePart,
+    TrainSettings,
+)
 from prefect_rlhf.engines.megatron import cpu_shim, weights
 from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, mini_batch_rows, on_device, scatter_rows
 from prefect_rlhf.engines.megatron.generation import Generation
@@ -59,8 +68,9 @@ class MegatronEngine:
             self._wrapped = with_gradient_buffers(self._model, self._groups)
             self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups)
         self._shards = weights.shards(self._model, self._spec, self._groups)
-        weights.load(self._shards, self._spec)
-        self.weights_written()
+        if order.restore is None:  # else they come from there
+            weights.load(self._shards, self._spec)
+            self.weights_written()
 
     def weights(self) -> dict[str, Shard]:
         """Views of the compute weights under their Hugging Face names."""
@@ -70,6 +80,20 @@ class MegatronEngine:
         """Refresh the main weights from the compute weights."""
         if self._optimizer is not None:
             self._optimizer.reload_main_weights()
+
+    @property
+    def num_updates(self) -> int:
+        """See TrainingEngine.num_updates."""
+        return self._optimizer.num_updates if self._optimizer else 0
+
+    def state_parts(self) -> Iterator[StatePart]:
+        """See TrainingEngine.state_parts."""
+        return self._optimizer.state_parts(self._shards) if self._optimizer else iter(())
+
+    def begin_after(self, num_updates: int) -> None:
+        """See TrainingEngine.begin_after."""
+        assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
+        self._optimizer.begin_after(num_updates)
 
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
         """See TrainingEngine.infer."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 
+from prefect_rlhf.engines.engine import Shard, StatePart
 from prefect_rlhf.engines.megatron import cpu_shim
 from prefect_rlhf.engines.megatron.gradient_buffers import GradientBuffers
 from prefect_rlhf.engines.megatron.groups import Groups, only
+from prefect_rlhf.engines.megatron.optimizer_state import MOMENTS, state_parts
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.model import OptimizerSpec
 
@@ -57,6 +59,24 @@ class MainOptimizer:
         """Take the main weights from the compute weights, after these were written from outside."""
         with cpu_shim.cuda_type_names():
             self._chain.reload_model_params()
+
+    @property
+    def num_updates(self) -> int:
+        """Steps so far."""
+        return self._steps
+
+    def state_parts(self, shards: Mapping[str, Shard]) -> Iterator[StatePart]:
+        """See TrainingEngine.state_parts; `shards` are this rank's weights."""
+        for part in self._chain.chained_optimizers:
+            yield from state_parts(part, shards)
+
+    def begin_after(self, num_updates: int) -> None:
+        """See TrainingEngine.begin_after. The moments are as AdamW makes them at its first step."""
+        self._steps = num_updates
+        for part in self._chain.chained_optimizers if num_updates else ():
+            for main in (main for group in part.optimizer.param_groups for main in group["params"]):
+                state = {str(kind): torch.zeros_like(main) for kind in MOMENTS}
+                part.optimizer.state[main] = state | {"step": torch.tensor(float(num_updates), device=main.device)}
 
     def tensors(self) -> Iterator[Tensor]:
         """Main weights and moments (made at the first step, perhaps while another thread counts bytes: hence lists)."""
