@@ -18,6 +18,7 @@ from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.node import Node
+from prefect_rlhf.placement.timeline import Bar
 
 Rule = Literal["run", "ready_first"]
 
@@ -82,6 +83,15 @@ class Schedule:
             if slot.node.step < self.num_steps:
                 ends[slot.node.step] = max(ends[slot.node.step], slot.end)
         return tuple(ends[step] for step in sorted(ends))
+
+    def bars(self, num_steps: int | None = None) -> tuple[Bar, ...]:
+        """For a timeline, those of the first steps or of all; nodes that take no time are left out."""
+        shown = (slot for slot in self.slots if num_steps is None or slot.node.step < num_steps)
+        return tuple(
+            Bar(slot.node.title, slot.node.kind, tuple(map(str, sorted(slot.node.devices))), slot.start, slot.end)
+            for slot in shown
+            if slot.end > slot.start
+        )
 
     def seconds_of(self) -> dict[str, float]:
         """Each node's seconds by id."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
@@ -40,14 +40,16 @@ class Span:
     device_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> bytes when it ended
     resident_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> memory of its process
     metrics: Mapping[str, float] = field(default_factory=dict)
+    predicted_seconds: float | None = None  # where the plan came with an estimate
 
 
 class Journal:
     """Appends to `task_runs.jsonl` and `metrics.jsonl` in `run_dir`; safe to call from many threads."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, predicted_seconds: Callable[[str], float | None] = lambda node: None) -> None:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
+        self._predicted_seconds = predicted_seconds  # of a node, by its id
         self._by_step: dict[int, list[Span]] = defaultdict(list)
         self._lock = threading.Lock()
 
@@ -58,7 +60,8 @@ class Journal:
             return tuple(span for step in steps for span in self._by_step[step])
 
     def record(self, span: Span) -> None:
-        """Keep a finished task run."""
+        """Keep a finished task run, with its predicted seconds beside the measured ones."""
+        span = replace(span, predicted_seconds=self._predicted_seconds(span.node))
         with self._lock:
             self._by_step[span.step].append(span)
             _append(self.run_dir / "task_runs.jsonl", asdict(span))
@@ -69,6 +72,13 @@ class Journal:
             metrics = {"step": float(step), **step_metrics(self._by_step[step])}
             _append(self.run_dir / "metrics.jsonl", metrics)
         return metrics
+
+
+def read_spans(run_dir: Path) -> tuple[Span, ...]:
+    """What `record` wrote into a run's folder."""
+    lines = (run_dir / "task_runs.jsonl").read_text(encoding="utf-8").splitlines()
+    values = (json.loads(line) for line in lines)
+    return tuple(Span(**{**value, "devices": tuple(value["devices"])}) for value in values)
 
 
 def step_metrics(spans: Sequence[Span]) -> dict[str, float]:

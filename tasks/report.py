@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -18,7 +18,9 @@ from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.draw import graph_text, plan_rows, plan_text
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.schedule import Schedule
 from prefect_rlhf.placement.timeline import Bar, timeline_svg
+from prefect_rlhf.tasks.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.dispatch import Outcome
 from prefect_rlhf.tasks.journal import Journal, Span
 from prefect_rlhf.tasks.publish import publish
@@ -26,13 +28,14 @@ from prefect_rlhf.tasks.publish import publish
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
 ROWS_SHOWN = 50
 STEPS_SHOWN = 3  # in the timeline: enough to see what repeats and what overlaps
+STEPS_COMPARED = 10  # of the newest
 
 
 class Report:
     """Publishes artifacts of the current flow run. A server that does not answer costs a picture, never the run."""
 
-    def __init__(self, augmented: AugmentedGraph, lease: Lease) -> None:
-        self.augmented, self.lease = augmented, lease
+    def __init__(self, augmented: AugmentedGraph, lease: Lease, predicted: Schedule | None = None) -> None:
+        self.augmented, self.lease, self.predicted = augmented, lease, predicted
         self._log = get_run_logger()
         self._metrics: list[Mapping[str, float]] = []
         self._journal: Journal | None = None
@@ -44,6 +47,11 @@ class Report:
         self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
         self._log.info("graph of one step:\n%s", graph_text(self.augmented))
         publish(create_table_artifact, plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
+        if self.predicted is not None:
+            seconds = self.predicted.seconds_per_step
+            self._log.info("predicted: %.3g s a step once it repeats", seconds)
+            text = f"{seconds:.3g} s a step once it repeats\n\n{picture(self.predicted.bars(STEPS_SHOWN))}"
+            publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
     def started(self, journal: Journal) -> None:
         """Show where the run's files are, and a bar that moves."""
@@ -81,6 +89,9 @@ class Report:
             key="timeline",
             description="Timeline",
         )
+        if self.predicted is not None:
+            rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_COMPARED)))
+            publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
@@ -97,7 +108,16 @@ def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:
 
 def timeline_markdown(spans: tuple[Span, ...]) -> str:
     """Task runs as a picture, one lane a device, in a form that Prefect's pages show."""
-    bars = [Bar(span.title, span.kind, span.devices, span.start, span.end) for span in spans]
+    bars = [Bar(_title(span), span.kind, span.devices, span.start, span.end) for span in spans]
     steps = [span.step for span in spans]
-    picture = b64encode(timeline_svg(bars).encode()).decode()
-    return f"Steps {min(steps)} to {max(steps)}\n\n![timeline](data:image/svg+xml;base64,{picture})"
+    return f"Steps {min(steps)} to {max(steps)}\n\n{picture(bars)}"
+
+
+def _title(span: Span) -> str:
+    """The task run's; with what was predicted, which then shows on hovering beside what was measured."""
+    return span.title if span.predicted_seconds is None else f"{span.title} · predicted {span.predicted_seconds:.3g} s"
+
+
+def picture(bars: Sequence[Bar]) -> str:
+    """A timeline as Markdown."""
+    return f"![timeline](data:image/svg+xml;base64,{b64encode(timeline_svg(bars).encode()).decode()})"

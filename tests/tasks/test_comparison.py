@@ -1,0 +1,75 @@
+"""Predicted beside measured: rows worked out by hand, from a schedule and spans that know nothing of each other."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.presets import preset
+from prefect_rlhf.placement.schedule import schedule
+from prefect_rlhf.placement.timeline import timeline_svg
+from prefect_rlhf.tasks.comparison import compare, comparison_rows, predicted_seconds, subject_of
+from prefect_rlhf.tasks.journal import Journal, Span, read_spans
+from tests.strategies import TWO_DEVICES, dpo
+
+PREDICTED = {"ref_inference": 2.0, "actor_train_step": 3.0}
+AUGMENTED = augment(dpo(), preset("flattening", dpo(), TWO_DEVICES, TWO_DEVICES.whole), 4)
+SCHEDULE = schedule(AUGMENTED, lambda node: PREDICTED.get(subject_of(node.id), 0.0))
+
+
+def spans(num_steps: int = 4) -> list[Span]:
+    """Inference worked 1 s and held its devices 1.5 s; training 4 and 4.5 s; the first step took thrice as long."""
+    made, now = [], 1000.0
+    for step in range(num_steps):
+        slower = 3.0 if step == 0 else 1.0
+        for call, kind, seconds in (("ref_inference", "inference", 1.0), ("actor_train_step", "train_step", 4.0)):
+            end = now + slower * (seconds + 0.5)
+            made.append(Span(f"{call}@{step}", call, kind, call, step, "", "", ("n0:0",), now, end, slower * seconds))
+            now = end
+    return made
+
+
+def test_each_call_has_its_predicted_and_measured_seconds_and_their_ratio():
+    rows = {row.subject: row for row in compare(SCHEDULE, spans())}
+    assert list(rows) == ["ref_inference", "actor_train_step", "step"]
+    train = rows["actor_train_step"]
+    assert (train.num_runs, train.predicted_seconds, train.measured_seconds, train.wall_seconds) == (3, 3.0, 4.0, 4.5)
+    assert train.ratio == 0.75
+
+
+def test_the_step_compares_steady_states():
+    step = compare(SCHEDULE, spans())[-1]
+    assert (step.predicted_seconds, step.measured_seconds) == (5.0, pytest.approx(6.0))
+
+
+def test_what_was_not_predicted_has_no_ratio():
+    extra = Span("held_out@1", "held_out", "inference", "held_out", 1, "", "", ("n0:0",), 1030.0, 1031.0, 1.0)
+    row = next(row for row in comparison_rows(compare(SCHEDULE, [*spans(), extra])) if row["call"] == "held_out")
+    assert (row["predicted s"], row["measured s"], row["ratio"]) == ("", "1", "")
+
+
+def test_a_single_step_is_compared_as_it_is():
+    assert compare(SCHEDULE, spans(1))[0].measured_seconds == 3.0
+    assert compare(SCHEDULE, []) == []
+
+
+def test_the_journal_keeps_what_was_predicted_of_every_step(tmp_path):
+    """A step that was never scheduled has the prediction of those that were; what is written reads back equal."""
+    known = predicted_seconds(SCHEDULE)
+    journal = Journal(tmp_path, lambda node: known.get(subject_of(node)))
+    late = replace(spans(1)[0], node="ref_inference@99", step=99)
+    journal.record(late)
+    assert json.loads((tmp_path / "task_runs.jsonl").read_text())["predicted_seconds"] == 2.0
+    assert read_spans(tmp_path) == (replace(late, predicted_seconds=2.0),)
+
+
+def test_the_predicted_timeline_shows_what_takes_time():
+    bars = SCHEDULE.bars(2)
+    assert [(bar.kind, bar.start, bar.end) for bar in bars] == [
+        ("inference", 0.0, 2.0),
+        ("train_step", 2.0, 5.0),
+        ("inference", 5.0, 7.0),
+        ("train_step", 7.0, 10.0),
+    ]
+    assert timeline_svg(bars).count("<title>") == len(bars)
