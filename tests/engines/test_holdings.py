@@ -1,0 +1,57 @@
+"""What an instance is said to keep on its device, against the storage bytes that the real engines report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import megatron_cases
+import pytest
+import torch
+import vllm_cases
+from megatron_cases import OPTIMIZER, Case
+
+from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
+from prefect_rlhf.engines.vllm.engine import VllmEngine
+from prefect_rlhf.placement.holdings import instance_holdings
+from prefect_rlhf.placement.mesh import DeviceMesh
+from tests.strategies import call
+
+TOLERANCE = 1.001
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def predicted(spec, instance, kind: str, rows: int = 8, max_length: int = 128) -> int:
+    made = call("a_call", kind, spec.role, {}, num_rows=rows)
+    return sum(holding.num_bytes for holding in instance_holdings(instance, (made,), spec, max_length, "cpu"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("tied", "scalar"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_megatron_instance_keeps_what_is_predicted(tmp_path, dtype, tied, scalar, trained):
+    """After a step, since Adam makes its moments in the first. An odd vocabulary makes padding count."""
+    folder = megatron_cases.make_folder(tmp_path, tied=tied, scalar=scalar, vocab=megatron_cases.VOCAB + 1, layers=2)
+    case = Case(folder, head="scalar" if scalar else "lm", dtype=dtype, optimizer=OPTIMIZER if trained else None)
+    engine = case.build(0)
+    if trained:
+        engine.train(
+            *megatron_cases.make_rows(4), megatron_cases.loss, TrainSettings("values" if scalar else "logprobs")
+        )
+    found = predicted(case.spec(), engine.instance, "train_step" if trained else "inference")
+    assert engine.device_bytes() <= found <= TOLERANCE * engine.device_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_vllm_instance_keeps_what_is_predicted(tmp_path, tied):
+    """After a generate, since packed copies are made when they are first used."""
+    order = vllm_cases.make_order(vllm_cases.make_folder(tmp_path, 1, tied=tied), tied=tied, dtype="bfloat16")
+    engine = VllmEngine(order, 0)
+    engine.generate(vllm_cases.make_prompts(4), SamplingSettings(2), range(4))
+    instance = replace(order.instance, mesh=DeviceMesh(0, 1, 0, 1))
+    found = predicted(order.model, instance, "generate", order.max_rows, order.max_sequence_length)
+    assert engine.device_bytes() <= found <= TOLERANCE * engine.device_bytes()
