@@ -8,7 +8,7 @@ In this order: the runs of all calls; `reallocate` where an instance lacks the v
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.checkpoints import Span, add_checkpoints
@@ -20,7 +20,7 @@ from prefect_rlhf.placement.node import Dependency, Node, NodeKind, RowMove
 from prefect_rlhf.placement.offload import add_offloads
 from prefect_rlhf.placement.order import CallOrder, just_after, just_before, last
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
-from prefect_rlhf.placement.transfers import Feed, feeds
+from prefect_rlhf.placement.transfers import batches, feeds
 from prefect_rlhf.placement.unroll import CallRun, run_id, unroll
 
 __all__ = ["AugmentedGraph", "Dependency", "Node", "NodeKind", "RowMove", "augment"]
@@ -109,7 +109,8 @@ def _when_to_move(
         return just_before(draft.priority(reader.id))
     if node.source in away and node.depends_on:
         return just_after(draft.priority(node.depends_on[0]))  # its train_step
-    return order.weights_of(reader.call, reader.step)
+    assert node.reads is not None  # a reallocate brings a version
+    return order.weights_of(reader.call, min(node.reads, reader.step))  # a stale reader's is there before its step
 
 
 def _reallocation(
@@ -156,22 +157,23 @@ def _add_overwrites(draft: Draft) -> None:
 def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, order: CallOrder) -> None:
     """Before a call whose devices lack rows, bring them; a transfer made for an earlier call may serve it too."""
     by_call = feeds(graph, plan)
+    made = {name: batches(graph, plan, name, feed.moves) for name, feed in by_call.items()}
     for node in tuple(draft.nodes.values()):
         if node.call is None or node.call.name not in by_call:
             continue
         feed = by_call[node.call.name]
-        if feed.moves:
-            transfer = _transfer(plan, node, feed)
-            draft.add(transfer, order.transfer_to(node.call, node.step))
-            draft.wait(node.id, Dependency(transfer.id, "data", _keys(feed.moves)))
+        for moves in made[node.call.name]:
+            transfer = _transfer(plan, node, moves, _transfer_id(made, node.call.name, moves[0].producer, node.step))
+            draft.add(transfer, order.transfer_to(node.call, node.step, [move.producer for move in moves]))
+            draft.wait(node.id, Dependency(transfer.id, "data", _keys(moves)))
         for share in feed.shared:
-            brought = Dependency(_transfer_id(share.consumer, node.step), "data", _keys((share.move,)))
-            draft.wait(node.id, brought)
+            id = _transfer_id(made, share.consumer, share.move.producer, node.step)
+            draft.wait(node.id, Dependency(id, "data", _keys((share.move,))))
         for producer, local in feed.local.items():
-            made = run_id(producer, node.step)
+            run = run_id(producer, node.step)
             if local != graph.reads_of(node.call.name)[producer]:  # wait for it only where its rows are used from there
-                stay = (Dependency(made, "data", ", ".join(local)),) if local else ()
-                draft.replace_dependency(node.id, made, *stay)
+                stay = (Dependency(run, "data", ", ".join(local)),) if local else ()
+                draft.replace_dependency(node.id, run, *stay)
 
 
 def _add_exports(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> None:
@@ -194,25 +196,27 @@ def _add_exports(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, num_st
         draft.add(node, last(num_steps, position))
 
 
-def _transfer(plan: ExecutionPlan, consumer: Node, feed: Feed) -> Node:
+def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], id: str) -> Node:
     assert consumer.call is not None and consumer.placement is not None  # only calls are fed
-    producers = [(move.producer, run_id(move.producer, consumer.step)) for move in feed.moves]
-    labels_by_producer = {move.producer: ", ".join(move.keys) for move in feed.moves}
+    producers = [(move.producer, run_id(move.producer, consumer.step)) for move in moves]
+    labels_by_producer = {move.producer: ", ".join(move.keys) for move in moves}
     return Node(
-        id=_transfer_id(consumer.call.name, consumer.step),
+        id=id,
         kind="transfer",
         step=consumer.step,
         meshes=_union((*(plan[name].mesh for name, _ in producers), *consumer.meshes)),
-        dependencies=tuple(Dependency(id, "data", labels_by_producer[name]) for name, id in producers),
-        reason=f"the devices of {consumer.id} lack rows of {_keys(feed.moves)} made elsewhere.",
+        dependencies=tuple(Dependency(run, "data", labels_by_producer[name]) for name, run in producers),
+        reason=f"the devices of {consumer.id} lack rows of {_keys(moves)} made elsewhere.",
         call=consumer.call,
         placement=consumer.placement,
-        moves=feed.moves,
+        moves=moves,
     )
 
 
-def _transfer_id(consumer: str, step: int) -> str:
-    return f"transfer.{consumer}@{step}"
+def _transfer_id(made: Mapping[str, Sequence[Sequence[RowMove]]], consumer: str, producer: str, step: int) -> str:
+    """The transfer to `consumer` that brings rows of `producer`; one that goes ahead is named after both."""
+    ahead = producer in (move.producer for moves in made[consumer][:-1] for move in moves)
+    return f"transfer.{consumer}{f'.{producer}' if ahead else ''}@{step}"
 
 
 def _keys(moves: Iterable[RowMove]) -> str:

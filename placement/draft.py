@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import replace
+
+import networkx as nx
 
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.node import Dependency, Node
@@ -62,9 +65,14 @@ class Draft:
                 if waiting[follower] == 0:
                     heapq.heappush(ready, (self._priority[follower], follower))
         if len(order) < len(self.nodes):
-            stuck = sorted(name for name, count in waiting.items() if count > 0)
-            raise GraphError(
-                f"{', '.join(stuck[:6])} wait for each other: a weight version is overwritten in place before all its "
-                "readers can run; give one of the readers a mesh or strategy of its own"
-            )
+            raise self._circle(name for name, count in waiting.items() if count > 0)
         return tuple(order)
+
+    def _circle(self, stuck: Iterable[str]) -> GraphError:
+        """Names the nodes that wait for each other, not those behind them."""
+        waits = nx.DiGraph((before, name) for name in stuck for before in self.nodes[name].depends_on)
+        names = [before for before, _ in nx.find_cycle(waits)]
+        return GraphError(
+            f"{', '.join(sorted(names)[:6])} wait for each other: a weight version is overwritten in place before all "
+            "its readers can run; give one of the readers a mesh or strategy of its own, or lower staleness"
+        )

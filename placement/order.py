@@ -2,12 +2,13 @@
 
 In a step: first the weights that it needs; then evaluation, so that what that needs does not stay on the devices while
 training; then calls by how many calls their rows went through; then checkpoints. Before the first call of each such
-level come all transfers to its calls: a transfer occupies several meshes, and behind a long call on one of them it
-would keep the others from running at the same time.
+level come all transfers of rows that the level before made, whichever call they are for: a transfer occupies several
+meshes, and behind a long call on one of them it would keep the others from running at the same time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.draft import Priority
@@ -34,8 +35,10 @@ class CallOrder:
     def call(self, call: Call, step: int) -> Priority:
         return step, _part(call), self.levels[call.name], self.positions[call.name], 0
 
-    def transfer_to(self, call: Call, step: int) -> Priority:
-        return step, _part(call), self.levels[call.name], -1, self.positions[call.name]
+    def transfer_to(self, call: Call, step: int, producers: Iterable[str]) -> Priority:
+        """As soon as the last of its producers has run, though other calls come before the one that it feeds."""
+        level = 1 + max(self.levels[name] for name in producers)
+        return step, _part(call), level, -1, self.positions[call.name]
 
     def weights_of(self, call: Call, step: int) -> Priority:
         return step, _WEIGHTS, self.levels[call.name], self.positions[call.name], 0

@@ -16,7 +16,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.strategy import Strategy
 
 Rule = Callable[[Call, DeviceMesh, DataflowGraph], DeviceMesh]
-"""Which part of the leased mesh a call with a model gets."""
+"""Which part of the leased mesh a call gets; a computation takes its first device."""
 
 
 def preset(
@@ -40,7 +40,7 @@ def preset(
     too_large: list[ExecutionPlan] = []
     for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
         try:
-            placements = tuple((call.name, _place(call, rule(call, mesh, graph), graph, mesh, least)) for call in graph)
+            placements = tuple((call.name, _place(call, rule(call, mesh, graph), graph, least)) for call in graph)
         except InvalidInput as error:
             refused.append(error)
             continue
@@ -80,7 +80,19 @@ def split(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
     return second if graph.model(call.role).head == "scalar" else first
 
 
-PRESETS: Mapping[str, Rule] = MappingProxyType({"flattening": flattening, "side_by_side": side_by_side, "split": split})
+def separation(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
+    """Generation and inference on one half, training on the other: with staleness 1 both have work at the same time.
+
+    The strategy of that name in Adaptive Placement and Parallelism (Xiao et al. 2023, arXiv:2312.11819, section V-A2):
+    actor and critic have a copy on each half.
+    """
+    first, second = halves(mesh)
+    return second if call.kind in ("train_step", "compute") else first
+
+
+PRESETS: Mapping[str, Rule] = MappingProxyType(
+    {"flattening": flattening, "side_by_side": side_by_side, "split": split, "separation": separation}
+)
 
 
 def halves(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
@@ -100,10 +112,10 @@ def halves(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
     return first, replace(first, first_device=mesh.first_device + count)
 
 
-def _place(call: Call, mesh: DeviceMesh, graph: DataflowGraph, lease: DeviceMesh, least: int) -> Placement:
+def _place(call: Call, mesh: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:
     """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh."""
     if call.kind == "compute":
-        first = DeviceMesh(lease.first_node, 1, lease.first_device, 1)
+        first = DeviceMesh(mesh.first_node, 1, mesh.first_device, 1)
         return Placement(first, Strategy(), "python")
     refused: list[InvalidInput] = []
     for strategy in strategies(mesh.num_devices):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.node import RowMove
+from prefect_rlhf.placement.order import CallOrder
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows import holds, needs, reads, row_moves
 
@@ -49,6 +50,26 @@ def feeds(graph: DataflowGraph, plan: ExecutionPlan) -> dict[str, Feed]:
             local = {name: tuple(key for key in names if key not in moves.get(name, ())) for name, names in used}
             found[call.name] = Feed(own, shared, local)
     return found
+
+
+def batches(
+    graph: DataflowGraph, plan: ExecutionPlan, consumer: str, moves: Sequence[RowMove]
+) -> tuple[tuple[RowMove, ...], ...]:
+    """The moves of one call by the transfers that make them: the last has all that need not go ahead.
+
+    A producer's rows go ahead, in a transfer of their own, when that sets devices free: those which neither the
+    consumer nor any later producer occupies would else be wanted again when the later rows are made, though they may
+    have begun the next step by then.
+    """
+    levels = CallOrder.of(graph).levels
+    ahead = []
+    for move in moves:
+        later = [other.producer for other in moves if levels[other.producer] > levels[move.producer]]
+        kept = {device for name in (*later, consumer) for device in plan[name].mesh.devices()}
+        if later and not kept.issuperset(plan[move.producer].mesh.devices()):
+            ahead.append(move)
+    rest = tuple(move for move in moves if move not in ahead)
+    return (*((move,) for move in ahead), rest) if rest else ()  # the latest producer's rows are never ahead
 
 
 def _shareable(

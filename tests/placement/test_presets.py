@@ -63,7 +63,15 @@ def test_split_lets_actor_and_critic_train_at_the_same_time():
     }
 
 
-@pytest.mark.parametrize("name", ["side_by_side", "split"])
+def test_separation_trains_on_one_half_what_the_other_half_predicts_with():
+    plan = preset("separation", ppo(), TWO_DEVICES, WHOLE)
+    halves = {each.name: plan[each.name].mesh.name for each in ppo()}
+    training = ("advantages", "actor_train_step", "critic_train_step")
+    assert {name for name, mesh in halves.items() if mesh == "n0:1"} == set(training)
+    assert {mesh for name, mesh in halves.items() if name not in training} == {"n0:0"}
+
+
+@pytest.mark.parametrize("name", ["side_by_side", "split", "separation"])
 def test_presets_of_two_halves_need_two_halves(name):
     with pytest.raises(InvalidInput, match="mesh: got 'n0:0', expected a mesh of two equal halves"):
         preset(name, ppo(), TWO_DEVICES, DeviceMesh(0, 1, 0, 1))
