@@ -196,7 +196,7 @@ def parameters(folder: Path) -> dict[str, Any]:
     critic = make_model(folder / "critic", scalar=True, layers=6, hidden=64, heads=4)
     reward = make_model(folder / "reward", scalar=True, layers=5, hidden=128, heads=4)
     prompts = make_prompts(folder / "prompts.parquet", num_train=2 * ROWS, num_held_out=ROWS)
-    optimizer = {"lr": 1e-2, "eps": 1e-3}
+    optimizer = {"lr": 2e-3, "eps": 1e-3}
     exact = {"dtype": "float32"}
     return {
         "prompts": {"path": prompts},
