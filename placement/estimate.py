@@ -1,0 +1,59 @@
+"""Seconds per iteration of a plan: its augmented graph, scheduled as a run's device locks would."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.schedule import Rule, Schedule, schedule
+
+ITERATIONS = 5  # in a row, as in ReaL's objective: what one leaves to overlap, the next ones use
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """When each node of a plan would run. Steps below `first_step` differ from others: they bring no new weights."""
+
+    plan: ExecutionPlan
+    schedule: Schedule
+    first_step: int
+
+    @property
+    def seconds(self) -> float:
+        """Per iteration: from the first start of `ITERATIONS` alike ones in a row to their last end, shared equally."""
+        every = [slot for slot in self.schedule.slots if slot.seconds > 0]
+        ours = [slot for slot in every if self.first_step <= slot.node.step < self.schedule.num_steps]
+        span = max(slot.end for slot in ours) - min(slot.start for slot in ours)
+        return span / (self.schedule.num_steps - self.first_step)
+
+    @property
+    def steady_seconds(self) -> float:
+        """Per iteration of a long run, once the end of a step moves by the same from step to step."""
+        return self.schedule.seconds_per_step
+
+
+def estimate(
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
+    workload: Workload,
+    sources: CostSources,
+    iterations: int = ITERATIONS,
+    rule: Rule = "run",
+) -> Estimate:
+    """Of a legal plan of the graph; evaluation, which runs every so many steps only, is left out."""
+    trained = training(graph)
+    names = {call.name for call in trained}
+    plan = replace(plan, placements=tuple((name, one) for name, one in plan.placements if name in names))
+    first = max((edge.lag for edge in trained.version_edges()), default=1)
+    costs = NodeCosts(trained, plan, workload, sources)
+    return Estimate(plan, schedule(augment(trained, plan, first + iterations), costs.seconds, rule), first)
+
+
+def training(graph: DataflowGraph) -> DataflowGraph:
+    """The graph without its evaluation calls."""
+    return replace(graph, calls=tuple(call for call in graph if call.every is None))

@@ -1,0 +1,205 @@
+"""The planning problem of a graph: what the search may choose, and the least that each choice must take.
+
+It leaves out what depends on more than two calls (transfers of rows, copies that several calls share, computations) and
+counts the rest at the least it can take. So no plan's augmented graph takes less than the problem says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefect_rlhf.placement.candidates import Candidate, Setting, candidates
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.devices import Links
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.search.problem import (
+    Edge,
+    LinkNode,
+    Option,
+    PairNode,
+    PlannedCall,
+    Problem,
+    ProblemNode,
+)
+
+MICROSECONDS = 1e6
+Bytes = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanProblem:
+    """A problem with what its options stand for."""
+
+    problem: Problem
+    candidates: Mapping[str, tuple[Candidate, ...]]
+
+
+def plan_problem(setting: Setting, iterations: int) -> PlanProblem:
+    """Of the setting's graph, which has no evaluation calls. Raises InvalidInput where a call can run nowhere."""
+    graph, line = setting.graph, setting.line
+    found = {call.name: _some(call, candidates(call, setting), setting) for call in graph if call.kind != "compute"}
+    nodes = tuple(node for name in found for node in _nodes(graph.call(name), found, setting))
+    problem = Problem(
+        name=graph.name,
+        device_bytes=(setting.usable_bytes,) * max(interval.stop for interval in line.intervals),
+        meshes=line.intervals,
+        mesh_classes=line.classes,
+        nodes=nodes,
+        edges=tuple(_edges(graph, {node.name for node in nodes})),
+        iterations=iterations,
+    )
+    return PlanProblem(problem, found)
+
+
+def _some(call: Call, found: tuple[Candidate, ...], setting: Setting) -> tuple[Candidate, ...]:
+    if not found:
+        most = f"{setting.usable_bytes / (1 << 30):.1f} GiB of each device"
+        raise InvalidInput(f"calls.{call.name}", "no placement", f"a mesh that divides its work and fits {most}")
+    return found
+
+
+def _nodes(call: Call, found: Mapping[str, tuple[Candidate, ...]], setting: Setting) -> Iterator[ProblemNode]:
+    """The call, and the moves around it."""
+    own = found[call.name]
+    trainer = _moved_from(setting.graph, call)
+    if trainer is not None:
+        yield _reallocation(call, found[trainer.name], own, trainer, setting)
+    away = tuple(_microseconds(one.host_seconds) for one in own)
+    comes_and_goes = any(away) and _alone(setting.graph, call)
+    if comes_and_goes:
+        yield LinkNode(_reload(call.name), call.name, away)
+    yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, one) for one in own))
+    if comes_and_goes:
+        yield LinkNode(_offload(call.name), call.name, away)
+
+
+def _option(call: Call, one: Candidate) -> Option:
+    placement = one.placement
+    copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
+    least = max(1, _microseconds(one.seconds))
+    return Option(placement.strategy, one.mesh_class, least, one.static_bytes, one.peak_bytes, copy)
+
+
+def _moved_from(graph: DataflowGraph, call: Call) -> Call | None:
+    """The train_step that makes the weights this call reads, where it is the first of its role to read them.
+
+    Others may use the same copy, so a move of their own is not certain.
+    """
+    trainer = graph.trained_by(call.role or "")
+    readers = [other for other in graph if other.role == call.role and other != trainer]
+    return trainer if readers and call == readers[0] else None
+
+
+def _alone(graph: DataflowGraph, call: Call) -> bool:
+    """Whether no other call may use its copy of the weights, which then would come and go once for both."""
+    return sum(other.role == call.role for other in graph) == 1
+
+
+def _reallocation(
+    call: Call, trained: Sequence[Candidate], own: Sequence[Candidate], trainer: Call, setting: Setting
+) -> PairNode:
+    sizes = ModelSizes.of(setting.graph.model(call.role or ""))
+    links = setting.sources.links(setting.line.meshes)
+    seconds = least_move_seconds(trained, own, sizes, links)
+    same = np.array([[_one_copy(a, b) for b in own] for a in trained])
+    seconds[2][same] = 0.0
+    microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
+    return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds)
+
+
+def _one_copy(trained: Candidate, reader: Candidate) -> bool:
+    """Whether, on equal meshes, both use one copy of the weights."""
+    a, b = trained.placement, reader.placement
+    return trained.mesh_class == reader.mesh_class and (a.engine, a.strategy) == (b.engine, b.strategy)
+
+
+def least_move_seconds(
+    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, links: Links
+) -> Bytes:
+    """The least that moving weights can take, [3, trained, readers]: on disjoint, overlapping and equal meshes.
+
+    Whatever the order of devices: a device that holds a part of at most s bytes receives what its own part of t bytes
+    has more, and copies the rest; and what all receive together, the trained copy's devices share to send.
+    """
+    held, _, have = _parts(trained, sizes)
+    need, mean, want = _parts(readers, sizes)
+    wire, memory = max(links.node, links.network), links.device
+    common = np.minimum(have[:, None], want[None, :])
+    total = (want * mean)[None, :]
+    apart = np.maximum(need[None, :], total / have[:, None])
+    received = np.maximum(need[None, :] - held[:, None], (total - common * held[:, None]) / have[:, None])
+    over = np.maximum(np.maximum(received, 0) / wire, np.broadcast_to(need[None, :], received.shape) / (wire + memory))
+    return np.stack([apart / wire, over, over])
+
+
+def _parts(options: Sequence[Candidate], sizes: ModelSizes) -> tuple[Bytes, Bytes, Bytes]:
+    """For each option: bytes of the fullest device, of a device on average, and the number of devices."""
+    known: dict[object, tuple[float, float, float]] = {}
+    for one in options:
+        strategy = one.placement.strategy
+        if strategy not in known:
+            stages = [sizes.stage_parameters(strategy, stage) * sizes.item for stage in range(strategy.pp)]
+            known[strategy] = max(stages), sum(stages) / len(stages), strategy.num_devices
+    columns = np.array([known[one.placement.strategy] for one in options])
+    return columns[:, 0], columns[:, 1], columns[:, 2]
+
+
+def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
+    """Waits between calls, through computations and the moves around calls."""
+    for call in graph:
+        if call.kind == "compute":
+            continue
+        first = _first_of(call.name, names)
+        yield from (Edge(a, b) for a, b in zip(_around(call.name, names), _around(call.name, names)[1:], strict=False))
+        for producer in sorted(_producers(graph, call)):
+            yield Edge(producer, call.name)
+        if _offload(call.name) in names:
+            yield Edge(_offload(call.name), first, 1)
+    for edge in graph.version_edges():
+        if graph.call(edge.target).kind == "compute":
+            continue
+        if _move(edge.target) in names:
+            yield Edge(edge.source, _move(edge.target), edge.lag)
+            yield Edge(edge.target, _move(edge.target), 1)
+        else:
+            yield Edge(edge.source, edge.target, edge.lag)
+
+
+def _around(name: str, names: set[str]) -> list[str]:
+    """The call and the moves around it, in their order."""
+    return [one for one in (_move(name), _reload(name), name, _offload(name)) if one in names]
+
+
+def _first_of(name: str, names: set[str]) -> str:
+    return next(one for one in (_reload(name), name) if one in names)
+
+
+def _producers(graph: DataflowGraph, call: Call) -> set[str]:
+    """The calls with models whose rows it waits for, through computations."""
+    found: set[str] = set()
+    for name in graph.reads_of(call.name):
+        producer = graph.call(name)
+        found |= _producers(graph, producer) if producer.kind == "compute" else {name}
+    return found
+
+
+def _move(call: str) -> str:
+    return f"reallocate {call}"
+
+
+def _reload(call: str) -> str:
+    return f"reload {call}"
+
+
+def _offload(call: str) -> str:
+    return f"offload {call}"
+
+
+def _microseconds(seconds: float) -> int:
+    """Rounded down: a bound must not be above what it bounds."""
+    return int(seconds * MICROSECONDS)

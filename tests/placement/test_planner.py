@@ -1,0 +1,120 @@
+"""From a graph to a plan: it is legal, fits, is as fast as its augmented graph says, and no plan beats the bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.check import check_plan
+from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.estimate import estimate
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.mesh_line import meshes_of
+from prefect_rlhf.placement.planner import Planned, plan_graph
+from prefect_rlhf.placement.schedule import schedule
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax
+
+WORKLOAD = Workload.fixed(128, 128)
+SOURCES = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
+
+
+def larger(graph: DataflowGraph) -> DataflowGraph:
+    """The graph with models of 135 million parameters, so that moves take time."""
+    models = tuple(model(one.role, one.head, SMOLLM2) for one in graph.models)
+    return replace(graph, models=models)
+
+
+GRAPHS = {
+    "ppo": larger(ppo()),
+    "ppo with evaluation": larger(ppo(evaluate_every=2)),
+    "ppo one step off": larger(ppo(staleness=1)),
+    "remax": larger(remax()),
+    "dpo": larger(dpo()),
+}
+
+
+@cache
+def planned(name: str) -> Planned:
+    return plan_graph(GRAPHS[name], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=0.5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_plan_is_legal_and_its_certificate_says_that_it_fits(name):
+    found = planned(name)
+    assert check_plan(found.plan, GRAPHS[name], TWO_DEVICES.whole) is found.plan
+    assert found.certificate.fits
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_preset_is_faster_than_the_plan(name):
+    found = planned(name)
+    timed = [one.estimate.seconds for one in found.presets if one.estimate is not None]
+    assert timed and min(timed) >= found.seconds
+
+
+@pytest.mark.parametrize("name", ["ppo", "remax", "dpo"])
+def test_the_estimate_is_the_time_of_the_plans_augmented_graph(name):
+    """Counted here by hand: five steps in a row after the first, which brings no new weights."""
+    graph, found = GRAPHS[name], planned(name)
+    costs = NodeCosts(graph, found.plan, WORKLOAD, SOURCES)
+    slots = [one for one in schedule(augment(graph, found.plan, 6), costs.seconds).slots if one.seconds > 0]
+    began = min(one.start for one in slots if one.node.step >= 1)
+    assert found.seconds == pytest.approx((max(one.end for one in slots) - began) / 5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_drawn_plan_takes_less_than_the_bound(name, data):
+    """Whatever its meshes, strategies, orders and offloads: legal plans that the search knew nothing of."""
+    drawn = data.draw(plans(GRAPHS[name], TWO_DEVICES))
+    assert estimate(GRAPHS[name], drawn, WORKLOAD, SOURCES).seconds >= planned(name).lower_bound_seconds * (1 - 1e-9)
+
+
+def test_evaluation_uses_the_copies_of_weights_of_the_calls_like_it():
+    placed = planned("ppo with evaluation").plan
+    for evaluation, sibling in (("evaluate_generate", "actor_generate"), ("evaluate_scores", "reward_inference")):
+        ours, theirs = placed[evaluation], placed[sibling]
+        assert (ours.mesh, ours.strategy, ours.engine) == (theirs.mesh, theirs.strategy, theirs.engine)
+
+
+def test_evaluation_costs_nothing_and_the_bound_stays():
+    assert planned("ppo with evaluation").lower_bound_seconds == pytest.approx(planned("ppo").lower_bound_seconds)
+
+
+def test_meshes_are_aligned_slices_of_a_node_and_whole_nodes_in_a_row():
+    cluster = ClusterShape("two nodes", 2, 4, GIB)
+    slices = [f"n{node}:{devices}" for devices in ("0", "1", "2", "3", "0-1", "2-3") for node in (0, 1)]
+    found = [mesh.name for mesh in meshes_of(cluster, cluster.whole)]
+    assert sorted(found) == sorted([*slices, "n0:0-3", "n1:0-3", "n0-1:0-3"])
+    assert all(cluster.check_mesh(mesh) for mesh in meshes_of(cluster, cluster.whole))
+
+
+def test_a_plan_over_two_nodes_is_found():
+    cluster = ClusterShape("two nodes", 2, 2, 80 * GIB)
+    sources = CostSources.equal_nodes(replace(SOURCES.nodes[0], network=NETWORKS["roce-3200"]), 2)
+    found = plan_graph(GRAPHS["remax"], cluster, cluster.whole, WORKLOAD, sources, budget_seconds=0.5)
+    assert check_plan(found.plan, GRAPHS["remax"], cluster.whole)
+    assert found.lower_bound_seconds <= found.seconds < planned("remax").seconds
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
+def test_a_budget_that_is_not_positive_is_refused(budget):
+    with pytest.raises(InvalidInput, match="budget_seconds: got .*, expected more than 0 seconds"):
+        plan_graph(GRAPHS["dpo"], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=budget)
+
+
+def test_a_model_that_no_device_holds_is_refused():
+    tiny = replace(TWO_DEVICES, device_memory_bytes=GIB // 4)
+    with pytest.raises(InvalidInput, match="no placement"):
+        plan_graph(GRAPHS["dpo"], tiny, tiny.whole, WORKLOAD, SOURCES)
