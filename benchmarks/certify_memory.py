@@ -4,8 +4,10 @@
 
 Real Prefect, gang, Megatron-core and vLLM on four CPU ranks, tiny models. For each plan and rank `ratio` is the most
 that the certificate lets instances keep on the rank's device over the most storage bytes that the rank reports: 1 or
-more, and at most 1.15. `beyond` is the witness: by how much the process grew past those bytes, in memory that is its
-own, from the first task run on, over the bytes that the certificate adds for the node with the highest peak.
+more, and at most 1.15. `active_bytes` is what the certificate adds for the node with the highest peak. The witness is
+`beyond_bytes`: how far the process's own resident memory grew past its reported bytes from the first task run on; with
+models this small that is mostly Python, allocators and, with offloads, the copies in host memory. Active bytes are held
+against every allocation of torch in `tests/engines/test_call_bytes.py`.
 """
 
 from __future__ import annotations
