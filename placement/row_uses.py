@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
@@ -27,11 +27,9 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
     return {device: made.get(device, frozenset()) | read.get(device, frozenset()) for device in {**made, **read}}
 
 
-def use_counts(graph: DataflowGraph, plan: ExecutionPlan, nodes: Iterable[Node]) -> Counter[tuple[Device, RowKey]]:
-    """How many of `nodes`, all of one step, use each key on each device."""
-    return Counter(
-        (device, key) for node in nodes for device, keys in row_uses(graph, plan, node).items() for key in keys
-    )
+def use_counts(uses: Iterable[Mapping[Device, frozenset[RowKey]]]) -> Counter[tuple[Device, RowKey]]:
+    """How many nodes of a step use each key on each device, from what each of them uses."""
+    return Counter((device, key) for by_device in uses for device, keys in by_device.items() for key in keys)
 
 
 def _made(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, frozenset[RowKey]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from prefect_rlhf.engines.orders import (
 from prefect_rlhf.engines.versions import Fingerprints
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.instances import instances, offloaded_parts, trained_instance
-from prefect_rlhf.placement.layout import layout_of
+from prefect_rlhf.placement.layout import Layout, layout_of
 from prefect_rlhf.placement.node import Node, Resource
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.operations import Bound
@@ -70,6 +71,7 @@ class Dispatcher:
         self.fingerprints = Fingerprints()
         self._graph, self._plan = run.augmented.graph, run.augmented.plan
         self.rows = StepRows(run)
+        self._layouts: dict[ModelInstance, Layout] = {}
 
     def build(self, on_built: Callable[[ModelInstance, Outcome], None]) -> None:
         """Open the datasets and build every model instance; copies of one role must hold the same version 0."""
@@ -170,8 +172,10 @@ class Dispatcher:
             max_rows=max(len(need.share.rows()) for call in calls for need in self.rows.needs[call.name].values()),
         )
 
-    def _layout(self, instance: ModelInstance) -> Any:
-        return layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh)
+    def _layout(self, instance: ModelInstance) -> Layout:
+        if instance not in self._layouts:
+            self._layouts[instance] = layout_of(instance, self._graph.model(instance.role), self.run.lease.mesh)
+        return self._layouts[instance]
 
     def _call(
         self, method: str, arguments: Mapping[int, tuple[Any, ...]], doing: str, resource: Resource = "compute"
@@ -195,7 +199,7 @@ def call_orders(run: TrainingRun, node: Node, known: StepRows) -> dict[int, Call
         "micro_batches": placement.micro_batches,
         "reads": node.reads,
         "writes": node.writes,
-        "versions": node_versions(run, node),
+        "versions": known.versions(node),
         **operation_fields(call, placement.micro_batches),
     }
     lengths = known.lengths_for(call, node.step)
@@ -216,7 +220,8 @@ def call_orders(run: TrainingRun, node: Node, known: StepRows) -> dict[int, Call
     return orders
 
 
-def operation_fields(call: Call, micro_batches: int) -> dict[str, Any]:
+@lru_cache(maxsize=64)  # the same in every step
+def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
     """The fields of a CallOrder that say what to run, from the call's operation."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
@@ -260,16 +265,3 @@ def samples_per_item(calls: Sequence[Call], call: Call) -> int:
     by_name = {made.name: made for made in calls}
     sources = [by_name[port.source] for port in call.inputs if port.source in by_name]
     return samples_per_item(calls, sources[0]) if sources else 1
-
-
-def node_versions(run: TrainingRun, node: Node) -> dict[str, int]:
-    """Which weight version of each role has a part in the rows that this call works on, itself included."""
-    versions: dict[str, int] = {}
-    pending = [node]
-    while pending:
-        current = pending.pop()
-        if current.call is not None and current.call.role and current.reads is not None:
-            versions.setdefault(current.call.role, current.reads)
-        data = (d.node for d in current.dependencies if d.kind == "data")
-        pending.extend(run.augmented.node(name) for name in data)
-    return versions

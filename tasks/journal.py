@@ -39,6 +39,7 @@ class Span:
     peak_extra_bytes: int = 0  # the most that a rank staged for what it moved
     device_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> bytes when it ended
     resident_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> memory of its process
+    store_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> rows that it still held
     metrics: Mapping[str, float] = field(default_factory=dict)
     predicted_seconds: float | None = None  # where the plan came with an estimate
 

@@ -176,5 +176,6 @@ def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, 
         peak_extra_bytes=outcome.peak_extra_bytes,
         device_bytes=outcome.device_bytes,
         resident_bytes=outcome.resident_bytes,
+        store_bytes=outcome.store_bytes,
         metrics=outcome.metrics,
     )

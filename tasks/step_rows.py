@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import cached_property
 
 from prefect_rlhf.engines.orders import Report, RowTransfer
@@ -27,6 +27,8 @@ class StepRows:
         self._graph, self._plan = run.augmented.graph, run.augmented.plan
         self._lengths: dict[int, dict[str, tuple[int, ...]]] = {}
         self._uses_left: dict[int, Counter[tuple[Device, RowKey]]] = {}
+        self._versions: dict[int, dict[str, Mapping[str, int]]] = {}
+        self._uses: dict[Hashable, Mapping[Device, frozenset[RowKey]]] = {}
         self._lock = threading.Lock()
 
     @cached_property
@@ -71,18 +73,37 @@ class StepRows:
         with self._lock:
             if node.step not in self._uses_left:
                 of_step = self._nodes_by_step.get(node.step, [])
-                self._uses_left[node.step] = use_counts(self._graph, self._plan, of_step)
+                self._uses_left[node.step] = use_counts(self._uses_of(other) for other in of_step)
             left = self._uses_left[node.step]
-            for device, keys in row_uses(self._graph, self._plan, node).items():
+            for device, keys in self._uses_of(node).items():
                 left.subtract((device, key) for key in keys)
                 frees[self.run.rank(device)] = tuple(sorted(key for key in keys if not left[device, key]))
         return frees
 
+    def versions(self, node: Node) -> Mapping[str, int]:
+        """Which weight version of each role has a part in the rows that a call works on, itself included."""
+        known = self._versions.setdefault(node.step, {})
+        if node.id not in known:
+            own = {node.call.role: node.reads} if node.call and node.call.role and node.reads is not None else {}
+            sources = [self.run.augmented.node(d.node) for d in node.dependencies if d.kind == "data"]
+            merged: dict[str, int] = {}
+            for versions in (*(self.versions(source) for source in sources), own):
+                merged.update(versions)
+            known[node.id] = merged
+        return known[node.id]
+
     def finish(self, step: int) -> None:
         """Forget what was known of a step's rows."""
         with self._lock:
-            self._uses_left.pop(step, None)
-            self._lengths.pop(step, None)
+            for known in (self._uses_left, self._lengths, self._versions):
+                known.pop(step, None)
+
+    def _uses_of(self, node: Node) -> Mapping[Device, frozenset[RowKey]]:
+        """Computed once for all steps."""
+        name = node.kind, node.call and node.call.name, node.moves
+        if name not in self._uses:
+            self._uses[name] = row_uses(self._graph, self._plan, node)
+        return self._uses[name]
 
     @cached_property
     def _nodes_by_step(self) -> dict[int, list[Node]]:

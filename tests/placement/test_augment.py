@@ -65,7 +65,8 @@ class Devices:
     def run_all(self, augmented: AugmentedGraph, order: Iterable[Node]) -> None:
         """Every node in this order, rows freed after their last use."""
         steps = range(augmented.last_step + 1)
-        self.uses_left = {step: use_counts(self.graph, self.plan, augmented.of_step(step)) for step in steps}
+        uses = {step: [row_uses(self.graph, self.plan, node) for node in augmented.of_step(step)] for step in steps}
+        self.uses_left = {step: use_counts(found) for step, found in uses.items()}
         for node in order:
             self.run(node)
             self._free(node)

@@ -50,9 +50,10 @@ class KnowingEngine:
 
     def __init__(self, order, rank):
         self.instance, regions = order.instance, order.layout.of_rank(rank)
+        dtype = getattr(torch, order.model.dtype)
         self.at = order.instance.strategy.coordinates()[order.ranks.index(rank)]
         shapes = {name: [stop - start for start, stop in region] for name, region in regions.items()}
-        self.shards = {name: Shard(regions[name], torch.zeros(shape)) for name, shape in shapes.items()}
+        self.shards = {name: Shard(regions[name], torch.zeros(shape, dtype=dtype)) for name, shape in shapes.items()}
 
     def weights(self):
         return self.shards
