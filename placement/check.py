@@ -31,6 +31,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     `mesh` is what the run leases; every call must lie inside.
     """
     plan.cluster.check_mesh(mesh, "mesh")
+    plan.cluster.with_speeds(plan.cluster.node_speeds, "cluster.node_speeds")
     _check_names(plan, graph)
     for call in graph:
         placement = plan[call.name]

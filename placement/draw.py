@@ -8,13 +8,14 @@ from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.node import Node, call_title
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.rows import dealing_of
 
 STEPS_SHOWN = 2  # the first step differs: nothing was trained before it
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
     """One row for each call, for a table: what it is, where it runs, and how its rows are split."""
-    return [_plan_row(call, plan[call.name]) for call in graph]
+    return [_plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} for call in graph]
 
 
 def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
@@ -97,6 +98,15 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
         "offload": "" if placement.offload == "none" else placement.offload,
     }
+
+
+def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:
+    """The rows of a step; with how many each replica gets where their speeds differ: `12 (8 4)`."""
+    dealing = dealing_of(graph, plan, call.name)
+    if len(set(dealing.speeds)) == 1:
+        return str(call.num_rows)
+    counts = (sum(map(len, hand)) for hand in dealing.hands())
+    return f"{call.num_rows} ({' '.join(map(str, counts))})"
 
 
 def _node_lines(node: Node) -> Iterator[str]:

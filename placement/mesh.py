@@ -6,8 +6,10 @@ meshes are disjoint, nested, or overlap in whole nodes.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -101,6 +103,14 @@ class ClusterShape:
     @property
     def whole(self) -> DeviceMesh:
         return DeviceMesh(0, self.num_nodes, 0, self.devices_per_node)
+
+    def with_speeds(self, speeds: Sequence[float], field: str = "node_speeds") -> ClusterShape:
+        """The same cluster whose nodes have these speeds. Raises InvalidInput unless there is one for each, above 0."""
+        if len(speeds) not in (0, self.num_nodes):
+            raise InvalidInput(field, list(speeds), f"one speed for each of the {self.num_nodes} nodes of {self.name}")
+        if not all(0 < speed < math.inf for speed in speeds):
+            raise InvalidInput(field, list(speeds), "numbers above 0")
+        return replace(self, node_speeds=tuple(speeds))
 
     def check_mesh(self, mesh: DeviceMesh, field: str = "mesh") -> DeviceMesh:
         """Return `mesh`, or raise InvalidInput when it lies outside the cluster or is not aligned."""

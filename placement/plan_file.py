@@ -60,7 +60,8 @@ class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
-    Without it a run chooses the order that moves the least weights.
+    Without it a run chooses the order that moves the least weights. `node_speeds` is how fast the devices of each node
+    are, relative to each other: replicas get rows in proportion. Without it all are as fast.
 
     ```yaml
     name: mine
@@ -73,6 +74,7 @@ class PlanFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
+    node_speeds: list[float] = Field(default_factory=list)
     calls: dict[str, CallEntry] = Field(min_length=1)
 
 
@@ -104,6 +106,8 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
         field = ".".join(str(part) for part in ("plan", *first["loc"]))
         keys = PlanFile.model_fields if len(first["loc"]) == 1 else CallEntry.model_fields
         raise InvalidInput(field, *_seen_and_expected(first["type"], first["input"], first["msg"], keys)) from error
+    if file.node_speeds:
+        cluster = cluster.with_speeds(file.node_speeds, "plan.node_speeds")
     placements = tuple((name, entry.placement(f"plan.calls.{name}", cluster)) for name, entry in file.calls.items())
     return ExecutionPlan(file.name, cluster, placements)
 
@@ -118,7 +122,10 @@ def write_plan(plan: ExecutionPlan, path: Path | str) -> Path:
 def plan_yaml(plan: ExecutionPlan) -> str:
     """The plan as YAML, one line per call."""
     entries = {name: CallEntry.of(placement) for name, placement in plan.placements}
-    lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}", "calls:"]
+    speeds = plan.cluster.node_speeds
+    lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}"]
+    lines += [f"node_speeds: {list(speeds)}"] if speeds else []
+    lines.append("calls:")
     for name, entry in entries.items():
         lines.append(f"  {name}: {entry.line()}")
     return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.draw import augmented_mermaid, graph_mermaid, graph_text, plan_rows, plan_text
+from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.presets import preset
 from prefect_rlhf.placement.timeline import COLOURS, Bar, timeline_svg
 from tests.strategies import TWO_DEVICES, ppo, remax
@@ -34,6 +35,13 @@ def test_the_plan_table_has_a_row_per_call():
         "micro-batches": "",
         "offload": "",
     }
+
+
+def test_replicas_of_different_speeds_are_shown_with_the_rows_they_get():
+    cluster = ClusterShape("halves", 2, 1, TWO_DEVICES.device_memory_bytes, node_speeds=(1.0, 0.5))
+    plan = preset("flattening", ppo(), cluster, cluster.whole)
+    rows = {row["call"]: row["rows"] for row in plan_rows(plan, ppo())}
+    assert (rows["actor_generate"], rows["advantages"]) == ("8 (6 2)", "8")
 
 
 def test_the_text_table_is_aligned():

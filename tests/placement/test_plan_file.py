@@ -30,6 +30,19 @@ def test_json_is_read_too(tmp_path):
     assert (plan.name, plan["actor_generate"].micro_batches, plan["actor_generate"].offload) == ("mine", 1, "none")
 
 
+def test_speeds_of_nodes_are_part_of_a_plan(tmp_path):
+    """One for each node of the cluster, above 0; written and read."""
+    content = GOOD | {"node_speeds": [1.0, 0.5]}
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    plan = read_plan(tmp_path / "plan.json", CLUSTER)
+    assert plan.cluster.node_speeds == (1.0, 0.5)
+    assert read_plan(write_plan(plan, tmp_path / "again.yaml"), CLUSTER) == plan
+    for speeds, says in (([1.0], "one speed for each of the 2 nodes of desk"), ([1.0, 0.0], "numbers above 0")):
+        (tmp_path / "plan.json").write_text(json.dumps(content | {"node_speeds": speeds}))
+        with pytest.raises(InvalidInput, match=rf"plan.node_speeds: got \[.*\], expected {says}"):
+            read_plan(tmp_path / "plan.json", CLUSTER)
+
+
 def test_a_file_has_one_line_per_call(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(GOOD))
@@ -52,7 +65,7 @@ BAD = {
     "misspelt key of the file": ('{"name": "x", "call": {}}', "plan.calls: got None, expected a value"),
     "extra key of the file": (
         '{"name": "x", "cals": {}, "calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}',
-        "plan.cals: got {}, expected no such key; the keys are name, calls",
+        "plan.cals: got {}, expected no such key; the keys are name, node_speeds, calls",
     ),
     "degree as text": (entry(tp="two"), "plan.calls.actor_generate.tp: got 'two', expected a valid integer"),
     "degree of zero": (entry(tp=0), "plan.calls.actor_generate.tp: got 0, expected greater than or equal to 1"),
