@@ -10,17 +10,30 @@ from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.hyperparameters import GRPO
 from prefect_rlhf.tasks.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.settings import Staleness
 
 
 @rlhf_flow("grpo")
-def grpo(prompts: Prompts, held_out: Prompts, actor: Model, ref: Model, reward: Model, algo: GRPO = GRPO()) -> None:
-    """One iteration: several responses to each prompt, each measured against its group."""
+def grpo(
+    prompts: Prompts,
+    held_out: Prompts,
+    actor: Model,
+    ref: Model,
+    reward: Model,
+    algo: GRPO = GRPO(),
+    staleness: Staleness = 0,
+) -> None:
+    """One iteration: several responses to each prompt, each measured against its group.
+
+    The ratio is to the policy that made the responses, so it also corrects for `staleness`.
+    """
     rollout = generate(
         actor,
         prompts,
         batch_size=algo.batch_size,
         sampling=algo.sampling,
         samples_per_prompt=algo.samples_per_prompt,
+        staleness=staleness,
     )
     scores = inference(reward, rollout, output="scores")
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)

@@ -14,14 +14,25 @@ from prefect_rlhf.tasks.hyperparameters import PPO
 from prefect_rlhf.tasks.losses import ppo_clip, value_clip
 from prefect_rlhf.tasks.rewards import compare_logprobs, kl_penalised_rewards
 from prefect_rlhf.tasks.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.settings import Staleness
 
 
 @rlhf_flow("ppo")
 def ppo(
-    prompts: Prompts, held_out: Prompts, actor: Model, critic: Model, ref: Model, reward: Model, algo: PPO = PPO()
+    prompts: Prompts,
+    held_out: Prompts,
+    actor: Model,
+    critic: Model,
+    ref: Model,
+    reward: Model,
+    algo: PPO = PPO(),
+    staleness: Staleness = 0,
 ) -> None:
-    """One iteration: respond, score, estimate advantages, train policy and values; evaluate now and then."""
-    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
+    """One iteration: respond, score, estimate advantages, train policy and values; evaluate now and then.
+
+    The ratio is to the policy that made the responses, so it also corrects for `staleness`.
+    """
+    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)
     scores = inference(reward, rollout, output="scores")
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
     values = inference(critic, rollout, output="values")

@@ -8,17 +8,34 @@ from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.advantages import remax_advantages
 from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.hyperparameters import ReMax
-from prefect_rlhf.tasks.losses import policy_gradient
+from prefect_rlhf.tasks.losses import policy_gradient, weighted_policy_gradient
 from prefect_rlhf.tasks.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.settings import Staleness
 
 
 @rlhf_flow("remax")
-def remax(prompts: Prompts, held_out: Prompts, actor: Model, ref: Model, reward: Model, algo: ReMax = ReMax()) -> None:
-    """One iteration: two generations of one weight version, three inferences, one train_step."""
-    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
+def remax(
+    prompts: Prompts,
+    held_out: Prompts,
+    actor: Model,
+    ref: Model,
+    reward: Model,
+    algo: ReMax = ReMax(),
+    staleness: Staleness = 0,
+) -> None:
+    """One iteration: two generations of one weight version, three inferences, one train_step.
+
+    Its estimator has no ratio, so with `staleness` each token is weighted by one, as far as the setting allows.
+    """
+    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)
     baseline = generate(
-        actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling.greedy(), name="actor_baseline"
+        actor,
+        prompts,
+        batch_size=algo.batch_size,
+        sampling=algo.sampling.greedy(),
+        staleness=staleness,
+        name="actor_baseline",
     )
     scores = inference(reward, rollout, output="scores")
     baseline_scores = inference(reward, baseline, output="scores", name="reward_baseline")
@@ -30,7 +47,7 @@ def remax(prompts: Prompts, held_out: Prompts, actor: Model, ref: Model, reward:
         actor,
         rollout,
         advantages,
-        loss=policy_gradient(algo),
+        loss=(weighted_policy_gradient if staleness else policy_gradient)(algo),
         optimizer=algo.optimizer,
         temperature=algo.temperature,
     )

@@ -30,16 +30,20 @@ def generate(
     sampling: Sampling | None = None,
     batch_size: int | None = None,
     samples_per_prompt: int = 1,
+    staleness: int = 0,
     every: int | None = None,
     name: str | None = None,
 ) -> Rows:
-    """Continue prompts: keys `tokens`, `prompt_length` and `logprobs`.
+    """Continue prompts: keys `tokens`, `prompt_length` and `logprobs`, those of the policy that made the responses.
 
-    `batch_size` prompts of the dataset enter each step (None: all of them, as an evaluation wants).
+    `batch_size` prompts of the dataset enter each step (None: all of them, as an evaluation wants). With `staleness`,
+    this and every other call before a train_step uses weights of so many steps earlier than it would; all generates of
+    a body agree on it, and evaluation, which has the newest weights, has none.
     """
     trace = current_trace("generate")
     role = trace.role(model, "generate")
     rows = trace.rows(prompts, "generate", batch_size)
+    trace.allow(staleness, name or f"{role}_generate", every)
     settings = sampling or Sampling()
     call = Call(
         name=name or f"{role}_generate",

@@ -70,6 +70,7 @@ class ReMax(Rollouts):
     kl: KLControl = Field(default=KLControl(kind="fixed"), description="Penalty for leaving the reference model.")
     normalise_scores: Literal[False] = Field(False, description="Off: scores and baselines share one scale.")
     score_clip: None = Field(None, description="Off: scores and baselines share one scale.")
+    max_ratio: float = Field(2.0, gt=1, description="With staleness, a token's weight is at most this.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
 

@@ -33,6 +33,8 @@ class Span:
     start: float
     end: float
     seconds: float
+    reads: int | None = None  # the weight version that it used, as the ranks checked
+    writes: int | None = None
     fingerprint_seconds: float = 0.0
     bytes_moved: int = 0
     num_tokens: int = 0

@@ -5,6 +5,7 @@ Shapes: B rows, T response tokens (right-padded, `mask` 1.0 where one exists), P
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import LossTerms
-from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, Reward
+from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.kl import kl_k3
 from prefect_rlhf.tasks.masked import row_means, row_sums
 from prefect_rlhf.tasks.operations import loss
@@ -23,7 +24,11 @@ REF_LOGPROBS = "ref_inference.logprobs"  # what the call `inference(ref, ...)` m
 
 @loss("logprobs")
 def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossTerms:
-    """Clipped surrogate (Schulman et al. 2017, equation 7) over `advantages` and the old policy's `logprobs`."""
+    """Clipped surrogate (Schulman et al. 2017, equation 7) over `advantages` and the old policy's `logprobs`.
+
+    The old policy is the one that made the responses, however many steps ago: under it the advantages were sampled, so
+    the ratio to it is what corrects for the difference, and the clip keeps the new policy near it.
+    """
     mask_BT = batch["mask"]
     losses_BT, ratio_BT = clipped_surrogate(logprobs_BT, batch["logprobs"], batch["advantages"], settings.clip)
     log_ratio_BT = logprobs_BT - batch["logprobs"]
@@ -64,6 +69,25 @@ def value_clip(values_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
 def policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: Settings) -> LossTerms:
     """REINFORCE (Williams 1992): minus `advantages` times the log-probability of each token."""
     return token_terms(-batch["advantages"] * logprobs_BT, batch["mask"], entropy=-logprobs_BT)
+
+
+@loss("logprobs")
+def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: ReMax) -> LossTerms:
+    """REINFORCE on responses of an older policy: each token's gradient counts by min(ratio to that policy, max_ratio).
+
+    Truncated importance sampling (Ionides 2008; per token as in V-trace, Espeholt et al. 2018, arXiv:1802.01561): the
+    cap bounds the variance at the price of a bias. The loss is minus the advantage times the ratio, which goes on above
+    the cap with the slope that it has there. Where both policies are equal its gradient is that of `policy_gradient`.
+    """
+    log_ratio_BT, log_cap = logprobs_BT - batch["logprobs"], math.log(settings.max_ratio)
+    above_BT = (log_ratio_BT - log_cap).clamp(min=0)
+    surrogate_BT = log_ratio_BT.clamp(max=log_cap).exp() + settings.max_ratio * above_BT
+    return token_terms(
+        -batch["advantages"] * surrogate_BT,
+        batch["mask"],
+        entropy=-logprobs_BT,
+        truncated_fraction=(above_BT > 0).float(),
+    )
 
 
 @loss("logprobs")

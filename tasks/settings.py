@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
+
+Staleness = Annotated[
+    int, Field(ge=0, description="Steps by which responses may be older than the newest weights; 0 is on-policy.")
+]
+"""1 lets the responses of the next step be made while this one's are trained on."""
 
 
 class Settings(BaseModel):

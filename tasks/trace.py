@@ -40,6 +40,7 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     optimizers: dict[str, OptimizerSpec] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    staleness: int | None = None  # None until a generate says
 
     def role(self, argument: object, call: str) -> str:
         """The role that `argument` stands for. Raises GraphError for anything that is not a model parameter."""
@@ -65,6 +66,18 @@ class Trace:
             raise InvalidInput("algo.batch_size", size, f"1 to {dataset.num_items}, the items of {name}")
         return Rows(name, dataset.keys, name, size * dataset.rows_per_item, dataset.rows_per_item)
 
+    def allow(self, staleness: int, call: str, every: int | None) -> None:
+        """Let calls use weights that are `staleness` steps older. Raises GraphError when generates do not agree."""
+        if every is not None:
+            if staleness:
+                raise GraphError(f"flow {self.flow}: {call} is evaluation, which uses the newest weights; no staleness")
+            return
+        if self.staleness not in (None, staleness):
+            raise GraphError(
+                f"flow {self.flow}: {call} has staleness {staleness}, an earlier generate {self.staleness}; a step has one"
+            )
+        self.staleness = staleness
+
     def add(self, call: Call) -> Rows:
         """Append a call and return the handle of its outputs."""
         if any(made.name == call.name for made in self.calls):
@@ -80,7 +93,8 @@ class Trace:
         if unused:
             raise GraphError(f"flow {self.flow}: parameter {unused[0]!r} is used by no call; remove it")
         models = tuple(replace(m, optimizer=self.optimizers.get(role)) for role, m in self.models.items())
-        return DataflowGraph(self.flow, models, tuple(self.datasets.values()), tuple(self.calls))
+        datasets = tuple(self.datasets.values())
+        return DataflowGraph(self.flow, models, datasets, tuple(self.calls), self.staleness or 0)
 
 
 @contextmanager

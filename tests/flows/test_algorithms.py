@@ -73,6 +73,25 @@ def test_remax_generates_twice_from_one_weight_version():
         assert VersionEdge("actor_train", name, "actor", lag=1) in graph.version_edges()
 
 
+@pytest.mark.parametrize("name", ["ppo", "grpo", "remax"])
+def test_staleness_lags_the_calls_before_training_and_no_evaluation(name):
+    graph = traced(ALGORITHMS[name], staleness=1)
+    for edge in graph.version_edges():
+        call = graph.call(edge.target)
+        if call.role is not None:
+            assert edge.lag == (1 if call.kind == "train_step" or call.every else 2)
+    assert traced(ALGORITHMS[name]).staleness == 0
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "remax"])
+def test_with_staleness_the_ratio_is_to_the_policy_that_made_the_responses(name):
+    """The first `logprobs` among a train_step's inputs are what its loss divides by: those of generation."""
+    trained = traced(ALGORITHMS[name], staleness=1).call("actor_train")
+    first = next(port for port in trained.inputs if "logprobs" in port.keys)
+    assert first.source == "actor_generate"
+    assert trained.operation.target != "prefect_rlhf.tasks.losses:policy_gradient", "which has no ratio"
+
+
 def test_grpo_trains_without_a_critic_on_groups_of_responses():
     graph = traced(grpo)
     assert "critic" not in {model.role for model in graph.models}
@@ -107,7 +126,7 @@ def test_a_body_is_about_forty_lines(name):
 
 
 PARAMETERS = {  # a deployment somewhere passes these by name: adding is fine, renaming and removing are not
-    "ppo": ["prompts", "held_out", "actor", "critic", "ref", "reward", "algo"],
+    "ppo": ["prompts", "held_out", "actor", "critic", "ref", "reward", "algo", "staleness"],
     "reward": ["pairs", "held_out", "reward", "algo"],
     "run": ["steps", "plan", "seed", "output_dir", "dry_run", "steps_per_group", "call_deadline_seconds"],
 }

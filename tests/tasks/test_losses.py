@@ -8,8 +8,16 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, Reward
-from prefect_rlhf.tasks.losses import bradley_terry, dpo, grpo, policy_gradient, ppo_clip, value_clip
+from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
+from prefect_rlhf.tasks.losses import (
+    bradley_terry,
+    dpo,
+    grpo,
+    policy_gradient,
+    ppo_clip,
+    value_clip,
+    weighted_policy_gradient,
+)
 from prefect_rlhf.tasks.settings import Settings
 
 LOSSES = {
@@ -17,6 +25,7 @@ LOSSES = {
     "value_clip": (value_clip, PPO()),
     "value_unclipped": (value_clip, PPO(value_clip=None)),
     "policy_gradient": (policy_gradient, Settings()),
+    "weighted_policy_gradient": (weighted_policy_gradient, ReMax()),
     "grpo": (grpo, GRPO()),
     "dpo": (dpo, DPO(label_smoothing=0.1)),
     "bradley_terry": (bradley_terry, Reward(centering=0.01)),
@@ -129,6 +138,29 @@ def test_at_the_old_policy_ppo_is_the_policy_gradient():
     assert torch.allclose(gradient, expected)
     assert float(terms.metrics["approx_kl"]) == 0
     assert float(terms.metrics["clip_fraction"]) == 0
+
+
+def test_weighted_by_the_ratio_an_old_policys_responses_give_the_new_policys_gradient():
+    """Counted out: all answers of one token, each as often as the old policy gives it, against the new one's own."""
+    generator = torch.Generator().manual_seed(0)
+    old, new = (torch.randn(6, generator=generator).double() for _ in range(2))
+    gain = torch.randn(6, generator=generator).double()
+    new.requires_grad_()
+    expected = torch.autograd.grad((new.softmax(0) * gain).sum(), new)[0]
+    logprobs = new.log_softmax(0)[:, None]
+    weights = old.softmax(0)[:, None]  # the share of rows with each answer
+    batch = {"logprobs": old.log_softmax(0)[:, None], "advantages": gain[:, None] * weights, "mask": torch.ones(6, 1)}
+    terms = weighted_policy_gradient.function(logprobs, batch, ReMax(max_ratio=1e6))
+    assert torch.allclose(-torch.autograd.grad(terms.total, new)[0], expected)
+
+
+def test_no_token_weighs_more_than_the_largest_ratio():
+    logprobs = torch.tensor([[0.0, -1.0]], requires_grad=True)
+    batch = {"logprobs": torch.tensor([[-3.0, -1.0]]), "advantages": torch.ones(1, 2), "mask": torch.ones(1, 2)}
+    terms = weighted_policy_gradient.function(logprobs, batch, ReMax(max_ratio=2.0))
+    terms.total.backward()
+    assert logprobs.grad.tolist() == [[-2.0, -1.0]]
+    assert float(terms.metrics["truncated_fraction"]) == 1.0
 
 
 def trl_ppo_losses(batch, logprobs, values, cliprange, cliprange_value):

@@ -52,6 +52,28 @@ def good_body(prompts, actor, reward):
     train_step(actor, rollout, advantages, loss=some_loss(Gain(factor=3.0)))
 
 
+def test_staleness_of_the_generates_is_the_graphs():
+    """All of them say the same; evaluation says nothing, since it has the newest weights."""
+
+    def body(first, second, evaluation=0):
+        def inner(prompts, actor, reward):
+            generate(actor, prompts, batch_size=4, staleness=first)
+            rollout = generate(actor, prompts, batch_size=4, staleness=second, name="again")
+            inference(reward, rollout, output="scores")
+            generate(actor, prompts, every=2, staleness=evaluation, name="evaluate")
+            train_step(actor, rollout, loss=some_loss(Gain()))
+
+        return inner
+
+    graph = traced(body(1, 1))
+    lags = {edge.target: edge.lag for edge in graph.version_edges()}
+    assert (graph.staleness, lags) == (1, {"actor_generate": 2, "again": 2, "evaluate": 1, "actor_train": 1})
+    with pytest.raises(GraphError, match="again has staleness 0, an earlier generate 1"):
+        traced(body(1, 0))
+    with pytest.raises(GraphError, match="evaluate is evaluation, which uses the newest weights"):
+        traced(body(1, 1, evaluation=1))
+
+
 def test_a_body_becomes_its_calls_and_data_edges():
     graph = traced(good_body)
     assert [call.name for call in graph] == ["actor_generate", "reward_inference", "some_advantages", "actor_train"]
