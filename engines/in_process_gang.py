@@ -34,7 +34,8 @@ class InProcessGang:
         self.size = 1
         self._locks = {resource: threading.Lock() for resource in RESOURCES}
         os.environ.update(environment or {})
-        torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+        self._num_threads = num_threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(self._num_threads)
         self._owns_world = not dist.is_initialized()
         if self._owns_world:
             backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
@@ -55,6 +56,7 @@ class InProcessGang:
             target = self._target
             if target is None:
                 raise RankLost(f"no rank is left for {doing}: the gang was closed")
+            torch.set_num_threads(self._num_threads)  # it is kept for each thread, and any thread may call
             began = time.monotonic()
             answers = {rank: answer(target, Request(method, mine)) for rank, mine in arguments.items()}
         raise_first_failure(answers, doing)

@@ -74,7 +74,8 @@ class Trace:
             return
         if self.staleness not in (None, staleness):
             raise GraphError(
-                f"flow {self.flow}: {call} has staleness {staleness}, an earlier generate {self.staleness}; a step has one"
+                f"flow {self.flow}: {call} has staleness {staleness}, an earlier generate {self.staleness}; "
+                "they all have one"
             )
         self.staleness = staleness
 

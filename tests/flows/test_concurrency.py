@@ -1,0 +1,169 @@
+"""Whole runs in miniature in which two task runs wait for each other in their ranks: they end only if both run at once.
+
+Real Prefect, Megatron-core and vLLM on tiny models. A run that serialises what should overlap fails after LIMIT_SECONDS.
+"""
+
+import json
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from prefect.testing.utilities import prefect_test_harness
+
+from prefect_rlhf.engines.open_gang import open_gang
+from prefect_rlhf.engines.rank import Rank
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.tasks import session
+from tests.tiny import ppo_parameters
+
+pytestmark = pytest.mark.slow
+
+LIMIT_SECONDS = 60.0
+FOLDER = "TEST_MEETINGS"  # environment variable: where ranks meet
+PAIRS = "TEST_PAIRS"  # JSON: who meets whom, as [one, other]; each is method.who@step
+
+
+class MeetingRank:
+    """A rank on which some calls begin by waiting until another call, here or on another rank, has begun as well."""
+
+    def __init__(self, rank, size):
+        self._rank = Rank(rank, size)
+        self._folder, self._pairs = Path(os.environ[FOLDER]), json.loads(os.environ[PAIRS])
+
+    def __getattr__(self, name):
+        return getattr(self._rank, name)
+
+    def generate(self, order):
+        self._meet(f"generate.{order.call.name}@{order.step}")
+        return self._rank.generate(order)
+
+    def inference(self, order):
+        self._meet(f"inference.{order.call.name}@{order.step}")
+        return self._rank.inference(order)
+
+    def train_step(self, order):
+        self._meet(f"train_step.{order.call.name}@{order.step}")
+        return self._rank.train_step(order)
+
+    def reload(self, instance, part="all"):
+        count = len(list(self._folder.glob(f"count.{instance.role}.*")))
+        (self._folder / f"count.{instance.role}.{count}").touch()
+        self._meet(f"reload.{instance.role}@{count}")
+        report = self._rank.reload(instance, part)
+        self._note_visitors()
+        return report
+
+    def offload(self, instance, part="all"):
+        (self._folder / f"comes_and_goes.{instance.role}.{part}").touch()
+        return self._rank.offload(instance, part)
+
+    def _meet(self, name):
+        (self._folder / name).touch()
+        for other in [pair[1 - pair.index(name)] for pair in self._pairs if name in pair]:
+            end = time.monotonic() + LIMIT_SECONDS
+            while not (self._folder / other).exists():
+                if time.monotonic() > end:
+                    raise RlhfError(f"{name} ran {LIMIT_SECONDS:g} s without {other}")
+                time.sleep(0.01)
+
+    def _note_visitors(self):
+        """How many of the instances that come and go are on the device now, as a file."""
+        roles = {file.name.split(".")[1] for file in self._folder.glob("comes_and_goes.*")}
+        here = [
+            r for i, r in self._rank._residents.items() if i.engine == "megatron" and i.role in roles and not r.away
+        ]
+        (self._folder / f"visitors.{len(here)}").touch()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect():
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    return ppo_parameters(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def run(parameters, monkeypatch, tmp_path):
+    """Run PPO on so many devices while pairs meet; its spans by node."""
+
+    def run_ppo(num_devices, *pairs, **changes):
+        cluster = ClusterShape("test", 1, num_devices, 8 << 30)
+        lease = Lease("test", "test", cluster, cluster.whole, cluster.whole.devices())
+        monkeypatch.setenv(ENVIRONMENT_VARIABLE, lease.to_json())
+        monkeypatch.setenv(FOLDER, str(tmp_path))
+        monkeypatch.setenv(PAIRS, json.dumps(pairs))
+        monkeypatch.setattr(session, "open_gang", partial(open_gang, rank_factory=MeetingRank))
+        state = ppo(**ppo.validate_parameters(parameters | changes), return_state=True)
+        assert state.is_completed(), state.message
+        for pair in pairs:
+            assert all((tmp_path / name).exists() for name in pair), f"{pair} never met"
+        lines = (Path(state.result()["run_dir"]) / "task_runs.jsonl").read_text().splitlines()
+        return {span["node"]: span for span in map(json.loads, lines)}
+
+    return run_ppo
+
+
+def overlap(one, other):
+    return one["start"] < other["end"] and other["start"] < one["end"]
+
+
+def plan_file(folder, name, **calls):
+    lines = [f"  {call}: {{{entry}}}" for call, entry in calls.items()]
+    path = folder / f"{name}.yaml"
+    path.write_text("\n".join([f"name: {name}", "calls:", *lines]))
+    return str(path)
+
+
+def test_a_reload_runs_beside_a_call_on_the_same_device(run, tmp_path):
+    """The reference comes back while the reward model infers; it and the actor's optimizer take turns on the device."""
+    plan = plan_file(
+        tmp_path,
+        "visits",
+        actor_generate='mesh: "n0:0", engine: vllm',
+        reward_inference='mesh: "n0:0", engine: megatron',
+        ref_inference='mesh: "n0:0", engine: megatron, offload: all',
+        critic_inference='mesh: "n0:0", engine: megatron',
+        actor_train='mesh: "n0:0", engine: megatron, offload: optimizer',
+        critic_train='mesh: "n0:0", engine: megatron',
+        kl_penalised_rewards='mesh: "n0:0", engine: python',
+        gae='mesh: "n0:0", engine: python',
+        record_rollouts='mesh: "n0:0", engine: python',
+        actor_evaluation='mesh: "n0:0", engine: vllm',
+        reward_evaluation='mesh: "n0:0", engine: megatron',
+        record_evaluation='mesh: "n0:0", engine: python',
+    )
+    spans = run(1, ("reload.ref@0", "inference.reward_inference@0"), plan=plan)
+    assert overlap(spans["reload.ref.megatron@0"], spans["reward_inference@0"])
+    assert (tmp_path / "visitors.1").exists() and not (tmp_path / "visitors.2").exists()
+    away, back = spans["offload.actor.megatron.optimizer@0"], spans["reload.actor.megatron.optimizer@1"]
+    assert away["device_bytes"]["0"] < back["device_bytes"]["0"]
+
+
+def test_both_train_steps_of_split_run_at_once_in_every_step(run):
+    pairs = [(f"train_step.actor_train@{step}", f"train_step.critic_train@{step}") for step in range(2)]
+    spans = run(2, *pairs, plan="split")
+    assert all(overlap(spans[f"actor_train@{step}"], spans[f"critic_train@{step}"]) for step in range(2))
+
+
+def test_with_staleness_the_next_responses_are_made_while_this_step_trains(run):
+    """Each generate but the first overlaps a train_step, on weights one step older; evaluation has the newest."""
+    pairs = [(f"train_step.actor_train@{step}", f"generate.actor_generate@{step + 1}") for step in range(2)]
+    spans = run(2, *pairs, plan="separation", staleness=1, steps=3)
+    for step in range(2):
+        assert overlap(spans[f"actor_train@{step}"], spans[f"actor_generate@{step + 1}"])
+    assert [spans[f"actor_generate@{step}"]["reads"] for step in range(3)] == [0, 0, 1]
+    assert [(spans[f"actor_train@{step}"]["reads"], spans[f"actor_train@{step}"]["writes"]) for step in range(3)] == [
+        (0, 1),
+        (1, 2),
+        (2, 3),
+    ]
+    assert [spans[f"actor_evaluation@{step}"]["reads"] for step in (0, 2, 3)] == [0, 2, 3]
