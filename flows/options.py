@@ -15,7 +15,7 @@ class RunOptions(Settings):
     """Shown in the form of each deployment, after the algorithm's own parameters."""
 
     steps: int = Field(10, ge=0, description="Iterations of the algorithm.")
-    plan: str = Field("flattening", description="A preset's name, or the path of a plan file.")
+    plan: str = Field("flattening", description="auto (searched), a preset's name, or a plan file's path.")
     seed: int = Field(1, ge=0, description="Decides the order of rows and every sampled token, under any plan.")
     output_dir: str = Field("runs", description="Folder for this run's models, rollouts and metrics.")
     dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")

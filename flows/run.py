@@ -11,6 +11,7 @@ from typing import Any
 from prefect.runtime import flow_run
 
 from prefect_rlhf.blocks.lease import lease
+from prefect_rlhf.flows.auto_plan import AUTO, auto_plan, say_in_log
 from prefect_rlhf.flows.inputs import Inputs, longest_sequence, read_inputs
 from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.placement.alignment import aligned
@@ -79,14 +80,19 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
 
 
 def choose_plan(name: str, graph: DataflowGraph, held: Lease, longest: int) -> ExecutionPlan:
-    """The preset of that name, or the plan in that file; checked against graph, models, lease and device memory.
+    """The searched plan (`auto`), the preset of that name, or the plan in that file; checked against graph, models,
+    lease and device memory.
 
     Where it states no order of devices, copies of trained weights get the one that moves the least. `longest` is the
     number of tokens of the longest row.
     """
     cluster = held.cluster
-    known = name in PRESETS
-    plan = preset(name, graph, cluster, held.mesh, longest, held.kind) if known else read_plan(Path(name), cluster)
+    if name == AUTO:
+        plan = auto_plan(graph, held, longest, say_in_log)
+    elif name in PRESETS:
+        plan = preset(name, graph, cluster, held.mesh, longest, held.kind)
+    else:
+        plan = read_plan(Path(name), cluster)
     plan = aligned(check_plan(plan, graph, held.mesh), graph)
     return check_memory(plan, graph, longest, held.kind)
 

@@ -1,0 +1,110 @@
+"""`plan: auto`: search a plan for the leased mesh before the run, say how good it is, and remember it.
+
+A remembered plan is a plan file whose first lines say what was known of it; its name is a hash of the whole question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+from prefect import get_run_logger
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_logger
+
+from prefect_rlhf.flows.hardware import cost_sources
+from prefect_rlhf.placement.check import check_plan
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.draw import table
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.fit import longest_rows
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.plan_file import plan_yaml, read_plan
+from prefect_rlhf.placement.planner import Planned, plan_graph
+
+AUTO = "auto"
+BUDGET_SECONDS = 5.0
+PLANS = Path("~/.prefect-rlhf/plans")
+
+Say = Callable[[str], None]
+
+
+def auto_plan(graph: DataflowGraph, held: Lease, longest: int, say: Say) -> ExecutionPlan:
+    """The best plan known for this graph on this lease; found now, or by an earlier run of the same.
+
+    `longest` is the number of tokens of the longest row: every row counts as that long.
+    """
+    workload, sources = longest_rows(graph, longest), cost_sources(held)
+    file = PLANS.expanduser() / f"{question(graph, held, workload, sources)}.yaml"
+    known = remembered(file, graph, held, say)
+    if known is not None:
+        return known
+    found = plan_graph(
+        graph,
+        held.cluster,
+        held.mesh,
+        workload,
+        sources,
+        BUDGET_SECONDS,
+        kind=held.kind,
+        progress=lambda p: say(str(p)),
+    )
+    say(summary(found))
+    remember(file, found)
+    return found.plan
+
+
+def say_in_log(words: str) -> None:
+    """To the flow run's log; outside of a run, to the terminal's."""
+    try:
+        get_run_logger().info("%s", words)
+    except MissingContextError:
+        get_logger("prefect_rlhf.plan").info("%s", words)
+
+
+def question(graph: DataflowGraph, held: Lease, workload: Workload, sources: CostSources) -> str:
+    """A hash of all that an automatic plan depends on: values whose texts are equal when they are."""
+    known = (graph, held.cluster, held.mesh, held.kind, workload, sources, BUDGET_SECONDS, version("prefect-rlhf"))
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
+
+
+def summary(found: Planned) -> str:
+    """What is known of a plan, in a few lines: its estimate, the bound and why it binds, and the presets beside it."""
+    return "\n".join(
+        [
+            f"{found.seconds:.4g} s an iteration by the estimate, {found.gap:.1%} above the bound "
+            f"({found.lower_bound_seconds:.4g} s), below which no plan is",
+            f"what binds: {found.binding}",
+            f"search: {found.search.outcome.value} ({found.search.cpu_seconds:.1f} s)",
+            table(found.rows()),
+        ]
+    )
+
+
+def remembered(file: Path, graph: DataflowGraph, held: Lease, say: Say) -> ExecutionPlan | None:
+    """The plan in `file`, if there is one that can still be run."""
+    if not file.is_file():
+        return None
+    try:
+        plan = check_plan(read_plan(file, held.cluster), graph, held.mesh)
+    except InvalidInput as error:
+        say(f"{file} holds no plan for this run, so one is searched anew ({error})")
+        return None
+    lines = [line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("# ")]
+    say("\n".join([f"found before: {file}", *lines]))
+    return plan
+
+
+def remember(file: Path, found: Planned) -> None:
+    """Write the plan and what is known of it; beside, then renamed, since runs may plan at the same time."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    beside = file.with_suffix(f".{os.getpid()}")
+    said = "\n".join(f"# {line}" for line in summary(found).splitlines())
+    beside.write_text(f"{said}\n{plan_yaml(found.plan)}")
+    beside.replace(file)
