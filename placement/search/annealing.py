@@ -101,5 +101,3 @@ def _better(t: Tables, state: Chain) -> Incumbent | None:
     if state.incumbent is not None and state.incumbent.makespan_us <= state.cost:
         return state.incumbent
     return Incumbent.of(t, state.placed, state.cost)
-
-

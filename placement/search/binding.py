@@ -35,14 +35,21 @@ def _partial(t: Tables, placed: Placed) -> Partial:
 
 
 def _in_words(
-    problem: Problem, t: Tables, partial: Partial, kept: int, fitting: int, ordered: np.ndarray[tuple[int], np.dtype[np.int64]]
+    problem: Problem,
+    t: Tables,
+    partial: Partial,
+    kept: int,
+    fitting: int,
+    ordered: np.ndarray[tuple[int], np.dtype[np.int64]],
 ) -> str:
     """`chain: a -> b` where nodes wait for each other, `device load of a + b` where not, `area of c + d`."""
     members = [node for node in range(t.num_nodes) if kept >> node & 1]
     is_chain = all(int(ordered[a]) >> b & 1 for a in members for b in members if a != b)
     parts = []
     if members:
-        parts.append(f"chain: {_names(problem, kept, ' -> ')}" if is_chain else f"device load of {_names(problem, kept, ' + ')}")
+        parts.append(
+            f"chain: {_names(problem, kept, ' -> ')}" if is_chain else f"device load of {_names(problem, kept, ' + ')}"
+        )
     if fitting:
         parts.append(f"area of {_names(problem, fitting, ' + ')} on {t.num_devices} devices")
     return " and ".join(parts)

@@ -7,13 +7,13 @@ times the devices that it occupies. With D devices,
 
     seconds >= weight(K) + area(A) / D                                                                    (*)
 
-Undecided calls enter with their smallest duration and area, and no overlap, so a bound of a partial plan holds for all its
-completions. (*) is used three times, with the makespan M of N iterations:
+Undecided calls enter with their smallest duration and area, and no overlap, so a bound of a partial plan holds for all
+its completions. (*) is used three times, with the makespan M of N iterations:
 
 1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
-2. a loop: an anchor whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that wait for the one
-   and for which the other waits: start of the next >= start of this + (*) over them.
+2. a loop: an anchor whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that wait for the
+   one and for which the other waits: start of the next >= start of this + (*) over them.
 3. what waits for the anchor in the last iteration: M >= start of the anchor's last run + (*) over it.
 
 tests/placement/search/test_bound.py holds all of this against every plan of random problems.
@@ -45,15 +45,16 @@ class Scratch(NamedTuple):
 
 def scratch_for(t: Tables) -> Scratch:
     """Empty arrays of the right sizes."""
-    nodes = [np.zeros(t.num_nodes, dtype=np.int64) for _ in range(4)]
-    return Scratch(*nodes, np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64))
+    head, tail, conflict, adjacent = np.zeros((4, t.num_nodes), dtype=np.int64)
+    by_resource, stack = np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64)
+    return Scratch(head, tail, conflict, adjacent, by_resource, stack)
 
 
 @inner
 def fill_areas(t: Tables, option: Ints, overlap: Ints, us: Ints, area: Ints) -> None:
     """Write each node's area: microseconds times the fewest devices that it can occupy."""
     for node in range(t.num_nodes):
-        first, second = t.first[node], t.second[node]
+        first = t.first[node]
         if t.kind[node] == LINK:
             area[node] = 0
         elif t.kind[node] == PAIR:
@@ -205,9 +206,7 @@ def heaviest_work(
 
 
 @inner
-def all_iterations_bound(
-    t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int
-) -> int:
+def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int) -> int:
     """Term 1."""
     work, kept, fitting = heaviest_work(us, area, t.ordered_always, nodes, t.num_devices, s)
     ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)
@@ -218,22 +217,22 @@ def all_iterations_bound(
 
 
 @inner
-def loop_bound(
-    t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, explain: Ints, best: int
-) -> int:
+def loop_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, explain: Ints, best: int) -> int:
     """Terms 2 and 3 for one anchor."""
     rest, loop = t.anchor_rest[number] & nodes, t.anchor_loop[number] & nodes
-    last, last_kept, last_fitting = heaviest_work(
-        us, area, t.ordered_once, rest, t.num_devices, s
-    )
+    last, last_kept, last_fitting = heaviest_work(us, area, t.ordered_once, rest, t.num_devices, s)
     value = s.head[t.anchor[number]] + rounded_up(last, t.num_devices)
     repeats = (t.iterations - 1) // t.anchor_lag[number]
     kept = fitting = 0
     if repeats:
-        work, kept, fitting = heaviest_work(
-            us, area, t.loop_ordered[number], loop, t.num_devices, s
-        )
+        work, kept, fitting = heaviest_work(us, area, t.loop_ordered[number], loop, t.num_devices, s)
         value += repeats * rounded_up(work, t.num_devices)
     if value > best:
-        explain[0], explain[1], explain[2], explain[3], explain[4] = LOOP + number, kept, fitting, last_kept, last_fitting
+        explain[0], explain[1], explain[2], explain[3], explain[4] = (
+            LOOP + number,
+            kept,
+            fitting,
+            last_kept,
+            last_fitting,
+        )
     return value

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ class ClosedProblem:
 
 
 def load_closed_problem(path: Path) -> ClosedProblem:
-    """The problem in `path`. Raises InvalidInput when the file is missing, no such problem, or names what is not there."""
+    """The problem in `path`. Raises InvalidInput when the file is missing or is no such problem."""
     return read_closed_problem(_read_json(path), name=path.name)
 
 
@@ -138,8 +139,9 @@ def _count(data: JsonObject, key: str, where: str = "", least: int = 1) -> int:
 def _meshes(data: JsonObject) -> tuple[Interval, ...]:
     per_node = _count(data, "gpus_per_node")
     found = [_mesh(mesh, per_node, f"meshes[{i}].") for i, mesh in enumerate(_get(data, "meshes", list))]
-    if not found:
-        raise InvalidInput("meshes", [], "at least one mesh")
+    ids = [mesh["id"] for mesh in data["meshes"]]
+    if not found or len(set(ids)) < len(ids):
+        raise InvalidInput("meshes", sorted(ids), "one or more meshes, each with an id of its own")
     return tuple(found)
 
 
@@ -156,16 +158,20 @@ def _mesh(mesh: Any, per_node: int, where: str) -> Interval:
 
 def _calls(data: JsonObject, sizes: Sequence[int]) -> tuple[PlannedCall, ...]:
     strategies = _get(data, "strategies", dict)
-    calls = []
+    calls: list[PlannedCall] = []
     for index, call in enumerate(_get(data, "calls", list)):
         where = f"calls[{index}]."
         name = _get(call, "name", str, where)
+        if name in (earlier.name for earlier in calls):
+            raise InvalidInput(f"{where}name", name, "a name that no call before it has")
         listed = _get(strategies, name, list, "strategies.")
         options = [_option(s, sizes, f"strategies.{name}[{i}].") for i, s in enumerate(listed)]
         possible = tuple(option for option in options if option is not None)
         if not possible:
             raise InvalidInput(f"strategies.{name}", len(listed), "a strategy for the size of some mesh")
         calls.append(PlannedCall(name, _get(call, "role", str, where), _get(call, "type", str, where), possible))
+    if not calls:
+        raise InvalidInput("calls", [], "at least one call")
     return tuple(calls)
 
 
@@ -201,11 +207,12 @@ def _known(name: str, names: Sequence[str], where: str) -> str:
 
 def _table(data: JsonObject) -> Mapping[tuple[int, ...], int]:
     table = {}
-    for key, value in dict(data.get("realloc", {}).get("table_us", {})).items():
+    moves = data.get("realloc", {})
+    for key, value in (_get(moves, "table_us", dict, "realloc.") if moves else {}).items():
         degrees = key.split(",")
         if len(degrees) != 7 or not all(part.isdigit() for part in degrees):
             raise InvalidInput("realloc.table_us", key, "a key size,pp,tp,dp,pp,tp,dp")
-        if not isinstance(value, int | float) or value < 0:
+        if not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InvalidInput(f"realloc.table_us[{key}]", value, "microseconds, 0 or more")
         table[tuple(map(int, degrees))] = round(value)
     return table
@@ -247,7 +254,7 @@ def _durations(
 
 
 def _edges(data: JsonObject, calls: Sequence[PlannedCall], hooks: Sequence[Hook]) -> Iterator[Edge]:
-    """Calls wait for calls, what is moved before a call for all it waits for, and its successors for what moves after."""
+    """Moves before a call wait for all that it waits for; its successors wait for the moves after it."""
     before: dict[str, list[str]] = {call.name: [] for call in calls}
     after: dict[str, list[str]] = {call.name: [] for call in calls}
     for hook in hooks:

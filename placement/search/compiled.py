@@ -21,7 +21,10 @@ def inner(function: Function) -> Function:
 
     Calling such a function from Python ends the process.
     """
-    return cast(Function, njit(cache=True, _nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function))
+    return cast(
+        Function,
+        njit(cache=True, _nrt=False, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function),
+    )
 
 
 @compiled
@@ -31,4 +34,4 @@ def lowest(word: int) -> int:
     >>> lowest(0b10100)
     2
     """
-    return trailing_zeros(word)  # type: ignore[no-any-return]  # an intrinsic of the compiler has no types
+    return trailing_zeros(word)

@@ -1,10 +1,10 @@
 """Exact search by iterative deepening on the threshold: each round proves that no plan ends sooner.
 
-A round goes depth first through the calls: for each every option, then how its mesh lies to each earlier one's. What cannot
-be laid out, overflows memory, or has a bound at or above the threshold is left. So a round ends with: every plan that
-it left takes at least `least_left`; that is the next lower bound. Options are never left out for being slower and no
-smaller than others: under list scheduling a shorter call can lengthen the makespan (Graham's anomalies), so such a rule
-would give plans that are not the best.
+A round goes depth first through the calls: for each every option, then how its mesh lies to each earlier one's. What
+cannot be laid out, overflows memory, or has a bound at or above the threshold is left. So when a round ends, every plan
+that it left takes at least `least_left`: the next lower bound. Options are never left out for being slower and no
+smaller than others: under list scheduling a shorter call can lengthen the makespan (Graham's anomalies), so the best plan could
+be among them.
 
 A round is a sequence of decisions (levels): for call k its option, then its relation to each of the k calls before. The
 cursors say which alternative each level is at, so a round can stop anywhere and go on.
@@ -20,8 +20,8 @@ from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.lay_out import lay_out
 from prefect_rlhf.placement.search.partial import (
     Partial,
-    bound_slower,
     bound_partial,
+    bound_slower,
     empty_partial,
     fits_apart,
     fits_together,
@@ -46,6 +46,7 @@ class Round(NamedTuple):
     partial: Partial
     agenda: Agenda
     places: Ints  # [C]: scratch of `lay_out`
+    trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
     numbers: Ints  # see below
@@ -71,6 +72,7 @@ def empty_round(t: Tables) -> Round:
         partial=empty_partial(t),
         agenda=agenda_for(t),
         places=np.zeros(t.num_calls, dtype=np.int64),
+        trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         numbers=np.array([0, 0, INFINITE, INFINITE, 0], dtype=np.int64),
@@ -141,7 +143,8 @@ def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
     """Whether what was just decided can be part of a plan that ends before the threshold."""
     p = r.partial
     if other == UNDECIDED:
-        return bearable(t, r, level, call) and (level > 0 or fits_together(t, p, call))
+        fitting = fits_together(t, p, call) and bearable(t, r, level, call)
+        return fitting and (level > 0 or can_lie(t, r, call))
     relation = p.relation[call, other]
     if not possible(t, p, call, other, relation):
         return False
@@ -155,7 +158,7 @@ def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
 
 @inner
 def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
-    """Whether the bound is below the threshold. Where not, and for no option of this class that is as slow, skip those."""
+    """Whether the bound is below the threshold. Where it is for no option of this class that is as slow, skip those."""
     p = r.partial
     threshold = r.numbers[THRESHOLD]
     r.numbers[EVALUATIONS] += 1
@@ -173,14 +176,21 @@ def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
 
 @inner
 def can_lie(t: Tables, r: Round, call: int) -> bool:
-    """Whether the meshes decided so far can be laid out: first with the earlier ones where they are."""
+    """Whether the meshes decided so far can be laid out: first with the earlier ones where they are, then anew.
+
+    Only what succeeds is kept: where the earlier ones lie must stay right to their relations.
+    """
     p = r.partial
     count = 0
     while r.order[count] != call:
+        r.trial[r.order[count]] = p.mesh[r.order[count]]
         count += 1
-    if lay_out(t, r.order, r.places, count, count + 1, p.option, p.relation, p.mesh):
-        return True
-    return lay_out(t, r.order, r.places, 0, count + 1, p.option, p.relation, p.mesh)
+    found = lay_out(t, r.order, r.places, count, count + 1, p.option, p.relation, r.trial)
+    found = found or lay_out(t, r.order, r.places, 0, count + 1, p.option, p.relation, r.trial)
+    if found:
+        for index in range(count + 1):
+            p.mesh[r.order[index]] = r.trial[r.order[index]]
+    return found
 
 
 @inner

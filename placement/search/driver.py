@@ -55,8 +55,8 @@ class Progress:
             return f"{self.elapsed_seconds:5.1f} s: no plan yet, none below {self.lower_bound_seconds:.3f} s"
         gap = self.makespan_seconds / self.lower_bound_seconds - 1
         return (
-            f"{self.elapsed_seconds:5.1f} s: {self.makespan_seconds:.3f} s, none below {self.lower_bound_seconds:.3f} s "
-            f"(gap {gap:.2%}), {self.evaluations:,} evaluations"
+            f"{self.elapsed_seconds:5.1f} s: {self.makespan_seconds:.3f} s, none below {self.lower_bound_seconds:.3f} s"
+            f" (gap {gap:.2%}), {self.evaluations:,} evaluations"
         )
 
 

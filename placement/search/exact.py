@@ -1,7 +1,7 @@
 """The exact search: iterative deepening proves bounds, local search finds plans, each prunes the other.
 
-A plan found by local search lowers the threshold of the round that is under way; a round that ends raises the lower bound
-to the least that it left, and the next threshold stands a little above that.
+A plan found by local search lowers the threshold of the round that is under way; a round that ends raises the lower
+bound to the least that it left, and the next threshold stands a little above that.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ class IterativeDeepening:
     def terminate(self, t: Tables, state: Frontier) -> Outcome | None:
         if state.incumbent is None:
             return Outcome.INFEASIBLE if state.ended else None
-        if state.ended:
+        makespan, bound = state.incumbent.makespan_us, state.lower_bound_us
+        if state.ended or makespan <= bound:
             return Outcome.OPTIMAL
-        return Outcome.WITHIN_GAP if state.incumbent.makespan_us <= state.lower_bound_us * (1 + self.max_gap) else None
+        return Outcome.WITHIN_GAP if makespan <= bound * (1 + self.max_gap) else None
 
     def _after_round(self, state: Frontier) -> Frontier:
         """All plans that the round left take `least_left` or more, and of the others the best is known."""

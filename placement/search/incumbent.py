@@ -32,5 +32,3 @@ class Incumbent:
         placed.mesh[:] = np.array(self.meshes)
         evaluate(t, placed)
         return placed
-
-

@@ -73,7 +73,7 @@ def has_room(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints) -> boo
     for index in range(upto + 1):
         if not holds(t, order, upto, option, mesh, newest, t.mesh_start[mesh[order[index]]]):
             return False
-    for device in t.kind_start:
+    for device in t.kind_start:  # noqa: SIM110 - no generators in compiled code
         if not holds(t, order, upto, option, mesh, newest, device):
             return False
     return True

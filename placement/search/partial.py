@@ -87,7 +87,7 @@ def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> b
     """Whether meshes of these two calls' classes can lie so, and whether it is told apart from lying otherwise."""
     if relation == EQUAL and not t.tells_equal[first, second]:
         return False
-    return t.may[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)]
+    return t.may[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)] != 0
 
 
 @inner

@@ -1,4 +1,4 @@
-"""A complete plan in the compiled part: an option and a mesh for each call, what it costs, and the best change of one call."""
+"""A complete plan in the compiled part: an option and a mesh for each call, its cost, the best change of one call."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def evaluate(t: Tables, p: Placed) -> int:
 @compiled
 def fits(t: Tables, p: Placed) -> bool:
     """Whether every device has memory enough."""
-    for call in range(t.num_calls):
+    for call in range(t.num_calls):  # noqa: SIM110 - no generators in compiled code
         if not has_room(t, p.order, call, p.option, p.mesh):
             return False
     return True

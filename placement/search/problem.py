@@ -167,7 +167,7 @@ def _check_sizes(problem: Problem) -> None:
         raise InvalidInput("calls", len(problem.calls), f"1 to {MAX_CALLS} calls")
     if len(problem.nodes) > MAX_NODES:
         raise InvalidInput("nodes", len(problem.nodes), f"at most {MAX_NODES} calls and moves in one iteration")
-    name, count = Counter(node.name for node in problem.nodes).most_common(1)[0]
+    ((name, count),) = Counter(node.name for node in problem.nodes).most_common(1)
     if count > 1:
         raise InvalidInput("nodes", name, "a different name for each call and move")
 

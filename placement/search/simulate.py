@@ -1,8 +1,8 @@
 """The schedule of a plan: non-preemptive list scheduling of all iterations (ReaL, algorithm 1), compiled.
 
-The ready node with the smallest ready time goes first (ties: earlier iteration, then earlier node); it starts when it is
-ready and the last node placed on any overlapping mesh has ended. A node that takes no time is absent: what waits for it
-waits for what it waits for.
+The ready node with the smallest ready time goes first (ties: earlier iteration, then earlier node); it starts when it
+is ready and the last node placed on any overlapping mesh has ended. A node that takes no time is absent: what waits for
+it waits for what it waits for.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Agenda(NamedTuple):
 
 def agenda_for(t: Tables) -> Agenda:
     """Empty arrays of the right sizes."""
-    runs = [np.zeros(t.iterations * t.num_nodes, dtype=np.int64) for _ in range(4)]
-    return Agenda(*runs, np.zeros(2 * t.num_calls, dtype=np.int64))
+    starts, waits, ready_at, ready = np.zeros((4, t.iterations * t.num_nodes), dtype=np.int64)
+    return Agenda(starts, waits, ready_at, ready, np.zeros(2 * t.num_calls, dtype=np.int64))
 
 
 @compiled

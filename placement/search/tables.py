@@ -63,8 +63,8 @@ class Tables(NamedTuple):
     mesh_stop: Ints
     device_bytes: Ints
     kind_start: Ints  # devices that hold more or less than the one before
-    may: NDArray[np.bool_]  # [relation, K, K]: whether two meshes of these classes can lie so
-    tells_equal: NDArray[np.bool_]  # [C, C]: whether EQUAL differs from OVERLAP for this pair
+    may: Ints  # [relation, K, K]: whether two meshes of these classes can lie so
+    tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
     # waiting
     edge_start: Ints  # [V + 1]
     edge_target: Ints
@@ -173,9 +173,9 @@ def _option_arrays(problem: Problem) -> dict[str, Ints]:
     }
 
 
-def _mesh_arrays(problem: Problem) -> dict[str, NDArray[np.int64] | NDArray[np.bool_]]:
+def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
     classes = problem.mesh_classes
-    may = np.zeros((3, len(classes), len(classes)), dtype=np.bool_)
+    may = np.zeros((3, len(classes), len(classes)), dtype=np.int64)
     for a, first in enumerate(classes):
         for b, second in enumerate(classes):
             may[:, a, b] = _possible(problem, first, second)
@@ -200,8 +200,8 @@ def _possible(problem: Problem, first: Sequence[int], second: Sequence[int]) -> 
     return bool((~overlap).any()), bool(overlap.any()), bool(equal.any())
 
 
-def _tells_equal(problem: Problem, calls: dict[str, int]) -> NDArray[np.bool_]:
-    tells = np.zeros((len(calls), len(calls)), dtype=np.bool_)
+def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
+    tells = np.zeros((len(calls), len(calls)), dtype=np.int64)
     copies = [{option.copy for option in call.options} - {None} for call in problem.calls]
     for a, b in np.ndindex(tells.shape):
         tells[a, b] = a != b and bool(copies[a] & copies[b])

@@ -1,0 +1,98 @@
+"""The oracle: plans enumerated, scheduled and checked for memory in plain Python, from the problem's value alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
+
+
+def every_plan(problem: Problem) -> Iterator[dict[str, Choice]]:
+    """All plans, those that do not fit as well."""
+    pairs = [
+        [Choice(i, mesh) for i, option in enumerate(call.options) for mesh in problem.mesh_classes[option.mesh_class]]
+        for call in problem.calls
+    ]
+    for chosen in itertools.product(*pairs):
+        yield {call.name: choice for call, choice in zip(problem.calls, chosen, strict=True)}
+
+
+def devices(problem: Problem, plan: Mapping[str, Choice], call: str) -> set[int]:
+    mesh = problem.meshes[plan[call].mesh]
+    return set(range(mesh.start, mesh.stop))
+
+
+def fits(problem: Problem, plan: Mapping[str, Choice]) -> bool:
+    """Device by device: static bytes of all that lies there, one per shared copy, and the largest active bytes."""
+    for device, capacity in enumerate(problem.device_bytes):
+        static: dict[object, int] = {}
+        active = [0]
+        for call in problem.calls:
+            if device in devices(problem, plan, call.name):
+                option = call.options[plan[call.name].option]
+                mesh = problem.meshes[plan[call.name].mesh]
+                key = call.name if option.copy is None else (option.copy, mesh.start, mesh.stop)
+                static[key] = max(static.get(key, 0), option.static_bytes)
+                active.append(option.peak_bytes - option.static_bytes)
+        if sum(static.values()) + max(active) > capacity:
+            return False
+    return True
+
+
+def legal(problem: Problem, plan: Mapping[str, Choice]) -> bool:
+    """Whether each call's mesh is one on which its option can run."""
+    options = [(plan[call.name], call.options[plan[call.name].option]) for call in problem.calls]
+    return all(choice.mesh in problem.mesh_classes[option.mesh_class] for choice, option in options)
+
+
+def duration(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> int:
+    if isinstance(node, PlannedCall):
+        return node.options[plan[node.name].option].microseconds
+    if isinstance(node, LinkNode):
+        return int(node.microseconds[plan[node.call].option])
+    table = node.microseconds
+    if table.ndim == 3:
+        first, second = devices(problem, plan, node.first), devices(problem, plan, node.second)
+        table = table[2 if first == second else 1 if first & second else 0]
+    return int(table[plan[node.first].option, plan[node.second].option])
+
+
+def occupied(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> set[object]:
+    """Devices by number; a host link as ("link", device)."""
+    if isinstance(node, PlannedCall):
+        return set(devices(problem, plan, node.name))
+    if isinstance(node, LinkNode):
+        return {("link", device) for device in devices(problem, plan, node.call)}
+    ends = {"first": [node.first], "second": [node.second], "both": [node.first, node.second]}[node.occupies]
+    return set().union(*(devices(problem, plan, end) for end in ends))
+
+
+def makespan(problem: Problem, plan: Mapping[str, Choice]) -> int:
+    """List scheduling on devices: a node is absent when it is a move that takes no time.
+
+    "The last node placed on any overlapping mesh" is about whole meshes: a later node need not share the very devices
+    of an earlier one for its call's mesh to be in use.
+    """
+    nodes = [(node, duration(problem, plan, node), occupied(problem, plan, node)) for node in problem.nodes]
+    number = {node.name: index for index, (node, _, _) in enumerate(nodes)}
+    runs = [(iteration, index) for iteration in range(problem.iterations) for index in range(len(nodes))]
+    waits: dict[tuple[int, int], set[tuple[int, int]]] = {run: set() for run in runs}
+    for edge in problem.edges:
+        for iteration in range(problem.iterations - edge.lag):
+            waits[iteration + edge.lag, number[edge.target]].add((iteration, number[edge.source]))
+    ended: dict[tuple[int, int], int] = {}
+    last: list[tuple[set[object], int]] = []
+    while len(ended) < len(runs):
+        ready = [run for run in runs if run not in ended and waits[run] <= ended.keys()]
+        at = {run: max((ended[other] for other in waits[run]), default=0) for run in ready}
+        absent = [r for r in ready if nodes[r[1]][1] == 0 and not isinstance(nodes[r[1]][0], PlannedCall)]
+        run = absent[0] if absent else min(ready, key=lambda run: (at[run], run))
+        _, microseconds, where = nodes[run[1]]
+        if absent:
+            ended[run] = at[run]
+            continue
+        start = max([at[run], *(end for used, end in last if used & where)])
+        ended[run] = start + microseconds
+        last.append((where, ended[run]))
+    return max(ended.values())

@@ -1,0 +1,94 @@
+"""Small random problems of every shape that a problem can have: moves, links, lags, shared copies, unequal devices."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+
+from prefect_rlhf.placement.search.problem import (
+    Edge,
+    Interval,
+    LinkNode,
+    Option,
+    PairNode,
+    PlannedCall,
+    Problem,
+    ProblemNode,
+)
+from prefect_rlhf.placement.strategy import Strategy
+
+LINE = 4
+MESHES = tuple(Interval(start, start + size, f"{start}+{size}") for size in (1, 2, 4) for start in range(0, LINE, size))
+
+
+def random_problem(seed: int) -> Problem:
+    """The same seed gives the same problem."""
+    random = Random(seed)
+    uneven = random.random() < 0.3
+    classes = _classes(uneven)
+    calls = [_call(random, index, len(classes)) for index in range(random.choice([2, 3, 3, 4]))]
+    moves = [node for index in range(random.randrange(4)) for node in _move(random, index, calls)]
+    nodes = _shuffled_in_order(random, [*calls, *moves])
+    capacity = random.choice([90, 120, 200])
+    return Problem(
+        name=f"random {seed}",
+        device_bytes=(capacity,) * 2 + (capacity - 30 * uneven,) * 2,
+        meshes=MESHES,
+        mesh_classes=classes,
+        nodes=tuple(nodes),
+        edges=tuple(_edges(random, nodes)),
+        iterations=random.choice([1, 2, 3, 4]),
+    )
+
+
+def _classes(uneven: bool) -> tuple[tuple[int, ...], ...]:
+    """One class per size; on unequal devices one per size and half of the line."""
+    keys = [(mesh.num_devices, uneven and mesh.num_devices < LINE and mesh.start >= 2) for mesh in MESHES]
+    return tuple(tuple(i for i, key in enumerate(keys) if key == wanted) for wanted in dict.fromkeys(keys))
+
+
+def _call(random: Random, index: int, num_classes: int) -> PlannedCall:
+    shared = random.random() < 0.3
+    options = []
+    for _ in range(random.choice([1, 2, 3])):
+        static = random.choice([0, 0, 20, 40])
+        copy = random.choice(["x", "y"]) if shared else None
+        cost = random.randrange(1, 30)
+        options.append(
+            Option(Strategy(), random.randrange(num_classes), cost, static, static + random.randrange(60), copy)
+        )
+    return PlannedCall(f"call{index}", f"role{index}", "inference", tuple(options))
+
+
+def _move(random: Random, index: int, calls: list[PlannedCall]) -> list[ProblemNode]:
+    if random.random() < 0.3:
+        call = random.choice(calls)
+        costs = tuple(random.choice([0, random.randrange(1, 15)]) for _ in call.options)
+        return [LinkNode(f"link{index}", call.name, costs)]
+    first, second = random.sample(calls, 2)
+    layers = (3,) if random.random() < 0.5 else ()
+    shape = (*layers, len(first.options), len(second.options))
+    costs = np.array([random.choice([0, random.randrange(1, 15)]) for _ in range(int(np.prod(shape)))], dtype=np.int64)
+    both = [("both",), ("first", "second")][random.randrange(2)]
+    return [
+        PairNode(f"move{index}{occupies}", first.name, second.name, occupies, costs.reshape(shape)) for occupies in both
+    ]
+
+
+def _shuffled_in_order(random: Random, nodes: list[ProblemNode]) -> list[ProblemNode]:
+    """Calls stay in order, so that numbers of calls and of nodes differ."""
+    calls = [node for node in nodes if isinstance(node, PlannedCall)]
+    found: list[ProblemNode] = [node for node in nodes if not isinstance(node, PlannedCall)]
+    places = sorted(random.randrange(len(found) + 1) for _ in calls)
+    for shift, (place, call) in enumerate(zip(places, calls, strict=True)):
+        found.insert(place + shift, call)
+    return found
+
+
+def _edges(random: Random, nodes: list[ProblemNode]) -> list[Edge]:
+    names = [node.name for node in nodes]
+    edges = [Edge(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if random.random() < 0.45]
+    for _ in range(random.randrange(4)):
+        edges.append(Edge(random.choice(names), random.choice(names), random.choice([1, 1, 1, 2])))
+    return edges

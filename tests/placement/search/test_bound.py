@@ -1,0 +1,104 @@
+"""What the exact search proves holds against every plan of hundreds of random problems."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from prefect_rlhf.placement.search.binding import binding_term
+from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.search.incumbent import Incumbent
+from prefect_rlhf.placement.search.outcome import Outcome
+from prefect_rlhf.placement.search.partial import bound_partial, empty_partial, relate
+from prefect_rlhf.placement.search.placed import OVERFLOW_FACTOR, evaluate
+from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, Problem
+from prefect_rlhf.placement.search.tables import build_tables
+from tests.placement.search import plain
+from tests.placement.search.random_problems import random_problem
+
+SEEDS = range(300)
+BLOCK = 20
+INFINITE = 1 << 62
+
+
+def blocks():
+    return [range(start, start + BLOCK) for start in range(0, len(SEEDS), BLOCK)]
+
+
+def sample_of_plans(problem: Problem, seed: int, count: int = 40) -> list[dict[str, Choice]]:
+    every = list(plain.every_plan(problem))
+    return Random(seed).sample(every, min(count, len(every)))
+
+
+def as_incumbent(problem: Problem, plan: dict[str, Choice]) -> Incumbent:
+    chosen = [plan[call.name] for call in problem.calls]
+    return Incumbent(0, tuple(choice.option for choice in chosen), tuple(choice.mesh for choice in chosen))
+
+
+@pytest.mark.parametrize("seeds", blocks(), ids=str)
+def test_the_exact_search_finds_the_best_of_all_plans(seeds):
+    """Its plan is the optimum, its bound equals it, and where no plan fits it says so."""
+    for seed in seeds:
+        problem = random_problem(seed)
+        costs = [plain.makespan(problem, plan) for plan in plain.every_plan(problem) if plain.fits(problem, plan)]
+        result = search(problem, budget_seconds=60)
+        if not costs:
+            assert (result.outcome, result.plan) == (Outcome.INFEASIBLE, None), problem.name
+            continue
+        assert Outcome.OPTIMAL is result.outcome, problem.name
+        assert plain.legal(problem, result.plan) and plain.fits(problem, result.plan), problem.name
+        assert [min(costs)] * 2 == [plain.makespan(problem, result.plan), round(result.makespan_seconds * 1e6)]
+        assert min(costs) == round(result.lower_bound_seconds * 1e6), problem.name
+
+
+@pytest.mark.parametrize("seeds", blocks(), ids=str)
+def test_no_plan_ends_before_the_bound_of_any_part_of_it(seeds):
+    """A bound of some decided calls and relations holds for each plan that agrees with them."""
+    for seed in seeds:
+        problem, random = random_problem(seed), Random(seed)
+        tables = build_tables(problem)
+        for plan in sample_of_plans(problem, seed):
+            placed = as_incumbent(problem, plan).placed(tables)
+            partial = empty_partial(tables)
+            decided = [call for call in range(tables.num_calls) if random.random() < 0.7]
+            partial.option[decided] = placed.option[decided]
+            for a in decided:
+                for b in decided:
+                    if a < b and random.random() < 0.7:
+                        relate(partial, a, b, int(placed.relation[a, b]))
+            assert bound_partial(tables, partial, INFINITE) <= plain.makespan(problem, plan), (problem.name, plan)
+
+
+@pytest.mark.parametrize("seeds", blocks(), ids=str)
+def test_the_compiled_schedule_is_the_plain_one(seeds):
+    """Makespan and memory of any plan, with all that makes nodes wait or vanish."""
+    for seed in seeds:
+        problem = random_problem(seed)
+        tables = build_tables(problem)
+        for plan in sample_of_plans(problem, seed):
+            factor = 1 if plain.fits(problem, plan) else OVERFLOW_FACTOR
+            placed = as_incumbent(problem, plan).placed(tables)
+            assert factor * plain.makespan(problem, plan) == evaluate(tables, placed), (problem.name, plan)
+
+
+def test_the_random_problems_hold_every_case():
+    """Otherwise the tests above would say less than they seem to."""
+    problems = [random_problem(seed) for seed in SEEDS]
+    nodes = [node for problem in problems for node in problem.nodes]
+    pairs = [node for node in nodes if isinstance(node, PairNode)]
+    assert {"first", "second", "both"} == {node.occupies for node in pairs}
+    assert {2, 3} == {node.microseconds.ndim for node in pairs}
+    assert any(isinstance(node, LinkNode) for node in nodes)
+    assert {0, 1, 2} == {edge.lag for problem in problems for edge in problem.edges}
+    assert any(len(set(problem.device_bytes)) == 2 for problem in problems)
+    outcomes = {search(problem, budget_seconds=60).outcome for problem in problems[:60]}
+    assert {Outcome.OPTIMAL, Outcome.INFEASIBLE} == outcomes
+
+
+def test_the_binding_term_names_what_binds():
+    """One call after another is a chain; the bound of the best plan is that of its calls."""
+    problem = next(p for p in map(random_problem, SEEDS) if len(p.calls) == 3 and p.iterations == 1)
+    words = binding_term(problem, build_tables(problem), None)
+    assert any(kind in words for kind in ("chain", "one after the other", "device load", "area"))
+    assert any(call.name in words for call in problem.calls)
