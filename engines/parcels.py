@@ -1,7 +1,7 @@
 """What travels as one message between two ranks: both ends cut and bundle the same pieces the same way.
 
 Large pieces go alone, in parts of a few MiB, so that an end on which such a part is contiguous sends or receives it
-where it lies; small ones share a message, since each message costs some tens of microseconds.
+where it lies; small ones share a message, since each message costs as much time as some hundred KiB.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from prefect_rlhf.placement.reshard import Piece
 
 BUCKET_BYTES = 64 << 20  # the most that a rank stages at once for sending, and the same for receiving
-MESSAGE_BYTES = 2 << 20  # still in a core's cache when it is unpacked
-ALONE_BYTES = 256 << 10
+MESSAGE_BYTES = 8 << 20
+ALONE_BYTES = 1 << 20
 IN_FLIGHT = 4  # messages under way between two ranks in one direction
 
 Parcel = tuple[Piece, ...]

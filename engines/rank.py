@@ -19,7 +19,7 @@ from prefect_rlhf.engines.exchange import exchange_rows
 from prefect_rlhf.engines.export import export
 from prefect_rlhf.engines.inputs import Inputs, read_inputs, read_prompts
 from prefect_rlhf.engines.memory import resident_bytes
-from prefect_rlhf.engines.move_weights import move_weights
+from prefect_rlhf.engines.move_weights import WeightMover
 from prefect_rlhf.engines.orders import (
     BuildOrder,
     CallOrder,
@@ -76,6 +76,7 @@ class Rank:
         self.store = RowStore()
         self._residents: dict[ModelInstance, Resident] = {}
         self._datasets: dict[str, RowSource] = {}
+        self._weight_mover = WeightMover(rank)
         self._states: dict[str, Any] = {}  # what stateful computations return for the next step, by call
 
     def build(self, order: BuildOrder) -> Report:
@@ -161,7 +162,7 @@ class Rank:
             source.require(order.version, doing)
         read = None if source is None else source.engine
         write = None if target is None else target.engine
-        moved = move_weights(read, write, order, self.rank)
+        moved = self._weight_mover.move(read, write, order)
         digest = target.written(order.version) if target is not None else None
         report = self._report(began, *filter(None, (source, target)), digest=digest, bytes_moved=moved.bytes_moved)
         return replace(report, peak_extra_bytes=moved.peak_extra_bytes)

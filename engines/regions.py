@@ -42,6 +42,9 @@ def blocks(shard: Shard, region: Region) -> list[Tensor]:
 
 def copy_rows(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     """Copy the rows of `sources`, one block after the other, into those of `targets`; both have as many."""
+    if len(sources) == len(targets) == 1:
+        targets[0].copy_(sources[0])
+        return
     reads, writes = iter(sources), iter(targets)
     read = write = None
     while True:

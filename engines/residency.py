@@ -27,7 +27,7 @@ class HostLink:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch's
         self._pinned: Tensor | None = None
 
     def room(self, num_bytes: int) -> Tensor:
@@ -48,7 +48,7 @@ class HostLink:
         if self._stream is None:
             yield
             return
-        handed_out = torch.cuda.Event()
+        handed_out = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
         handed_out.record()
         self._stream.wait_event(handed_out)
         with torch.cuda.stream(self._stream):

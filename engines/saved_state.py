@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from functools import reduce
 from importlib import import_module
-from typing import Any, TypedDict
+from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from prefect_rlhf.placement.errors import InvalidInput
 

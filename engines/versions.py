@@ -43,6 +43,14 @@ class Fingerprints:
             content = self._name(instance.role, held) or f"other content than v{version} (first in {differing[0]})"
             raise StaleWeights(f"{instance.name} holds {content}, expected v{version}")
 
+    def learn(self, role: str, version: int, fingerprint: Fingerprint) -> None:
+        """What a version must be, from whoever wrote it down."""
+        self._known[role, version] = fingerprint
+
+    def content(self, role: str, version: int) -> Fingerprint:
+        """The fingerprint of a version that was seen."""
+        return self._known[role, version]
+
     def record(self, role: str, version: int) -> int | None:
         """One number for a whole version, for people to compare; None before it was seen."""
         known = self._known.get((role, version))

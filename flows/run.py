@@ -27,6 +27,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import read_plan
 from prefect_rlhf.placement.presets import PRESETS, preset
 from prefect_rlhf.tasks.algorithm import Algorithm
+from prefect_rlhf.tasks.checkpoints import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.journal import Journal
 from prefect_rlhf.tasks.report import Report
@@ -47,11 +48,15 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run that was checked and planned; `longest` is the number of tokens of its longest row."""
+    """A run that was checked and planned; `longest` is the number of tokens of its longest row.
+
+    `checkpoint` is where it goes on, None for a run from the start.
+    """
 
     inputs: Inputs
     augmented: AugmentedGraph
     longest: int
+    checkpoint: Checkpoint | None = None
 
 
 def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, held: Lease) -> Prepared:
@@ -59,8 +64,20 @@ def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOpti
     inputs = read_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     longest = longest_sequence(graph, inputs)
+    checkpoint = checkpoint_to_resume(graph, options)
     plan = choose_plan(options.plan, graph, held, longest)
-    return Prepared(inputs, augment(graph, plan, options.steps), longest)
+    first_step = checkpoint.step if checkpoint else 0
+    augmented = augment(graph, plan, options.steps, first_step, options.checkpoint_every)
+    return Prepared(inputs, augmented, longest, checkpoint)
+
+
+def checkpoint_to_resume(graph: DataflowGraph, options: RunOptions) -> Checkpoint | None:
+    """The checkpoint that the options name. Raises InvalidInput unless this run goes on where it is."""
+    if options.resume_from is None:
+        return None
+    checkpoint = find_checkpoint(options.resume_from, Path(options.output_dir).expanduser())
+    check_resumable(checkpoint, graph, options.seed, options.steps)
+    return checkpoint
 
 
 def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
@@ -73,6 +90,7 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
         run = training_run(prepared, held, options)
         journal = Journal(run.run_dir)
         report.started(journal)
+        report.resumed(run)
         train(run, journal, report, options.steps_per_group)
         report.finished()
         _point_latest_to(run.run_dir)
@@ -122,6 +140,8 @@ def training_run(prepared: Prepared, held: Lease, options: RunOptions) -> Traini
         seed=options.seed,
         max_sequence_length=prepared.longest,
         call_deadline_seconds=options.call_deadline_seconds,
+        checkpoint=prepared.checkpoint,
+        keep_checkpoints=options.keep_checkpoints,
     )
 
 

@@ -32,8 +32,8 @@ RESOURCES: tuple[Resource, ...] = get_args(Resource)
 class Dependency:
     """One node that must have ended, and why.
 
-    `data`: it made or brought rows; `version`: it made, brought or wrote down the weights; `state`: it left the state of
-    a stateful computation; `overwrite`: it still reads weights, or a state, about to be overwritten in place; `memory`:
+    `data`: it made or brought rows; `version`: it made, brought or wrote down the weights; `state`: it left the state
+    of a stateful computation; `overwrite`: it still reads weights, or a state, to be overwritten in place; `memory`:
     it makes room on the device. `label` says what flows: keys, or a weight version.
     """
 
@@ -60,7 +60,8 @@ class Node:
 
     `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
     `instance` is the copy of weights that a call uses, an offload or reload moves, a checkpoint or export writes down;
-    `part` says how much of it moves. `source` and `target` are set for a reallocate. A transfer's `call` and `placement` are those of the call it feeds.
+    `part` says how much of it moves. `source`, `target` are set for a reallocate. A transfer's `call` and `placement`
+    are those of the call it feeds.
     """
 
     id: str

@@ -1,5 +1,216 @@
-"""Checkpoint folders as the controller sees them: described before any device is taken, never loaded."""
+"""Checkpoints of a run as the controller sees them: finding, checking, finishing and throwing away; never loaded here.
 
+    <run>/checkpoints/step-000004/checkpoint.json        what is small; written last
+    <run>/checkpoints/step-000004/actor/shard-00000.*    written by the ranks
+    <run>/checkpoints/step-000006.part/                  not finished: never read
+
+A step's folder is named after the number of finished steps.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from prefect_rlhf.engines.checkpoint_files import (
+    WHOLE,
+    ShardIndex,
+    check_coverage,
+    flush_to_disk,
+    read_index,
+    shard_indexes,
+    write_json,
+)
 from prefect_rlhf.engines.huggingface import read_model_spec
+from prefect_rlhf.engines.saved_state import SavedState
+from prefect_rlhf.engines.versions import Fingerprint
+from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.parameters import parameters
+from prefect_rlhf.placement.plan_file import plan_yaml
+from prefect_rlhf.placement.problem import first_difference, problem_of
 
-__all__ = ["read_model_spec"]
+__all__ = ["Checkpoint", "read_model_spec"]
+
+MANIFEST = "checkpoint.json"
+NEWEST = "latest"
+FIELD = "resume_from"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is small. `step` steps are finished; every trained role has weights v`step`.
+
+    `shards` has a checksum of each index by role and file name, `fingerprints` those of the weights by role.
+    """
+
+    step: int
+    run: str
+    written_at: float  # Unix seconds
+    plan: str
+    problem: dict[str, Any]
+    fingerprints: dict[str, dict[str, int]]
+    states: dict[str, SavedState]
+    shards: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A finished checkpoint on disk."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    def shards(self, role: str) -> tuple[Path, ...]:
+        """The index files of a role's shards."""
+        return tuple(self.folder / role / name for name in self.manifest.shards[role])
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Names of folders beside it whose writing was cut short; nothing reads them."""
+        return tuple(sorted(path.name for path in self.folder.parent.glob("*.part")))
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a run that finished `step` steps is.
+
+    >>> str(folder_of(Path("runs/mine"), 4))
+    'runs/mine/checkpoints/step-000004'
+    """
+    return run_dir / "checkpoints" / f"step-{step:06d}"
+
+
+def beside(folder: Path) -> Path:
+    """Where a checkpoint is written, or thrown away, so that its own name only ever means a whole one."""
+    return folder.with_name(folder.name + ".part")
+
+
+def finish(
+    augmented: AugmentedGraph,
+    run_dir: Path,
+    seed: int,
+    step: int,
+    fingerprints: Mapping[str, Fingerprint],
+    states: Mapping[str, SavedState],
+) -> Path:
+    """Add what is small to the shards that the ranks wrote, and rename: from then on it is the newest checkpoint.
+
+    Raises InvalidInput, and renames nothing, unless the shards hold every element of every trained role once.
+    """
+    folder = folder_of(run_dir, step)
+    part = beside(folder)
+    for role in fingerprints:
+        _check_role(augmented.graph, role, [read_index(index, role) for index in shard_indexes(part / role)])
+    manifest = Manifest(
+        step=step,
+        run=run_dir.name,
+        written_at=time.time(),
+        plan=plan_yaml(augmented.plan),
+        problem=problem_of(augmented.graph, seed),
+        fingerprints={role: dict(found) for role, found in fingerprints.items()},
+        states=dict(states),
+        shards={role: {i.name: _checksum(i.read_bytes()) for i in shard_indexes(part / role)} for role in fingerprints},
+    )
+    content = asdict(manifest)
+    write_json(part / MANIFEST, {"manifest": content, "checksum": _checksum(_canonical(content))})
+    for path in (*(part / role for role in fingerprints), part):
+        flush_to_disk(path)
+    part.rename(folder)
+    flush_to_disk(folder.parent)
+    return folder
+
+
+def keep_newest(run_dir: Path, number: int) -> None:
+    """Throw away all finished checkpoints of a run but the newest; a crash in between leaves none half there."""
+    for folder in _finished(run_dir)[:-number]:
+        folder.rename(beside(folder))
+        shutil.rmtree(beside(folder))
+
+
+def clear_unfinished(run_dir: Path) -> tuple[str, ...]:
+    """Remove what an earlier run in the same folder was writing when it ended; returns the names."""
+    found = sorted((run_dir / "checkpoints").glob("*.part"))
+    for part in found:
+        shutil.rmtree(part)
+    return tuple(part.name for part in found)
+
+
+def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
+    """The checkpoint that a user means: its folder, the newest of a run's folder, or `latest` of all in `output_dir`.
+
+    Raises InvalidInput when there is none, or when it is not what was written.
+    """
+    if resume_from == NEWEST:
+        runs = [path for path in output_dir.glob("*") if path.is_dir() and not path.is_symlink()]
+        found = [read_checkpoint(folders[-1]) for run in runs if (folders := _finished(run))]
+        if not found:
+            raise InvalidInput(FIELD, resume_from, f"a run in {output_dir} that finished a checkpoint")
+        return max(found, key=lambda checkpoint: checkpoint.manifest.written_at)
+    path = Path(resume_from).expanduser()
+    if not path.is_dir():
+        raise InvalidInput(FIELD, resume_from, f"the folder of a run or of a checkpoint, or {NEWEST!r}")
+    if (path / MANIFEST).is_file():
+        return read_checkpoint(path.resolve())
+    if not (folders := _finished(path.resolve())):
+        raise InvalidInput(FIELD, resume_from, "a folder with a finished checkpoint")
+    return read_checkpoint(folders[-1])
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a finished checkpoint's manifest, and see that its shards are there, as long as they were."""
+    try:
+        stored = json.loads((folder / MANIFEST).read_text())
+        whole = stored["checksum"] == _checksum(_canonical(stored["manifest"]))
+        manifest = TypeAdapter(Manifest).validate_python(stored["manifest"])
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise InvalidInput(FIELD, f"{folder / MANIFEST} that does not read", WHOLE) from error
+    if not whole:
+        raise InvalidInput(FIELD, f"other content of {folder / MANIFEST}", WHOLE)
+    for role, shards in manifest.shards.items():
+        for name, checksum in shards.items():
+            read_index(folder / role / name, role)
+            if _checksum((folder / role / name).read_bytes()) != checksum:
+                raise InvalidInput(f"checkpoint.{role}", f"other content of {folder / role / name}", WHOLE)
+    return Checkpoint(folder, manifest)
+
+
+def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, seed: int, num_steps: int) -> None:
+    """Raise InvalidInput unless a run of `graph` from `seed` to `num_steps` goes on where the checkpoint is."""
+    difference = first_difference(checkpoint.manifest.problem, problem_of(graph, seed))
+    if difference is not None:
+        path, saved, now = difference
+        raise InvalidInput(FIELD, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")
+    if num_steps <= checkpoint.step:
+        expected = f"more than {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"
+        raise InvalidInput("steps", num_steps, expected)
+    for role in checkpoint.manifest.shards:
+        _check_role(graph, role, [read_index(index, role) for index in checkpoint.shards(role)])
+
+
+def _check_role(graph: DataflowGraph, role: str, indexes: Sequence[ShardIndex]) -> None:
+    check_coverage(role, indexes, {parameter.name: parameter.shape for parameter in parameters(graph.model(role))})
+
+
+def _finished(run_dir: Path) -> list[Path]:
+    """The finished checkpoints of a run, oldest first."""
+    return sorted(path.parent for path in (run_dir / "checkpoints").glob(f"step-*[0-9]/{MANIFEST}"))
+
+
+def _canonical(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()
+
+
+def _checksum(content: bytes) -> str:
+    return blake2b(content, digest_size=8).hexdigest()

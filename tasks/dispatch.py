@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -15,14 +16,17 @@ from prefect_rlhf.engines.orders import (
     CallOrder,
     MoveWeightsOrder,
     Report,
+    Restore,
     TransferOrder,
 )
 from prefect_rlhf.engines.versions import Fingerprints
+from prefect_rlhf.placement.checkpoints import stateful_calls
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.instances import instances, offloaded_parts, trained_instance
 from prefect_rlhf.placement.layout import Layout, layout_of
 from prefect_rlhf.placement.node import Node, Resource
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.tasks.checkpoints import beside, finish, folder_of, keep_newest
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.sampling_order import row_ids
 from prefect_rlhf.tasks.settings import Sampling
@@ -74,18 +78,23 @@ class Dispatcher:
         self._layouts: dict[ModelInstance, Layout] = {}
 
     def build(self, on_built: Callable[[ModelInstance, Outcome], None]) -> None:
-        """Open the datasets and build every model instance; copies of one role must hold the same version 0."""
+        """Open the datasets and build every model instance; copies of one role must hold the same version 0.
+
+        A run that goes on from a checkpoint checks all of that before it builds anything.
+        """
+        self._check_checkpoint()
         for source in self.run.sources.values():
             self._call("open_dataset", dict.fromkeys(range(self.gang.size), (source,)), f"open {source.name}")
         offloaded = offloaded_parts(self._graph, self._plan)
         for instance, calls in instances(self._graph, self._plan).items():
             order = self._build_order(instance, calls)
             reports = self._call("build", dict.fromkeys(order.ranks, (order,)), f"build {instance.name}")
-            self._settle(instance, 0, reports)
+            self._settle(instance, order.restore.version if order.restore else 0, reports)
             if instance in offloaded:
                 away = (instance, offloaded[instance])
                 self._call("offload", dict.fromkeys(order.ranks, away), f"offload {instance.name}")
             on_built(instance, Outcome.of(reports))
+        self._restore_states()
 
     def execute(self, node: Node) -> Outcome:
         """Run one node on its ranks. Raises what the ranks raise; StaleWeights when weights are not their version."""
@@ -96,6 +105,10 @@ class Dispatcher:
                 return Outcome.of(self._reallocate(node))
             case "offload" | "reload":
                 return Outcome.of(self._move_between_host_and_device(node))
+            case "checkpoint":
+                return Outcome.of(self._checkpoint(node))
+            case "commit":
+                return self._commit(node)
             case "export":
                 return Outcome.of(self._export(node))
             case _:
@@ -153,6 +166,45 @@ class Dispatcher:
         arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
         return self._call("export", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
+    def _checkpoint(self, node: Node) -> dict[int, Report]:
+        """Write a role's shards beside the last checkpoint."""
+        instance = node.instance
+        assert instance is not None and node.reads is not None  # set for this kind
+        folder = beside(folder_of(self.run.run_dir, node.reads)) / instance.role
+        arguments = (instance, node.reads, folder)
+        return self._call("checkpoint", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
+
+    def _commit(self, node: Node) -> Outcome:
+        """Add what is small and rename; then throw away what is too old."""
+        began, run, version = time.perf_counter(), self.run, node.step + 1
+        roles = [model.role for model in self._graph.models if self._graph.trained_by(model.role)]
+        fingerprints = {role: self.fingerprints.content(role, version) for role in roles}
+        names = tuple(call.name for call in stateful_calls(self._graph))
+        ranks = {run.rank(device) for device in node.devices}
+        held = self._call("states", dict.fromkeys(ranks, (names,)), node.title) if ranks else {}
+        states = {name: state for found in held.values() for name, state in found.items()}
+        finish(run.augmented, run.run_dir, run.seed, version, fingerprints, states)
+        keep_newest(run.run_dir, run.keep_checkpoints)
+        return Outcome(time.perf_counter() - began, fingerprint_seconds=0.0, bytes_moved=0, num_tokens=0)
+
+    def _check_checkpoint(self) -> None:
+        """Hold every shard against its checksums, each on one of the ranks, and learn what the weights must be."""
+        checkpoint = self.run.checkpoint
+        if checkpoint is None:
+            return
+        shards = [(role, index) for role in checkpoint.manifest.shards for index in checkpoint.shards(role)]
+        by_rank = {rank: (shards[rank :: self.gang.size],) for rank in range(self.gang.size)}
+        self._call("check_shards", by_rank, f"check {checkpoint.folder.name}")
+        for role, fingerprint in checkpoint.manifest.fingerprints.items():
+            self.fingerprints.learn(role, checkpoint.step, fingerprint)
+
+    def _restore_states(self) -> None:
+        """Give each stateful computation what its last run left, where it runs now."""
+        states = self.run.checkpoint.manifest.states if self.run.checkpoint else {}
+        for name, state in states.items():
+            rank = self.run.rank(self._plan[name].mesh.devices()[0])  # a computation has one device
+            self._call("restore_states", {rank: ({name: state},)}, f"restore the state of {name}")
+
     def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, Report]) -> None:
         """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
         ranks = self.run.ranks(instance)
@@ -160,14 +212,17 @@ class Dispatcher:
         self.fingerprints.settle(instance, version, digests, self._layout(instance))
 
     def _build_order(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildOrder:
-        model = self._graph.model(instance.role)
+        model, restore = self._graph.model(instance.role), None
         if instance != trained_instance(self._graph, self._plan, instance.role):
             model = replace(model, optimizer=None)  # a copy that is only read needs no gradients and no optimizer
+        elif self.run.checkpoint is not None:
+            restore = Restore(self.run.checkpoint.folder / instance.role, self.run.checkpoint.step)
         return BuildOrder(
             model=model,
             instance=instance,
             ranks=self.run.ranks(instance),
             layout=self._layout(instance),
+            restore=restore,
             max_sequence_length=self.run.max_sequence_length,
             max_rows=max(len(need.share.rows()) for call in calls for need in self.rows.needs[call.name].values()),
         )

@@ -18,12 +18,15 @@ from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.draw import graph_text, plan_rows, plan_text
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule import Schedule
 from prefect_rlhf.placement.timeline import Bar, timeline_svg
+from prefect_rlhf.tasks.checkpoints import clear_unfinished
 from prefect_rlhf.tasks.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.dispatch import Outcome
 from prefect_rlhf.tasks.journal import Journal, Span
 from prefect_rlhf.tasks.publish import publish
+from prefect_rlhf.tasks.training_run import TrainingRun
 
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
 ROWS_SHOWN = 50
@@ -60,6 +63,20 @@ class Report:
         description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
         created = publish(create_progress_artifact, 0.0, key="progress", description=description)
         self._progress = created if isinstance(created, UUID) else None
+
+    def resumed(self, run: TrainingRun) -> None:
+        """Say where the run goes on, what it left aside, and carry over the metrics of the steps before."""
+        for name in clear_unfinished(run.run_dir):
+            self._log.info("removed %s, which was not finished", name)
+        if run.checkpoint is None or self._journal is None:
+            return
+        checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
+        same = "under the same plan" if before == now else "under another plan, so equal within rounding"
+        self._log.info("go on from %s after %d steps, %s", checkpoint.folder, checkpoint.step, same)
+        for name in checkpoint.unfinished():
+            self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
+        self._metrics = self._journal.carry_over(checkpoint.folder.parent.parent, checkpoint.step)
+        self._log.info("carried over the metrics of %d steps", len(self._metrics))
 
     def built(self, instance: ModelInstance, outcome: Outcome) -> None:
         """A model is on its devices."""

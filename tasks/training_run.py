@@ -11,11 +11,15 @@ from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.tasks.checkpoints import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """`sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses."""
+    """`sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses.
+
+    `checkpoint` is where the run goes on; of its own it keeps the newest `keep_checkpoints`.
+    """
 
     augmented: AugmentedGraph
     lease: Lease
@@ -25,6 +29,8 @@ class TrainingRun:
     seed: int
     max_sequence_length: int
     call_deadline_seconds: float
+    checkpoint: Checkpoint | None = None
+    keep_checkpoints: int = 2
 
     def rank(self, device: Device) -> int:
         """The gang's rank on `device`: its position in the lease."""

@@ -22,8 +22,8 @@ MAY_IMPORT = {
     "blocks": {"placement"},
 }
 PROTOCOLS = {"engine", "gang", "orders", "rows", "compute"}  # values and protocols that tasks share with engines
-CONTROLLER = {"open_gang", "versions", "huggingface"}
-"""What the controller runs itself: it opens a gang, compares fingerprints, reads a config. None holds a model."""
+CONTROLLER = {"open_gang", "versions", "huggingface", "checkpoint_files", "saved_state"}
+"""What the controller runs itself: it opens a gang, compares fingerprints, reads configs and indexes."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500

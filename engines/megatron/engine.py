@@ -258,7 +258,7 @@ class MegatronEngine:
             return self._compute_weights(), []
         weights = {tensor.untyped_storage()._cdata for tensor in self._compute_weights()}
         state = [] if self._optimizer is None else list(self._optimizer.tensors())
-        own = [tensor for tensor in state if tensor.untyped_storage()._cdata not in weights]  # float32: views of weights
+        own = [tensor for tensor in state if tensor.untyped_storage()._cdata not in weights]  # float32: of weights
         return own, [buffer.grad_data for buffer in getattr(self._wrapped, "buffers", [])] if self._optimizer else []
 
     def _compute_weights(self) -> list[Tensor]:

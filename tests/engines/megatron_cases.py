@@ -20,7 +20,7 @@ from prefect_rlhf.engines.orders import BuildOrder
 from prefect_rlhf.placement.layout import Layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import OptimizerSpec
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import ModelInstance, Offload
 from prefect_rlhf.placement.strategy import Strategy
 
 VOCAB = 480  # divides by 2 and 3
@@ -133,15 +133,15 @@ def train_dealt_unevenly(rank: int, case: Case, settings: TrainSettings):
     return metrics, held(engine)
 
 
-def train(rank: int, case: Case, settings: TrainSettings, offload: bool = False):
+def train(rank: int, case: Case, settings: TrainSettings, offload: Offload = "none"):
     """Metrics of one train call, and this rank's weights afterwards."""
     engine = case.build(rank)
     sequences, batch = make_rows(24)
     rows = replica_rows(24, case.dp, settings.mini_batches)[case.replica(rank)]
-    if offload:
+    if offload != "none":
         engine.train(*part(sequences, batch, rows), loss, settings)
-        engine.offload()
-        engine.reload()
+        engine.offload(offload)
+        engine.reload(offload)
     metrics = engine.train(*part(sequences, batch, rows), loss, settings)
     return metrics, held(engine)
 

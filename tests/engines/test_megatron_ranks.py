@@ -171,13 +171,14 @@ def test_weights_lie_where_the_layout_says(world, folders, kind, layout):
             np.testing.assert_array_equal(values, stored[name][tuple(slice(*span) for span in region)], err_msg=name)
 
 
+@pytest.mark.parametrize("part", ["optimizer", "all"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
-def test_offloading_changes_nothing(world, folders, layout, dtype):
+def test_offloading_changes_nothing(world, folders, layout, dtype, part):
     """Train, offload, reload, train gives the very weights of train, train."""
     case = Case(folders["tied"], dtype=dtype, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
     twice = TrainSettings("logprobs", mini_batches=3, epochs=2)
-    offloaded = world.run(case.ranks, cases.train, case, TrainSettings("logprobs", mini_batches=3), True)
+    offloaded = world.run(case.ranks, cases.train, case, TrainSettings("logprobs", mini_batches=3), part)
     for (_, expected), (_, found) in zip(world.run(case.ranks, cases.train, case, twice), offloaded, strict=True):
         for name in expected:
             np.testing.assert_array_equal(expected[name][1], found[name][1], err_msg=name)

@@ -8,7 +8,7 @@ import torch
 
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.local_gang import LocalGang
-from prefect_rlhf.engines.move_weights import move_weights
+from prefect_rlhf.engines.move_weights import WeightMover
 from prefect_rlhf.engines.orders import MoveWeightsOrder
 from prefect_rlhf.engines.parcels import BUCKET_BYTES, IN_FLIGHT, MESSAGE_BYTES, message_bytes, parcels
 from prefect_rlhf.engines.regions import blocks, copy_rows
@@ -69,7 +69,7 @@ class Mover:
         """Move weights; return which are wrong afterwards, what was moved and how often the engine was told."""
         source = FakeEngine(order.source_layout, self.rank, dtype, filled=True, split=split)
         target = FakeEngine(order.target_layout, self.rank, target_dtype, filled=False, split=split)
-        moved = move_weights(source, target, order, self.rank)
+        moved = WeightMover(self.rank).move(source, target, order)
         expected = FakeEngine(order.target_layout, self.rank, dtype, filled=True, split=False)
         wrong = [
             n for n, s in target.shards.items() if not torch.equal(s.view.reshape(s.shape), expected.shards[n].view)

@@ -1,6 +1,6 @@
 """Whole runs in miniature in which two task runs wait for each other in their ranks: they end only if both run at once.
 
-Real Prefect, Megatron-core and vLLM on tiny models. A run that serialises what should overlap fails after LIMIT_SECONDS.
+Real Prefect, Megatron-core and vLLM on tiny models. A run that puts one after the other fails after LIMIT_SECONDS.
 """
 
 import json
@@ -74,9 +74,8 @@ class MeetingRank:
     def _note_visitors(self):
         """How many of the instances that come and go are on the device now, as a file."""
         roles = {file.name.split(".")[1] for file in self._folder.glob("comes_and_goes.*")}
-        here = [
-            r for i, r in self._rank._residents.items() if i.engine == "megatron" and i.role in roles and not r.away
-        ]
+        held = [resident for resident in self._rank._residents.values() if resident.instance.engine == "megatron"]
+        here = [resident for resident in held if resident.instance.role in roles and not resident.away]
         (self._folder / f"visitors.{len(here)}").touch()
 
 

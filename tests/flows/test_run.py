@@ -74,6 +74,17 @@ def test_recomputed_logprobs_are_compared_with_vllms(parameters):
     assert max(differences) < 1e-4
 
 
+def test_no_rank_keeps_rows_of_a_step_that_ended(parameters):
+    """What the run's own record says of the stores: rows in the middle of each step, none at its end."""
+    run_dir = last_run(parameters)
+    spans = [json.loads(line) for line in (run_dir / "task_runs.jsonl").read_text().splitlines()]
+    for step in range(2):
+        held = [sum(span["store_bytes"].values()) for span in spans if span["step"] == step]
+        assert max(held) > 0
+        last_call = [span for span in spans if span["step"] == step and span["kind"] == "train_step"][-1]
+        assert set(last_call["store_bytes"].values()) == {0}
+
+
 def test_a_mistake_ends_the_run_with_one_line(parameters):
     state = run(parameters, actor={"path": "/nowhere"})
     assert state.is_failed()
