@@ -20,7 +20,7 @@ from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.placement.reshard import reshard
 
-SHAPE = TransformerShape(768, 2048, 12, 12, 4, 64, 32768, 2048, 1e4, 1e-5, tied_embeddings=True)  # 101M parameters
+SHAPE = TransformerShape(1024, 4096, 6, 16, 4, 64, 32768, 2048, 1e4, 1e-5, tied_embeddings=True)  # 125M parameters
 SPEC = ModelSpec("actor", "", "lm", SHAPE, dtype="bfloat16")
 DTYPE = torch.bfloat16
 

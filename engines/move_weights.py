@@ -1,4 +1,7 @@
-"""Weights from one instance's storage into another's, as the reshard plan says: from views to views, in small messages."""
+"""Weights from one instance's storage into another's, as the reshard plan says: from views to views, in messages.
+
+Messages go over the world's backend: through NCCL on CUDA, through gloo on CPU.
+"""
 
 from __future__ import annotations
 
@@ -131,20 +134,32 @@ class Round:
 
 def _post(route: Route, k: int, staging: Staging) -> Round:
     """Start this rank's messages of round k."""
-    operations: list[dist.P2POp] = []
+    received: list[tuple[Tensor, int]] = []
+    sent: list[tuple[Tensor, int]] = []
     staged: list[tuple[Message, Tensor]] = []
     for peer, message in _of_round(route.incoming, k):
         place = message.place
         if place is None:
             place = staging.take(message, "from", peer, k)
             staged.append((message, place))
-        operations.append(dist.P2POp(dist.irecv, place, peer))
+        received.append((place, peer))
     for peer, message in _of_round(route.outgoing, k):
         place = message.place
         if place is None:
             place = message.pack(staging.take(message, "to", peer, k))
-        operations.append(dist.P2POp(dist.isend, place, peer))
-    return Round(dist.batch_isend_irecv(operations) if operations else (), staged)
+        sent.append((place, peer))
+    return Round(_start(received, sent), staged)
+
+
+def _start(received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, int]]) -> list[dist.Work]:
+    """Post what is received from and sent to each peer. NCCL needs that as one batch; gloo is quicker without."""
+    if any(tensor.is_cuda for tensor, _ in (*received, *sent)):
+        operations = [dist.P2POp(dist.irecv, tensor, peer) for tensor, peer in received]
+        operations += [dist.P2POp(dist.isend, tensor, peer) for tensor, peer in sent]
+        return dist.batch_isend_irecv(operations)
+    works = [dist.irecv(tensor, peer) for tensor, peer in received]
+    works += [dist.isend(tensor, peer) for tensor, peer in sent]
+    return [work for work in works if work is not None]  # None is for ranks outside of the group
 
 
 def _of_round(messages_of: Mapping[int, Sequence[Message]], k: int) -> Iterator[tuple[int, Message]]:

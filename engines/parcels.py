@@ -14,8 +14,8 @@ import torch
 from prefect_rlhf.placement.reshard import Piece
 
 BUCKET_BYTES = 64 << 20  # the most that a rank stages at once for sending, and the same for receiving
-MESSAGE_BYTES = 8 << 20
-ALONE_BYTES = 1 << 20
+MESSAGE_BYTES = 4 << 20
+ALONE_BYTES = 512 << 10
 IN_FLIGHT = 4  # messages under way between two ranks in one direction
 
 Parcel = tuple[Piece, ...]

@@ -37,7 +37,7 @@ def blocks(shard: Shard, region: Region) -> list[Tensor]:
         raise ValueError(f"a view of shape {tuple(view.shape)} is not made of blocks of rows of {shard.shape}")
     size = view.shape[1]
     groups = range(rows.start // size, -(-rows.stop // size))
-    return [view[g, max(rows.start - g * size, 0) : rows.stop - g * size, *columns] for g in groups]
+    return [view[g][max(rows.start - g * size, 0) : rows.stop - g * size, *columns] for g in groups]
 
 
 def copy_rows(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

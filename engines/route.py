@@ -36,7 +36,7 @@ class Message:
 
     @property
     def place(self) -> Tensor | None:
-        """Where the message lies as one contiguous block, so that it is sent from there or received there; else None."""
+        """The one contiguous block that the message is, to be sent from or received into; None where it is not one."""
         alone = len(self.pieces) == 1 and len(self.pieces[0]) == 1
         return self.like if alone and self.like.is_contiguous() else None
 
@@ -54,7 +54,7 @@ class Message:
     def _parts(self, buffer: Tensor) -> list[tuple[Blocks, Tensor]]:
         """Each piece with its part of the buffer, as rows."""
         sizes = [sum(block.numel() for block in piece) for piece in self.pieces]
-        parts = buffer.split(sizes)
+        parts = torch.split(buffer, sizes)
         return [(piece, part.view(-1, *piece[0].shape[1:])) for piece, part in zip(self.pieces, parts, strict=True)]
 
 

@@ -12,28 +12,39 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.presets import strategies
 
+GIB = 1 << 30
 MOST_MICRO_BATCHES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes on one device: those that stay, and with what comes and goes while the call runs."""
+
+    static: int
+    peak: int
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """`placement` on the first mesh of `mesh_class`. `host_seconds`: to offload, and again to reload, what it offloads.
 
-    Every device holds at least `static_bytes` all the time and `peak_bytes` while the call runs.
+    A device holds `least.static` bytes or more all the time, and `least.peak` or more while the call runs; the fullest
+    one holds those of `most`, which count what is offloaded as if it never left: it may be on its way while others run.
     """
 
     placement: Placement
     mesh_class: int
     seconds: float
     host_seconds: float
-    static_bytes: int
-    peak_bytes: int
+    least: Held
+    most: Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +60,31 @@ class Setting:
 
 
 def candidates(call: Call, setting: Setting) -> tuple[Candidate, ...]:
-    """All that are legal and fit a device that has nothing else, without those that others beat at everything."""
-    found: list[Candidate] = []
+    """All that fit a device that has nothing else, without those that others beat at everything.
+
+    Raises InvalidInput when there is none: by how much, and where the call comes nearest to fitting.
+    """
+    legal = list(legal_candidates(call, setting))
+    found = tuple(unbeaten(one for one in legal if one.least.peak <= setting.usable_bytes))
+    if found:
+        return found
+    where = f"calls.{call.name}"
+    if not legal:
+        raise InvalidInput(where, f"{call.num_rows} rows a step", "rows and a model that some mesh divides")
+    nearest = min(legal, key=lambda one: one.least.peak)
+    needs, has = nearest.least.peak / GIB, setting.usable_bytes / GIB
+    role = setting.graph.model(call.role or "").role
+    raise InvalidInput(
+        where,
+        f"{needs:.1f} GiB on each device at best ({nearest.placement.strategy}, {nearest.placement.micro_batches} "
+        f"micro-batches)",
+        f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "
+        f"{role} over, larger ones, shorter rows, or a smaller model",
+    )
+
+
+def legal_candidates(call: Call, setting: Setting) -> Iterator[Candidate]:
+    """Each strategy, engine and number of micro-batches on each class of meshes that the call's work divides into."""
     for mesh_class in range(len(setting.line.classes)):
         mesh = setting.line.first_of(mesh_class)
         for strategy in strategies(mesh.num_devices):
@@ -58,8 +92,7 @@ def candidates(call: Call, setting: Setting) -> tuple[Candidate, ...]:
                 for cuts in _micro_batches(call):
                     placement = Placement(mesh, strategy, engine, cuts)
                     if not any(problems(call, placement, setting.graph)):
-                        found += _offloads(call, _candidate(call, placement, mesh_class, setting), setting)
-    return tuple(unbeaten(one for one in found if one.peak_bytes <= setting.usable_bytes))
+                        yield from _offloads(call, _candidate(call, placement, mesh_class, setting), setting)
 
 
 def unbeaten(found: Iterable[Candidate]) -> Iterator[Candidate]:
@@ -69,9 +102,9 @@ def unbeaten(found: Iterable[Candidate]) -> Iterator[Candidate]:
         alike[replace(one.placement, micro_batches=1)].append(one)
     for group in alike.values():
         smallest: int | None = None
-        for one in sorted(group, key=lambda one: (one.seconds, one.peak_bytes, one.placement.micro_batches)):
-            if smallest is None or one.peak_bytes < smallest:
-                smallest = one.peak_bytes
+        for one in sorted(group, key=lambda one: (one.seconds, one.most.peak, one.placement.micro_batches)):
+            if smallest is None or one.most.peak < smallest:
+                smallest = one.most.peak
                 yield one
 
 
@@ -92,7 +125,9 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, setting: Setti
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
     kept = [one.static + (one.kv_cache if placement.engine == "vllm" else 0) for one in held]  # as `certificate` counts
-    return Candidate(placement, mesh_class, seconds, 0.0, min(kept), min(one.total for one in held))
+    totals = [one.total for one in held]
+    least, most = Held(min(kept), min(totals)), Held(max(kept), max(totals))
+    return Candidate(placement, mesh_class, seconds, 0.0, least, most)
 
 
 def _offloads(call: Call, stays: Candidate, setting: Setting) -> Iterator[Candidate]:
@@ -103,4 +138,5 @@ def _offloads(call: Call, stays: Candidate, setting: Setting) -> Iterator[Candid
         weights = max(sizes.stage_parameters(strategy, stage) for stage in (0, strategy.pp - 1)) * sizes.item
         links = setting.sources.links((stays.placement.mesh,))
         placement = replace(stays.placement, offload="all")
-        yield replace(stays, placement=placement, host_seconds=links.seconds(weights, "host"), static_bytes=0)
+        seconds = links.seconds(weights, "host")
+        yield replace(stays, placement=placement, host_seconds=seconds, least=Held(0, stays.least.peak))

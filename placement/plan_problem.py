@@ -7,21 +7,26 @@ counts the rest at the least it can take. So no plan's augmented graph takes les
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefect_rlhf.placement.candidates import Candidate, Setting, candidates
+from prefect_rlhf.placement.certificate import BUCKET_BYTES
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.devices import Links
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.search.problem import (
     Edge,
     LinkNode,
     Option,
     PairNode,
+    Plan,
     PlannedCall,
     Problem,
     ProblemNode,
@@ -31,6 +36,10 @@ MICROSECONDS = 1e6
 Bytes = NDArray[np.float64]
 
 
+Counted = Literal["least", "most"]
+"""Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
     """A problem with what its options stand for."""
@@ -38,17 +47,75 @@ class PlanProblem:
     problem: Problem
     candidates: Mapping[str, tuple[Candidate, ...]]
 
+    def placements(self, chosen: Plan) -> dict[str, Placement]:
+        """What a plan of the problem says of each call."""
+        return {
+            name: replace(
+                self.candidates[name][choice.option].placement,
+                mesh=DeviceMesh.parse(self.problem.meshes[choice.mesh].label),
+            )
+            for name, choice in chosen.items()
+        }
 
-def plan_problem(setting: Setting, iterations: int) -> PlanProblem:
-    """Of the setting's graph, which has no evaluation calls. Raises InvalidInput where a call can run nowhere."""
+
+def all_candidates(setting: Setting) -> dict[str, tuple[Candidate, ...]]:
+    """Of every call with a model. Raises InvalidInput where a call can run nowhere."""
+    return {call.name: candidates(call, setting) for call in setting.graph if call.kind != "compute"}
+
+
+def plan_problem(
+    setting: Setting, found: Mapping[str, tuple[Candidate, ...]], iterations: int, counted: Counted = "least"
+) -> PlanProblem:
+    """Of the setting's graph, which has no evaluation calls; `found` are its calls' candidates.
+
+    Where bytes are counted at the most, nothing is offloaded: it may be on its way whenever memory is short.
+    """
+    return _posed(setting, found if counted == "least" else _staying(found), iterations, counted, setting.line.classes)
+
+
+def restricted_problem(
+    setting: Setting,
+    found: Mapping[str, tuple[Candidate, ...]],
+    iterations: int,
+    meshes: Mapping[str, DeviceMesh],
+) -> PlanProblem:
+    """The same with a mesh for each call, as a preset gives it, so that strategies alone are left to choose.
+
+    Raises InvalidInput where a call does not fit its mesh.
+    """
+    line = setting.line
+    index = {name: line.meshes.index(mesh) for name, mesh in meshes.items()}
+    classes = tuple((mesh,) for mesh in dict.fromkeys(index.values()))
+    kept = {}
+    for name, every in _staying(found).items():
+        own = classes.index((index[name],))
+        here = [one for one in every if index[name] in line.classes[one.mesh_class]]
+        kept[name] = tuple(replace(one, mesh_class=own) for one in here)
+        if not kept[name]:
+            raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that divides its work and on which it fits")
+    return _posed(setting, kept, iterations, "most", classes)
+
+
+def _staying(found: Mapping[str, tuple[Candidate, ...]]) -> dict[str, tuple[Candidate, ...]]:
+    """Those that are never offloaded."""
+    return {name: tuple(one for one in every if one.placement.offload == "none") for name, every in found.items()}
+
+
+def _posed(
+    setting: Setting,
+    found: Mapping[str, tuple[Candidate, ...]],
+    iterations: int,
+    counted: Counted,
+    classes: tuple[tuple[int, ...], ...],
+) -> PlanProblem:
     graph, line = setting.graph, setting.line
-    found = {call.name: _some(call, candidates(call, setting), setting) for call in graph if call.kind != "compute"}
-    nodes = tuple(node for name in found for node in _nodes(graph.call(name), found, setting))
+    usable = setting.usable_bytes - (0 if counted == "least" else 2 * BUCKET_BYTES)
+    nodes = tuple(node for name in found for node in _nodes(graph.call(name), found, setting, counted))
     problem = Problem(
         name=graph.name,
-        device_bytes=(setting.usable_bytes,) * max(interval.stop for interval in line.intervals),
+        device_bytes=(usable,) * max(interval.stop for interval in line.intervals),
         meshes=line.intervals,
-        mesh_classes=line.classes,
+        mesh_classes=classes,
         nodes=nodes,
         edges=tuple(_edges(graph, {node.name for node in nodes})),
         iterations=iterations,
@@ -56,14 +123,9 @@ def plan_problem(setting: Setting, iterations: int) -> PlanProblem:
     return PlanProblem(problem, found)
 
 
-def _some(call: Call, found: tuple[Candidate, ...], setting: Setting) -> tuple[Candidate, ...]:
-    if not found:
-        most = f"{setting.usable_bytes / (1 << 30):.1f} GiB of each device"
-        raise InvalidInput(f"calls.{call.name}", "no placement", f"a mesh that divides its work and fits {most}")
-    return found
-
-
-def _nodes(call: Call, found: Mapping[str, tuple[Candidate, ...]], setting: Setting) -> Iterator[ProblemNode]:
+def _nodes(
+    call: Call, found: Mapping[str, tuple[Candidate, ...]], setting: Setting, counted: Counted
+) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
     own = found[call.name]
     trainer = _moved_from(setting.graph, call)
@@ -73,16 +135,17 @@ def _nodes(call: Call, found: Mapping[str, tuple[Candidate, ...]], setting: Sett
     comes_and_goes = any(away) and _alone(setting.graph, call)
     if comes_and_goes:
         yield LinkNode(_reload(call.name), call.name, away)
-    yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, one) for one in own))
+    yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, one, counted) for one in own))
     if comes_and_goes:
         yield LinkNode(_offload(call.name), call.name, away)
 
 
-def _option(call: Call, one: Candidate) -> Option:
+def _option(call: Call, one: Candidate, counted: Counted) -> Option:
     placement = one.placement
     copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
     least = max(1, _microseconds(one.seconds))
-    return Option(placement.strategy, one.mesh_class, least, one.static_bytes, one.peak_bytes, copy)
+    held = one.least if counted == "least" else one.most
+    return Option(placement.strategy, one.mesh_class, least, held.static, held.peak, copy)
 
 
 def _moved_from(graph: DataflowGraph, call: Call) -> Call | None:

@@ -1,18 +1,19 @@
 """From a graph to the best plan that a search finds, how good it can be at most, and what the presets would take.
 
-The search solves `plan_problem`. What it finds is completed, aligned, certified, and timed on its augmented graph, as
-are the presets; the fastest of all of them is the plan. The bound is the search's.
+The search solves `plan_problem`. What it finds is completed, aligned, certified, and timed on its augmented graph. For
+each preset the same search chooses strategies on the preset's meshes. The fastest of all that fit is the plan; the
+bound is that of the whole space.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.augment import augment
-from prefect_rlhf.placement.candidates import Setting
-from prefect_rlhf.placement.certificate import Certificate, certify, usable_bytes
+from prefect_rlhf.placement.candidates import Candidate, Setting
+from prefect_rlhf.placement.certificate import Certificate, byte_size, certify, usable_bytes
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.completion import completed
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -23,16 +24,19 @@ from prefect_rlhf.placement.fit import STEPS_CERTIFIED
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.lease import DeviceKind
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement
-from prefect_rlhf.placement.plan_problem import PlanProblem, plan_problem
-from prefect_rlhf.placement.presets import PRESETS, preset
+from prefect_rlhf.placement.plan_problem import PlanProblem, all_candidates, plan_problem, restricted_problem
+from prefect_rlhf.placement.presets import PRESETS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
 from prefect_rlhf.placement.search.problem import Problem
 
-MEMORY_SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""Of a device, tried one after the other: a problem does not count what only a certificate knows."""
+PRESET_SHARE = 0.1  # of the budget, for each preset: with meshes given, little is left to choose
+SMALLER = (0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
+LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # and beyond it, to say how much is missing
+
+Candidates = Mapping[str, tuple[Candidate, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class Compared:
     """A plan by a name that people know: its estimate, or why there is none."""
 
     name: str
+    plan: ExecutionPlan | None = None
     estimate: Estimate | None = None
     refused: str = ""
 
@@ -68,13 +73,13 @@ class Planned:
 
     def rows(self) -> list[dict[str, str]]:
         """For a table: the plan and every preset."""
-        every = (Compared(self.plan.name, self.estimate), *self.presets)
+        every = (Compared(self.plan.name, self.plan, self.estimate), *self.presets)
         return [_row(compared, self.seconds) for compared in every]
 
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """What every plan of one question is counted by."""
+    """What every plan of one question is made and counted by."""
 
     graph: DataflowGraph
     cluster: ClusterShape
@@ -90,34 +95,29 @@ class Planner:
         return Setting(training(self.graph), line, self.workload, self.sources, usable, self.kind)
 
     def estimate(self, plan: ExecutionPlan) -> Estimate:
+        """Its seconds, on its augmented graph."""
         return estimate(self.graph, plan, self.workload, self.sources)
 
     def certificate(self, plan: ExecutionPlan) -> Certificate:
+        """Its bytes, evaluation included."""
         steps = self.graph.staleness + STEPS_CERTIFIED
         return certify(augment(self.graph, plan, steps), self.workload, self.kind)
 
-    def checked(self, placements: tuple[tuple[str, Placement], ...]) -> ExecutionPlan:
-        """A plan as it would run."""
-        plan = ExecutionPlan("auto", self.cluster, _one_offload(self.graph, placements, self.cluster))
+    def plan(self, name: str, posed: PlanProblem, found: SearchResult) -> ExecutionPlan | None:
+        """What a search found, as it would run; None where it found nothing."""
+        if found.plan is None:
+            return None
+        chosen = posed.placements(found.plan)
+        first = next(iter(chosen.values())).mesh.devices()[0]
+        placements = completed(self.graph, chosen, self.mesh, first)
+        plan = ExecutionPlan(name, self.cluster, _one_offload(self.graph, placements, self.cluster))
         return aligned(check_plan(plan, self.graph, self.mesh), self.graph)
 
-    def plans(self, posed: PlanProblem, found: SearchResult) -> Iterator[ExecutionPlan]:
-        """What the search found, with computations on the first device of each mesh."""
-        if found.plan is None:
-            return
-        chosen: dict[str, Placement] = {}
-        for name, choice in found.plan.items():
-            mesh = DeviceMesh.parse(posed.problem.meshes[choice.mesh].label)
-            chosen[name] = replace(posed.candidates[name][choice.option].placement, mesh=mesh)
-        for device in dict.fromkeys(placement.mesh.devices()[0] for placement in chosen.values()):
-            yield self.checked(completed(self.graph, chosen, self.mesh, device))
-
-    def preset(self, name: str) -> Compared:
-        try:
-            plan = preset(name, self.graph, self.cluster, self.mesh, self.workload.longest, self.kind)
-            return Compared(name, self.estimate(aligned(plan, self.graph)))
-        except RlhfError as error:
-            return Compared(name, refused=str(error).splitlines()[0])
+    def with_computations(self, plan: ExecutionPlan) -> tuple[ExecutionPlan, Estimate]:
+        """The plan with its computations on the device, of the first of each mesh, where the iteration is shortest."""
+        firsts = dict.fromkeys(placement.mesh.devices()[0] for _, placement in plan.placements)
+        timed = [(moved, self.estimate(moved)) for moved in (_computing_on(device, plan) for device in firsts)]
+        return min(timed, key=lambda pair: pair[1].seconds)
 
 
 def plan_graph(
@@ -139,47 +139,87 @@ def plan_graph(
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     cluster.check_mesh(mesh)
     planner = Planner(graph, cluster, mesh, workload, sources, kind)
-    posed = plan_problem(planner.setting(), ITERATIONS)
-    first = search(posed.problem, budget_seconds, method, progress=progress)
-    plan, made = _fastest_that_fits(planner, posed, first, budget_seconds, method)
-    presets = tuple(planner.preset(name) for name in PRESETS)
-    for compared in presets:
-        if compared.estimate is not None and compared.estimate.seconds < made.seconds:
-            plan = replace(_of_preset(planner, compared.name), name="auto")
-            made = planner.estimate(plan)
+    setting = planner.setting()
+    every = all_candidates(setting)
+    posed = plan_problem(setting, every, ITERATIONS)
+    first = search(posed.problem, budget_seconds / 2, method, progress=progress)
+    presets = tuple(_preset(planner, setting, every, name, PRESET_SHARE * budget_seconds) for name in PRESETS)
+    fitting = list(_fitting(planner, setting, every, posed, first, budget_seconds / 2, method))
+    timed = [planner.with_computations(plan) for plan in fitting]
+    timed += [(replace(one.plan, name="auto"), one.estimate) for one in presets if one.plan and one.estimate]
+    if not timed:
+        raise _too_large(planner, posed, budget_seconds / 4)
+    plan, made = min(timed, key=lambda pair: pair[1].seconds)
     bound = min(first.lower_bound_seconds / ITERATIONS, made.seconds)
     return Planned(plan, made, planner.certificate(plan), bound, first.binding, first, presets)
 
 
-def _fastest_that_fits(
-    planner: Planner, posed: PlanProblem, first: SearchResult, budget_seconds: float, method: Method
-) -> tuple[ExecutionPlan, Estimate]:
-    """Of what the search finds; with less memory to fill, where that does not fit."""
-    for share in MEMORY_SHARES:
-        found = first if share == 1.0 else search(_with_less(posed.problem, share), budget_seconds, method)
-        if not _lies_right(posed.problem, found):
-            found = search(_with_less(posed.problem, share), budget_seconds, "metropolis-hastings")
-        fitting = [plan for plan in planner.plans(posed, found) if planner.certificate(plan).fits]
-        if fitting:
-            timed = [(plan, planner.estimate(plan)) for plan in fitting]
-            return min(timed, key=lambda pair: pair[1].seconds)
-    raise InvalidInput("plan", "auto", f"a cluster that {planner.graph.name} fits: no plan of {planner.mesh.name} does")
+def _fitting(
+    planner: Planner,
+    setting: Setting,
+    every: Candidates,
+    posed: PlanProblem,
+    first: SearchResult,
+    budget_seconds: float,
+    method: Method,
+) -> Iterator[ExecutionPlan]:
+    """The first plan that fits: what the search found; without offloading; with it, in less memory."""
+    cautious = plan_problem(setting, every, ITERATIONS, "most")
+
+    def searches() -> Iterator[tuple[PlanProblem, SearchResult]]:
+        yield posed, first
+        yield cautious, search(cautious.problem, budget_seconds, method)
+        for share in SMALLER:
+            yield posed, search(_with_memory(posed.problem, share), budget_seconds / len(SMALLER), method)
+
+    for problem, found in searches():
+        plan = planner.plan("auto", problem, found)
+        if plan is not None and planner.certificate(plan).fits:
+            yield plan
+            return
 
 
-def _lies_right(problem: Problem, found: SearchResult) -> bool:
-    """Whether every mesh is one that its option runs on. The exact search does not lay out its first call's yet."""
-    options = {call.name: call.options for call in problem.calls}
-    chosen = (found.plan or {}).items()
-    return all(c.mesh in problem.mesh_classes[options[name][c.option].mesh_class] for name, c in chosen)
+def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, budget_seconds: float) -> Compared:
+    """The best strategies on the meshes that a preset gives to the calls."""
+    graph = setting.graph
+    try:
+        meshes = {call: PRESETS[name](graph.call(call), planner.mesh, graph) for call in every}
+        posed = restricted_problem(setting, every, ITERATIONS, meshes)
+        plan = planner.plan(name, posed, search(posed.problem, budget_seconds))
+    except RlhfError as error:
+        return Compared(name, refused=str(error).splitlines()[0])
+    if plan is None:
+        return Compared(name, refused="no strategies on its meshes fit the devices' memory")
+    certificate = planner.certificate(plan)
+    if not certificate.fits:
+        peak = byte_size(certificate.fullest.num_bytes) if certificate.fullest else "0"
+        return Compared(name, refused=f"does not fit: {peak} of {byte_size(certificate.usable_bytes)}")
+    return Compared(name, *planner.with_computations(plan))
 
 
-def _with_less(problem: Problem, share: float) -> Problem:
+def _too_large(planner: Planner, posed: PlanProblem, budget_seconds: float) -> InvalidInput:
+    """How much memory is missing: what the first plan needs that a search finds in more."""
+    name, has = planner.graph.name, usable_bytes(planner.cluster.device_memory_bytes)
+    right = f"a plan within {byte_size(has)} of each device"
+    for share in LARGER:
+        found = search(_with_memory(posed.problem, share), budget_seconds / len(LARGER))
+        plan = planner.plan("auto", posed, found)
+        peak = planner.certificate(plan).fullest if plan else None
+        if peak is not None and peak.num_bytes > has:
+            missing = byte_size(peak.num_bytes - has)
+            more = f"{right}: {missing} less, by more devices, larger ones, shorter rows, or smaller models"
+            return InvalidInput(f"plan of {name}", f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}", more)
+    return InvalidInput(f"plan of {name}", f"more than {LARGER[-1]:.0f} times the memory", f"{right}: more devices")
+
+
+def _with_memory(problem: Problem, share: float) -> Problem:
     return replace(problem, device_bytes=tuple(int(size * share) for size in problem.device_bytes))
 
 
-def _of_preset(planner: Planner, name: str) -> ExecutionPlan:
-    found = preset(name, planner.graph, planner.cluster, planner.mesh, planner.workload.longest, planner.kind)
-    return aligned(found, planner.graph)
+def _computing_on(device: Device, plan: ExecutionPlan) -> ExecutionPlan:
+    mesh = DeviceMesh(device.node, 1, device.index, 1)
+    moved = ((name, replace(old, mesh=mesh) if old.engine == "python" else old) for name, old in plan.placements)
+    return replace(plan, placements=tuple(moved))
 
 
 def _one_offload(

@@ -3,8 +3,8 @@
 A round goes depth first through the calls: for each every option, then how its mesh lies to each earlier one's. What
 cannot be laid out, overflows memory, or has a bound at or above the threshold is left. So when a round ends, every plan
 that it left takes at least `least_left`: the next lower bound. Options are never left out for being slower and no
-smaller than others: under list scheduling a shorter call can lengthen the makespan (Graham's anomalies), so the best plan could
-be among them.
+smaller than others: under list scheduling a shorter call can lengthen the makespan (Graham's anomalies), so the best
+plan could be among them.
 
 A round is a sequence of decisions (levels): for call k its option, then its relation to each of the k calls before. The
 cursors say which alternative each level is at, so a round can stop anywhere and go on.
@@ -12,6 +12,7 @@ cursors say which alternative each level is at, so a round can stop anywhere and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from prefect_rlhf.placement.search.partial import (
     possible,
     relate,
 )
+from prefect_rlhf.placement.search.placed import Placed
 from prefect_rlhf.placement.search.simulate import Agenda, agenda_for, fill_durations, list_schedule
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
 
@@ -52,12 +54,11 @@ class Round(NamedTuple):
     numbers: Ints  # see below
 
 
-LEVEL, THRESHOLD, LEAST_LEFT, BEST, EVALUATIONS = range(5)  # what stands where in `Round.numbers`
+LEVEL, FLOOR, THRESHOLD, LEAST_LEFT, BEST, EVALUATIONS = range(6)  # what stands where in `Round.numbers`
 
 
-def empty_round(t: Tables) -> Round:
+def empty_round(t: Tables, order: Sequence[int]) -> Round:
     """Before the first round: no plan known, no threshold."""
-    order = decision_order(t)
     levels = [(call, other) for k, call in enumerate(order) for other in [UNDECIDED, *order[:k]]]
     spans = [slice(t.option_start[call], t.option_start[call + 1]) for call in range(t.num_calls)]
     by_duration = [np.lexsort((t.option_cost[span], t.option_class[span])) for span in spans]
@@ -75,7 +76,7 @@ def empty_round(t: Tables) -> Round:
         trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        numbers=np.array([0, 0, INFINITE, INFINITE, 0], dtype=np.int64),
+        numbers=np.array([0, 0, 0, INFINITE, INFINITE, 0], dtype=np.int64),
     )
 
 
@@ -96,6 +97,20 @@ def begin(r: Round, threshold: int) -> None:
     r.numbers[THRESHOLD] = min(threshold, r.numbers[BEST])
 
 
+def begin_within(r: Round, placed: Placed, num_kept: int) -> None:
+    """Start a round among the plans that keep the options and relations of the first calls of the order.
+
+    All relations of `placed` must be written, as `evaluate` does.
+    """
+    begin(r, int(r.numbers[BEST]))
+    kept = [int(call) for call in r.order[:num_kept]]
+    for index, call in enumerate(kept):
+        r.partial.option[call], r.partial.mesh[call] = placed.option[call], placed.mesh[call]
+        for other in kept[:index]:
+            relate(r.partial, call, other, int(placed.relation[call, other]))
+    r.numbers[LEVEL] = r.numbers[FLOOR] = num_kept * (num_kept + 1) // 2
+
+
 def lower(r: Round, makespan: int) -> None:
     """A plan of this makespan is known from elsewhere: look for better ones only."""
     r.numbers[BEST] = min(r.numbers[BEST], makespan)
@@ -106,7 +121,7 @@ def lower(r: Round, makespan: int) -> None:
 def advance(t: Tables, r: Round, work: int) -> bool:
     """Go on with the round for about `work` evaluations. Returns whether it ended."""
     until = r.numbers[EVALUATIONS] + work
-    while r.numbers[LEVEL] >= 0 and r.numbers[EVALUATIONS] < until:
+    while r.numbers[LEVEL] >= r.numbers[FLOOR] and r.numbers[EVALUATIONS] < until:
         level = r.numbers[LEVEL]
         call, other = r.level_call[level], r.level_other[level]
         if not next_alternative(t, r, level, call, other):
@@ -117,7 +132,7 @@ def advance(t: Tables, r: Round, work: int) -> bool:
             else:
                 r.cursor[level + 1] = -1
                 r.numbers[LEVEL] += 1
-    return r.numbers[LEVEL] < 0
+    return r.numbers[LEVEL] < r.numbers[FLOOR]
 
 
 @inner

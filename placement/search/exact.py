@@ -17,11 +17,13 @@ from prefect_rlhf.placement.search.deepening import (
     Round,
     advance,
     begin,
+    decision_order,
     empty_round,
     lower,
 )
 from prefect_rlhf.placement.search.incumbent import Incumbent
 from prefect_rlhf.placement.search.local import LocalState, begin_local, step_local
+from prefect_rlhf.placement.search.neighbourhood import Neighbourhoods, found_by, step_neighbourhood
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.partial import bound_partial, empty_partial
 from prefect_rlhf.placement.search.tables import Tables
@@ -32,20 +34,30 @@ SMALL_ROUND = 1_000  # a round of fewer evaluations costs nothing, so the next m
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Where both searches are. The arrays of `round` and `local` are changed in place."""
+    """Where both searches are. The arrays of `round` and `local` are changed in place.
+
+    `near` is None as long as there is no plan, and when all around the best have been searched.
+    """
 
     round: Round
     local: LocalState
     lower_bound_us: int
     growth: float
     incumbent: Incumbent | None = None
+    near: Neighbourhoods | None = None
+    near_evaluations: int = 0
     ended: bool = False
     began_at: int = 0  # evaluations when the round under way began
 
     @property
+    def improving_evaluations(self) -> int:
+        """Those spent on finding plans, not on bounds."""
+        return self.local.evaluations + self.near_evaluations
+
+    @property
     def evaluations(self) -> int:
         """Bounds and schedules computed so far."""
-        return int(self.round.numbers[EVALUATIONS]) + self.local.evaluations
+        return int(self.round.numbers[EVALUATIONS]) + self.improving_evaluations
 
 
 @final
@@ -59,18 +71,18 @@ class IterativeDeepening:
     seed: int = 0
     max_gap: float = 0.0
     growth: float = 0.0015
-    local_share: float = 0.25
+    local_share: float = 0.5
 
     def init(self, t: Tables) -> Frontier:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
-        state = Frontier(empty_round(t), begin_local(t, self.seed), lower_bound, self.growth)
-        return _next_round(state)
+        round = empty_round(t, decision_order(t))
+        return _next_round(Frontier(round, begin_local(t, self.seed), lower_bound, self.growth))
 
     def step(self, t: Tables, state: Frontier) -> Frontier:
-        if state.local.evaluations < self.local_share * state.round.numbers[EVALUATIONS]:
-            return _adopt_local(t, replace(state, local=step_local(t, state.local)))
+        if state.improving_evaluations < self.local_share * state.round.numbers[EVALUATIONS]:
+            return _improve(t, state)
         ended = advance(t, state.round, CHUNK)
-        state = _adopt_deepening(state)
+        state = _adopt(state, found_by(state.round))
         return self._after_round(state) if ended else state
 
     def terminate(self, t: Tables, state: Frontier) -> Outcome | None:
@@ -96,20 +108,24 @@ def _next_round(state: Frontier) -> Frontier:
     return replace(state, began_at=int(state.round.numbers[EVALUATIONS]))
 
 
-def _adopt_local(t: Tables, state: Frontier) -> Frontier:
-    """Let a better plan of local search prune the round."""
-    if state.incumbent is not None and state.incumbent.makespan_us <= state.local.cost:
-        return state
-    found = Incumbent.of(t, state.local.placed, state.local.cost)
-    if found is None:
+def _improve(t: Tables, state: Frontier) -> Frontier:
+    """One step of the search for a better plan: near the best one while that is new, else from another start."""
+    if state.near is None:
+        local = step_local(t, state.local)
+        found = Incumbent.of(t, local.placed, local.cost) if local.unimproved == t.num_calls else None
+        return _adopt(replace(state, local=local), found)
+    near = step_neighbourhood(t, state.near)
+    if near is None:
+        return replace(state, near=None)
+    spent = state.near_evaluations + near.evaluations - state.near.evaluations
+    return _adopt(replace(state, near=near, near_evaluations=spent), near.center)
+
+
+def _adopt(state: Frontier, found: Incumbent | None) -> Frontier:
+    """Take a plan if it is better than the best so far: it prunes the round, and what is near it is looked at next."""
+    best = INFINITE if state.incumbent is None else state.incumbent.makespan_us
+    if found is None or found.makespan_us >= best:
         return state
     lower(state.round, found.makespan_us)
-    return replace(state, incumbent=found)
-
-
-def _adopt_deepening(state: Frontier) -> Frontier:
-    best = int(state.round.numbers[BEST])
-    if best >= (state.incumbent.makespan_us if state.incumbent is not None else INFINITE):
-        return state
-    found = Incumbent(best, tuple(map(int, state.round.best_option)), tuple(map(int, state.round.best_mesh)))
-    return replace(state, incumbent=found)
+    near = Neighbourhoods(found) if state.near is None else state.near.around(found)
+    return replace(state, incumbent=found, near=near)
