@@ -7,7 +7,7 @@ that the certificate lets instances keep on the rank's device over the most stor
 more, and at most 1.15. `active_bytes` is what the certificate adds for the node with the highest peak. The witness is
 `beyond_bytes`: how far the process's own resident memory grew past its reported bytes from the first task run on; with
 models this small that is mostly Python, allocators and, with offloads, the copies in host memory. Active bytes are held
-against every allocation of torch in `tests/engines/test_call_bytes.py`.
+against every allocation of torch in `tests/engines/test_allocated_bytes.py`.
 """
 
 from __future__ import annotations
