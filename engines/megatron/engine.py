@@ -82,6 +82,12 @@ class MegatronEngine:
             self._optimizer.reload_main_weights()
 
     @property
+    def layers(self) -> Sequence[torch.nn.Module]:
+        """The transformer layers of this stage, for whoever times them."""
+        layers: Sequence[torch.nn.Module] = self._model.decoder.layers
+        return layers
+
+    @property
     def num_updates(self) -> int:
         """See TrainingEngine.num_updates."""
         return self._optimizer.num_updates if self._optimizer else 0

@@ -56,6 +56,12 @@ class VllmEngine:
         """The compute weights held here: views of vLLM's own storage."""
         return self._shards
 
+    @property
+    def layers(self) -> Sequence[torch.nn.Module]:
+        """The transformer layers, for whoever times them; what CUDA graphs replay does not pass through them."""
+        layers: Sequence[torch.nn.Module] = self._runner.get_model().model.layers
+        return layers
+
     def weights_written(self) -> None:
         """Forget the keys and values that the old weights made; on CPU, have the new weights packed before use."""
         self._llm.reset_prefix_cache()

@@ -1,0 +1,67 @@
+"""When passes are inside a model's layers, seen by hooks around a real engine's calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class LayerClock:
+    """`forwards` and `backwards` are (start, end) of each pass through all layers, in seconds of `now`."""
+
+    forwards: list[tuple[float, float]] = field(default_factory=list)
+    backwards: list[tuple[float, float]] = field(default_factory=list)
+    _entered: float = 0.0
+
+    def enter(self, _: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        """Before the first layer."""
+        for hidden in _tensors([*positional, *named.values()]):
+            if hidden.requires_grad:  # its gradient is the last thing that a backward through the layers makes
+                hidden.register_hook(self._leave_backward)
+        self._entered = now()
+
+    def leave(self, _: Any, __: Any, output: Any) -> None:
+        """After the last layer."""
+        self.forwards.append((self._entered, now()))
+        for hidden in _tensors(output if isinstance(output, tuple) else [output]):
+            if hidden.requires_grad:
+                hidden.register_hook(self._enter_backward)
+
+    def _enter_backward(self, _: Tensor) -> None:
+        self._entered = now()
+
+    def _leave_backward(self, _: Tensor) -> None:
+        self.backwards.append((self._entered, now()))
+
+
+@contextmanager
+def clocked(layers: Sequence[torch.nn.Module]) -> Iterator[LayerClock]:
+    """Stamp all passes through `layers` while the body runs."""
+    clock = LayerClock()
+    hooks = (
+        layers[0].register_forward_pre_hook(clock.enter, with_kwargs=True),
+        layers[-1].register_forward_hook(clock.leave),
+    )
+    try:
+        yield clock
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def now() -> float:
+    """Seconds, once the device has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
