@@ -92,11 +92,34 @@ def _collection(grid_PDT: torch.Tensor, p: int, d: int, t: int, mesh: dist.Proce
 
 
 def _group(ranks: torch.Tensor) -> dist.ProcessGroup:
-    """A group in the given order: sorted, a mesh such as [7, 2] would run its pipeline backwards."""
-    members = ranks.flatten().tolist()
-    options: dict[str, Any] = {"use_local_synchronization": True, "sort_ranks": False, "timeout": COLLECTIVE_LIMIT}
-    group: dist.ProcessGroup = dist.new_group(members, **options)
-    return group
+    """The group of these ranks in the given order: sorted, a mesh such as [7, 2] would run its pipeline backwards.
+
+    A process makes it once. A rank does one thing at a time and its peers do the same, so axes and instances can share
+    it; and each group costs a communicator: on GPUs memory, with gloo a thread that wakes a hundred times a second.
+    """
+    members = tuple(ranks.flatten().tolist())
+    known = _made.of_world()
+    if members not in known:
+        options: dict[str, Any] = {"use_local_synchronization": True, "sort_ranks": False, "timeout": COLLECTIVE_LIMIT}
+        known[members] = dist.new_group(list(members), **options)
+    return known[members]
+
+
+class _Made:
+    """The groups that this process made in the present world, by their members."""
+
+    def __init__(self) -> None:
+        self._world: dist.ProcessGroup | None = None
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+
+    def of_world(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
+        """Empty after a new `init_process_group`."""
+        if self._world is not dist.group.WORLD:
+            self._world, self._groups = dist.group.WORLD, {}
+        return self._groups
+
+
+_made = _Made()
 
 
 def _join_a_world() -> None:
