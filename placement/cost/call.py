@@ -7,13 +7,11 @@ section 2.2). The last stage has the head on top of its layers, so it may be the
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, share_seconds
+from prefect_rlhf.placement.cost.collectives import GRADIENT_BYTES, share_seconds
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.workload import CallWork
-
-GRADIENT_BYTES = 4  # gradients are summed over replicas in float32
 
 
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -22,7 +20,17 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     Raises InvalidInput where the execution spans nodes that no network connects.
     """
     cost = {"generate": _generate, "inference": _inference, "train_step": _train}[work.kind]
-    return cost(work, execution, times) + Seconds(call=times.fixed(work.kind))
+    return cost(work, execution, times) + Seconds(call=times.fixed(work.kind) + _around(work, execution, times))
+
+
+def _around(work: CallWork, execution: Execution, times: LayerTimes) -> float:
+    """What new weights cost: a train_step's their fingerprint, a generate that is the first to use them their packing.
+
+    Whoever moves weights to a generate pays for their fingerprint there.
+    """
+    if work.kind == "train_step":
+        return times.written(_fullest_stage(execution, times))
+    return times.packed(_fullest_stage(execution, times)) if work.kind == "generate" else 0.0
 
 
 def _inference(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -121,11 +129,13 @@ def _update(micro_batches: int, execution: Execution, times: LayerTimes) -> Seco
     """
     dp, group, links = execution.strategy.dp, execution.dp_group(), times.links
     parameters = _fullest_stage(execution, times)
-    sums = micro_batches if execution.zero >= 2 else 1
-    shared = sums * share_seconds(parameters * GRADIENT_BYTES, group, links)
-    if execution.zero < 3:
-        written = GRADIENT_BYTES if execution.zero == 0 else times.sizes.item
-        shared += share_seconds(parameters * written, group, links)
+    if execution.zero == 1:
+        shared = times.share(parameters, group)
+    else:
+        shared = (micro_batches if execution.zero else 1) * share_seconds(parameters * GRADIENT_BYTES, group, links)
+        if execution.zero < 3:
+            written = times.sizes.item if execution.zero else GRADIENT_BYTES
+            shared += share_seconds(parameters * written, group, links)
     gathers = _gathered_weights(execution, times).times(micro_batches * (3 if execution.recompute else 2))
     adam = times.adam(parameters / (dp if execution.zero else 1))
     return Seconds(dp_communication=shared, optimizer=adam) + gathers
@@ -149,7 +159,7 @@ def _tp_reduces(tokens: float, count: int, execution: Execution, times: LayerTim
     if execution.strategy.tp == 1:
         return Seconds()
     num_bytes = tokens * times.sizes.hidden * times.sizes.item
-    return Seconds(tp_communication=count * all_reduce_seconds(num_bytes, execution.tp_group(), times.links))
+    return Seconds(tp_communication=count * times.all_reduce(num_bytes, execution.tp_group()))
 
 
 def _to_next_stage(tokens: float, execution: Execution, times: LayerTimes) -> Seconds:

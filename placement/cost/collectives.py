@@ -13,6 +13,8 @@ from prefect_rlhf.placement.cost.execution import Group
 from prefect_rlhf.placement.devices import Links
 from prefect_rlhf.placement.errors import InvalidInput
 
+GRADIENT_BYTES = 4  # gradients are summed over replicas in float32
+
 
 def all_reduce_seconds(num_bytes: float, group: Group, links: Links) -> float:
     """Every device ends with the sum of `num_bytes` of each.
@@ -26,6 +28,12 @@ def all_reduce_seconds(num_bytes: float, group: Group, links: Links) -> float:
 def share_seconds(num_bytes: float, group: Group, links: Links) -> float:
     """A reduce-scatter or an all-gather of `num_bytes`."""
     return _ring_seconds(num_bytes, group, links) + _latency_seconds(group, links)
+
+
+def replicas_seconds(num_parameters: float, item_bytes: int, group: Group, links: Links) -> float:
+    """Sum gradients over replicas, each its share, and give every replica the new weights (ZeRO 1)."""
+    gradients = share_seconds(num_parameters * GRADIENT_BYTES, group, links)
+    return gradients + share_seconds(num_parameters * item_bytes, group, links)
 
 
 def _ring_seconds(num_bytes: float, group: Group, links: Links) -> float:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
+from prefect_rlhf.placement.cost.execution import Group
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
@@ -90,6 +92,22 @@ class DatasheetTimes:
     def adam(self, num_parameters: float) -> float:
         """See LayerTimes."""
         return num_parameters * ADAM_PASS_BYTES / self.links.device
+
+    def written(self, num_parameters: float) -> float:
+        """See LayerTimes: nothing."""
+        return 0.0
+
+    def packed(self, num_parameters: float) -> float:
+        """See LayerTimes: nothing."""
+        return 0.0
+
+    def all_reduce(self, num_bytes: float, group: Group) -> float:
+        """See LayerTimes."""
+        return all_reduce_seconds(num_bytes, group, self.links)
+
+    def share(self, num_parameters: float, group: Group) -> float:
+        """See LayerTimes."""
+        return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
 
     def _layer(self, rows: float, length: float, tp: int, passes: int) -> Seconds:
         sizes, tokens = self.sizes, rows * length

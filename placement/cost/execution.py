@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prefect_rlhf.placement.devices import LinkSpan
-from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.plan import EngineKind, Placement
 from prefect_rlhf.placement.strategy import Strategy
 
 ZeroStage = Literal[0, 1, 2, 3]
@@ -43,6 +43,7 @@ class Execution:
     `recompute`: training keeps each layer's input only and runs its forward again (full recomputation). `zero` is the
     stage of ZeRO over dp: 1 is the distributed optimizer that runs use; 0, 2 and 3 are for estimates of baselines.
     `rows_at_once`: the most rows of a replica that generation keeps in flight (None: all); more come as others end.
+    `engine` is the one whose layers a profile is asked for.
     """
 
     strategy: Strategy
@@ -53,12 +54,14 @@ class Execution:
     zero: ZeroStage = 1
     rows_at_once: int | None = None
     rules: EngineRules = MEGATRON
+    engine: EngineKind = "megatron"
 
     @classmethod
     def of(cls, placement: Placement) -> Execution:
         """As the plan says that it runs."""
         mesh = placement.mesh
-        return cls(placement.strategy, mesh.num_nodes, mesh.devices_per_node, placement.micro_batches)
+        whole = cls(placement.strategy, mesh.num_nodes, mesh.devices_per_node, placement.micro_batches)
+        return replace(whole, engine=placement.engine)
 
     def pieces(self, rows: float, train: bool) -> tuple[int, int]:
         """(portions run one after the other, micro-batches in each that fill the pipeline) for so many rows.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from prefect_rlhf.placement.cost.execution import Group
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
@@ -50,4 +51,20 @@ class LayerTimes(Protocol):
 
     def adam(self, num_parameters: float) -> float:
         """One optimizer step on so many of the parameters."""
+        ...
+
+    def written(self, num_parameters: float) -> float:
+        """What so many newly written weights cost: their fingerprint. A datasheet says nothing of it."""
+        ...
+
+    def packed(self, num_parameters: float) -> float:
+        """What the first generation costs after weights were written, where its engine packs them."""
+        ...
+
+    def all_reduce(self, num_bytes: float, group: Group) -> float:
+        """Every rank of the group ends with the sum of `num_bytes` of each."""
+        ...
+
+    def share(self, num_parameters: float, group: Group) -> float:
+        """Sum gradients over replicas, each its share, and give every replica the new weights."""
         ...

@@ -13,22 +13,29 @@ from typing import Literal, final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
+from prefect_rlhf.placement.cost.execution import Group
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.devices import Links
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import Dtype, TransformerShape
+from prefect_rlhf.placement.plan import EngineKind
 
-Piece = Literal["forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample"]
+Piece = Literal[
+    "forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample", "all_reduce", "share"
+]
 """What was timed: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
+_MESSAGES: tuple[Piece, ...] = ("all_reduce", "share")  # the same whatever engine sends them
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """Median `seconds` of one piece for `rows` of `length` tokens (decode: of context), as one of `tp` parts.
 
-    Times are of one layer on one device, without communication; for head pieces `rows` counts tokens.
+    Times are of one layer on one device, without communication; for head pieces `rows` counts tokens. Of messages (over
+    `tp` ranks) it counts bytes of an all_reduce, parameters of a share. Forward of `vllm` is its prefill.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -38,14 +45,17 @@ class Measurement:
     rows: int
     length: int
     seconds: float
+    engine: EngineKind = "megatron"
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Measurements of one model's layers on one kind of device, and of the links between devices.
 
-    `versions` are the software packages and their versions that the times depend on. `call_seconds` is what a call of
-    each kind takes besides its layers; `adam_seconds` one optimizer step takes per parameter.
+    `versions` are the software packages and their versions that the times depend on. `processor` is the machine's,
+    where that is the device; `num_devices` is how many of them worked at once, since they share memory and links.
+    `call_seconds` is what a call of each kind in each engine takes besides its layers. Per parameter: `adam_seconds` of
+    one optimizer step, `written_seconds` of a fingerprint, `packed_seconds` of vLLM's packing, where it does.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -57,7 +67,11 @@ class Profile:
     measurements: tuple[Measurement, ...]
     links: Links
     adam_seconds: float
-    call_seconds: tuple[tuple[ModelCallKind, float], ...] = ()
+    call_seconds: tuple[tuple[ModelCallKind, EngineKind, float], ...] = ()
+    written_seconds: float = 0.0
+    packed_seconds: float = 0.0
+    processor: str = ""
+    num_devices: int = 1
 
     def to_json(self) -> str:
         """As JSON, readable."""
@@ -81,10 +95,20 @@ class Profile:
         except OSError as error:
             raise InvalidInput(str(path), error.strerror, "a readable profile") from error
 
-    def check(self, shape: TransformerShape, dtype: Dtype, device: str, versions: Mapping[str, str]) -> Profile:
+    def check(
+        self,
+        shape: TransformerShape,
+        dtype: Dtype,
+        device: str,
+        versions: Mapping[str, str],
+        processor: str = "",
+        num_devices: int = 1,
+    ) -> Profile:
         """Return itself, or raise InvalidInput when it was measured with something else. `versions` are today's."""
         for field, seen, right in (
             ("profile.device", self.device, device),
+            ("profile.processor", self.processor, processor),
+            ("profile.num_devices", self.num_devices, num_devices),
             ("profile.dtype", self.dtype, dtype),
             ("profile.shape", _brief(self.shape), _brief(shape)),
             *((f"profile.versions.{name}", seen, versions.get(name, "none")) for name, seen in self.versions),
@@ -149,14 +173,18 @@ def _between(sizes: Sequence[int], size: float) -> tuple[int, int, float]:
 class ProfiledTimes:
     """Implements LayerTimes from a profile: all of a measured piece's time counts as compute."""
 
-    def __init__(self, profile: Profile, sizes: ModelSizes) -> None:
-        """`sizes` are of a model of the profile's shape, with either head."""
+    def __init__(self, profile: Profile, sizes: ModelSizes, engine: EngineKind = "megatron") -> None:
+        """`sizes` are of a model of the profile's shape, with either head; `engine` is the one that runs its calls."""
         self.sizes, self.links = sizes, profile.links
-        self._adam_seconds, self._call_seconds = profile.adam_seconds, dict(profile.call_seconds)
+        self._engine, self._adam_seconds = engine, profile.adam_seconds
+        self._call_seconds = {kind: seconds for kind, of, seconds in profile.call_seconds if of == engine}
+        self._written_seconds = profile.written_seconds
+        self._packed_seconds = profile.packed_seconds if engine == "vllm" else 0.0
         points: dict[tuple[Piece, int], list[tuple[int, int, float]]] = {}
         for found in profile.measurements:
-            points.setdefault((found.piece, found.tp), []).append((found.rows, found.length, found.seconds))
-        self._grids = {key: Grid.of(some, f"profile.{key[0]}.tp{key[1]}") for key, some in points.items()}
+            if found.engine == engine or found.piece in _MESSAGES:
+                points.setdefault((found.piece, found.tp), []).append((found.rows, found.length, found.seconds))
+        self._grids = {key: Grid.of(some, f"profile.{engine}.{key[0]}.tp{key[1]}") for key, some in points.items()}
 
     def fixed(self, kind: ModelCallKind) -> float:
         """See LayerTimes."""
@@ -191,9 +219,35 @@ class ProfiledTimes:
         """See LayerTimes."""
         return num_parameters * self._adam_seconds
 
+    def written(self, num_parameters: float) -> float:
+        """See LayerTimes."""
+        return num_parameters * self._written_seconds
+
+    def packed(self, num_parameters: float) -> float:
+        """See LayerTimes."""
+        return num_parameters * self._packed_seconds
+
+    def all_reduce(self, num_bytes: float, group: Group) -> float:
+        """See LayerTimes; by bandwidth where no group of that size was measured."""
+        grid = self._measured("all_reduce", group)
+        return all_reduce_seconds(num_bytes, group, self.links) if grid is None else grid.at(num_bytes, 1)
+
+    def share(self, num_parameters: float, group: Group) -> float:
+        """See LayerTimes; by bandwidth where no group of that size was measured."""
+        grid = self._measured("share", group)
+        if grid is None:
+            return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
+        return grid.at(num_parameters, 1)
+
+    def _measured(self, piece: Piece, group: Group) -> Grid | None:
+        """Messages are measured within a node."""
+        return self._grids.get((piece, group.size)) if group.span == "node" else None
+
     def _at(self, piece: Piece, tp: int, rows: float, length: float) -> Seconds:
         grid = self._grids.get((piece, tp))
         if grid is None:
             has = sorted(found for name, found in self._grids if name == piece)
-            raise InvalidInput(f"profile.{piece}", f"tp {has}", f"measurements with tp {tp}: run rlhf/profile with it")
+            raise InvalidInput(
+                f"profile.{self._engine}.{piece}", f"tp {has}", f"measurements with tp {tp}: run rlhf/profile with it"
+            )
         return Seconds(compute=grid.at(rows, length))

@@ -44,7 +44,7 @@ def measure(source, tps=(1, 2)):
         for tokens in TOKENS:
             found.append(Measurement("head_forward", tp, tokens, 1, source.head_forward(tokens, tp).total))
             found.append(Measurement("head_backward", tp, tokens, 1, source.head_backward(tokens, tp).total))
-    fixed = tuple((kind, source.fixed(kind)) for kind in ("generate", "inference", "train_step"))
+    fixed = tuple((kind, "megatron", source.fixed(kind)) for kind in ("generate", "inference", "train_step"))
     versions = tuple(VERSIONS.items())
     return Profile(SHAPE, "bfloat16", "h100", versions, tuple(found), source.links, source.adam(1), fixed)
 
@@ -104,7 +104,7 @@ def test_a_model_of_either_head_uses_the_same_profile():
 
 
 def test_a_degree_that_was_not_measured_is_refused():
-    with pytest.raises(InvalidInput, match=r"profile.forward: got 'tp \[1, 2\]', expected measurements with tp 4"):
+    with pytest.raises(InvalidInput, match=r"profile.megatron.forward: got 'tp \[1, 2\]', expected measurements with tp 4"):
         ProfiledTimes(PROFILE, SIZES).forward(8, 512, 4)
 
 
