@@ -59,11 +59,12 @@ class Lease:
         """Read what `to_json` wrote. Raises InvalidInput for anything else."""
         try:
             values = json.loads(text)
-            values["cluster"] = ClusterShape(**values["cluster"])
+            shape = values["cluster"].items()  # JSON has no tuples
+            values["cluster"] = ClusterShape(**{key: tuple(x) if isinstance(x, list) else x for key, x in shape})
             values["mesh"] = DeviceMesh(**values["mesh"])
             values["devices"] = tuple(Device(**device) for device in values["devices"])
             return cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise InvalidInput(field, text, "the JSON of a lease, as the gpu-mesh worker writes it") from error
 
     @classmethod

@@ -21,6 +21,8 @@ for name, ranks, strategy in (("1", range(8, 16), Strategy(2, 2, 2)), ("2", rang
         groups = build_groups(tuple(ranks), strategy, rank)
         for axis in ("tp", "dp", "pp", "mesh"):
             made.setdefault(name + axis, []).append(dist.get_process_group_ranks(getattr(groups, axis)))
+        again = build_groups(tuple(ranks), strategy, rank)
+        made.setdefault("again", []).append([again.mesh is groups.mesh, again.dp is groups.dp, again.tp is groups.tp])
         dist.destroy_process_group()
 json.dump(made, sys.stdout)
 """
@@ -51,3 +53,9 @@ EXPECTED = {
 def test_groups_are_those_of_reals_notes(made, group):
     """Call 1 has dp 2, tp 2, pp 2 on the second node, call 2 dp 4, tp 4 on both."""
     assert made[group] == EXPECTED[group]
+
+
+@pytest.mark.slow
+def test_a_second_instance_on_the_same_ranks_makes_no_group(made):
+    """A group holds a communicator and, with gloo, a thread: a rank has one for the same members."""
+    assert made["again"] == {(True, True, True)}
