@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.instances import instances, trained_instance
 from prefect_rlhf.placement.layout import Region, layout_of
-from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.reshard import intersection, num_elements
@@ -77,10 +77,11 @@ def _gains(instance: ModelInstance, held: ModelInstance, model: ModelSpec) -> ND
 
 def _shards(instance: ModelInstance, model: ModelSpec) -> dict[Device, Shard]:
     """What each device holds; the same object for replicas."""
-    layout = layout_of(instance, model, instance.mesh)
-    rank = {device: position for position, device in enumerate(instance.mesh.devices())}
-    placed = list(zip(instance.devices, instance.strategy.coordinates(), strict=True))
-    shards = {(at.pp, at.tp): layout.of_rank(rank[device]) for device, at in placed if at.dp == 0}
+    one = replace(instance.strategy, dp=1)
+    mesh = DeviceMesh(0, 1, 0, one.num_devices)  # any will do for one replica
+    layout = layout_of(replace(instance, mesh=mesh, strategy=one, order=()), model, mesh)
+    shards = {(at.pp, at.tp): layout.of_rank(rank) for rank, at in enumerate(one.coordinates())}
+    placed = zip(instance.devices, instance.strategy.coordinates(), strict=True)
     return {device: shards[at.pp, at.tp] for device, at in placed}
 
 

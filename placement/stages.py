@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 
+
+@cache
 def stages(num_layers: int, pp: int) -> tuple[range, ...]:
     """The layers of each stage, as even as possible; earlier stages get the extra ones.
 
