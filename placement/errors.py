@@ -37,12 +37,16 @@ class InvalidInput(RlhfError, ValueError):
 
 
 class PlanDoesNotFit(InvalidInput):
-    """A plan needs more device memory than there is. `details` is JSON: `certificate` and `remedies`."""
+    """A plan needs more device memory than there is.
 
-    def __init__(self, field: str, seen: object, expected: str, details: str) -> None:
+    `report` is what to show beside the line: a table of the devices, what holds the bytes, and what would make it fit.
+    `details` is the same as JSON: `certificate` and `remedies`.
+    """
+
+    def __init__(self, field: str, seen: object, expected: str, report: str, details: str) -> None:
         super().__init__(field, seen, expected)
-        self.args = (field, seen, expected, details)
-        self.details = details
+        self.args = (field, seen, expected, report, details)
+        self.report, self.details = report, details
 
 
 class GraphError(RlhfError, ValueError):

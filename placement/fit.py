@@ -46,10 +46,15 @@ def check_memory(
     kind: DeviceKind = "cuda",
 ) -> ExecutionPlan:
     """Return `plan`, or raise PlanDoesNotFit: what fills the devices, and which changes would make it fit."""
-    workload = longest_rows(graph, max_sequence_length)
+    check_fits(plan, graph, longest_rows(graph, max_sequence_length), kind)
+    return plan
+
+
+def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> Certificate:
+    """The proof that `plan` fits, or PlanDoesNotFit."""
     certificate = certify_plan(plan, graph, workload, kind)
     if certificate.fits:
-        return plan
+        return certificate
     raise refusal(plan, certificate, remedies(plan, graph, workload, kind))
 
 
@@ -109,11 +114,13 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, found: Sequence[Remed
     assert fullest is not None  # an empty plan fits
     usable, whole = byte_size(certificate.usable_bytes), byte_size(certificate.device_bytes)
     changes = "\n".join(f"  {remedy}" for remedy in found) or "  nothing that this plan could change: more devices"
+    helps = next((remedy.change for remedy in found if remedy.certificate.fits), "")
+    hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more devices, or larger ones"
     return PlanDoesNotFit(
         f"plan {plan.name}: memory of {fullest.device}",
         f"{byte_size(fullest.num_bytes)} at {fullest.node}",
-        f"at most {usable} ({1 - RESERVED_SHARE:.0%} of {whole}).\n{certificate.table()}\n"
-        f"What would make it fit:\n{changes}",
+        f"at most {usable} ({1 - RESERVED_SHARE:.0%} of {whole}); {hint}",
+        f"{certificate.table()}\nWhat would make it fit:\n{changes}",
         json.dumps({"certificate": json.loads(certificate.to_json()), "remedies": [_remedy_json(r) for r in found]}),
     )
 

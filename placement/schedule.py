@@ -86,7 +86,8 @@ class Schedule:
 
     def bars(self, num_steps: int | None = None) -> tuple[Bar, ...]:
         """For a timeline, those of the first steps or of all; nodes that take no time are left out."""
-        shown = (slot for slot in self.slots if num_steps is None or slot.node.step < num_steps)
+        first = min((slot.node.step for slot in self.slots), default=0)
+        shown = (slot for slot in self.slots if num_steps is None or slot.node.step < first + num_steps)
         return tuple(
             Bar(slot.node.title, slot.node.kind, tuple(map(str, sorted(slot.node.devices))), slot.start, slot.end)
             for slot in shown

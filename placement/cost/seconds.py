@@ -27,6 +27,7 @@ class Seconds(NamedTuple):
     optimizer: float = 0.0
     call: float = 0.0
     transfer: float = 0.0
+    orchestration: float = 0.0
 
     @property
     def total(self) -> float:
@@ -38,6 +39,11 @@ class Seconds(NamedTuple):
     def times(self, factor: float) -> Seconds:
         """Each term `factor` times."""
         return Seconds(*[factor * term for term in self])
+
+    @property
+    def worked(self) -> float:
+        """What ranks work, by their own clocks: all but orchestration."""
+        return self._replace(orchestration=0.0).total
 
     def by_term(self) -> dict[str, float]:
         """The terms that take any time, the longest first."""
@@ -59,6 +65,7 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "optimizer": "Adam's passes over gradients, weights and moments at memory bandwidth",
         "call": "a constant for each call (ReaL, tables 4 to 6)",
         "transfer": "bytes of weights or rows over the busiest link's bandwidth (ReaL, sections 5.1 and 6)",
+        "orchestration": "a constant for each task run: messages to ranks and Prefect's states (docs/measured.md)",
     }
 )
 """Where each term's formula comes from."""

@@ -38,10 +38,11 @@ def test_trained_roles_are_never_offloaded_on_their_own():
 
 
 def test_the_refusal_says_device_peak_node_and_what_holds_the_bytes():
-    """One line with the numbers, then the table; what holds the bytes adds up to the peak."""
-    first, *rest = str(refused(16)).splitlines()
+    """One line with the numbers and the best remedy; the report's bytes add up to the peak."""
+    error = refused(16)
+    (first,), rest = str(error).splitlines(), error.report.splitlines()
     assert first.startswith("plan flattening: memory of n0:0: got '")
-    assert " MiB at actor_train_step@0', expected at most 14.72 MiB (92% of 16.00 MiB)" in first
+    assert " MiB at actor_train_step@0', expected at most 14.72 MiB (92% of 16.00 MiB); it fits with offload" in first
     held = [float(line.split()[0]) for line in rest if line.startswith("  ") and ": " in line and "peak" not in line]
     assert held == sorted(held, reverse=True)
     assert sum(held) == pytest.approx(float(first.partition("got '")[2].split()[0]), abs=0.02 * len(held))
@@ -53,6 +54,7 @@ def test_the_refusal_has_a_machine_readable_form_that_survives_another_process()
     assert details["certificate"]["fits"] is False
     assert details["remedies"][-1]["fits"] is True
     assert isinstance(error, InvalidInput)
+    assert error.report == refused(16).report
 
 
 def test_what_is_proposed_is_legal_and_does_what_it_says():
