@@ -1,13 +1,12 @@
 """A rank that times its engines: passes through layers, what is around them, weights on their way, messages.
 
-All ranks of a gang time the same thing at the same moment, as a call's ranks work: they share a host's memory and links.
+All ranks of a gang time the same thing at the same moment, as a call's ranks work: they share memory and links.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, cast, final

@@ -22,8 +22,9 @@ MAY_IMPORT = {
     "blocks": {"placement"},
 }
 PROTOCOLS = {"engine", "gang", "orders", "rows", "compute"}  # values and protocols that tasks share with engines
-CONTROLLER = {"open_gang", "versions", "huggingface", "checkpoint_files", "saved_state"}
-"""What the controller runs itself: it opens a gang, compares fingerprints, reads configs and indexes."""
+CONTROLLER = {"open_gang", "versions", "huggingface", "checkpoint_files", "saved_state", "profiling"}
+"""What the controller runs itself: it opens a gang (of ranks that profile too), compares fingerprints, reads configs
+and indexes."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500

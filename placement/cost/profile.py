@@ -101,14 +101,17 @@ class Profile:
         dtype: Dtype,
         device: str,
         versions: Mapping[str, str],
-        processor: str = "",
-        num_devices: int = 1,
+        processor: str | None = None,
+        num_devices: int | None = None,
     ) -> Profile:
-        """Return itself, or raise InvalidInput when it was measured with something else. `versions` are today's."""
+        """Return itself, or raise InvalidInput when it was measured with something else. `versions` are today's.
+
+        `processor` and `num_devices` are those of the run, where there is one.
+        """
         for field, seen, right in (
             ("profile.device", self.device, device),
-            ("profile.processor", self.processor, processor),
-            ("profile.num_devices", self.num_devices, num_devices),
+            ("profile.processor", self.processor, self.processor if processor is None else processor),
+            ("profile.num_devices", self.num_devices, self.num_devices if num_devices is None else num_devices),
             ("profile.dtype", self.dtype, dtype),
             ("profile.shape", _brief(self.shape), _brief(shape)),
             *((f"profile.versions.{name}", seen, versions.get(name, "none")) for name, seen in self.versions),

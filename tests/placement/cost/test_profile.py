@@ -104,7 +104,7 @@ def test_a_model_of_either_head_uses_the_same_profile():
 
 
 def test_a_degree_that_was_not_measured_is_refused():
-    with pytest.raises(InvalidInput, match=r"profile.megatron.forward: got 'tp \[1, 2\]', expected measurements with tp 4"):
+    with pytest.raises(InvalidInput, match=r"profile.megatron.forward: got 'tp \[1, 2\]', expected .* with tp 4"):
         ProfiledTimes(PROFILE, SIZES).forward(8, 512, 4)
 
 
