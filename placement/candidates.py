@@ -6,15 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from prefect_rlhf.placement.certificate import usable_bytes
 from prefect_rlhf.placement.check import ENGINES, problems
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.uneven import least_cost, replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.presets import strategies
@@ -49,14 +52,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all candidates of a graph are counted by. A device may fill `usable_bytes`."""
+    """What all candidates of a graph are counted by."""
 
     graph: DataflowGraph
+    cluster: ClusterShape
     line: MeshLine
     workload: Workload
     sources: CostSources
-    usable_bytes: int
     kind: DeviceKind
+
+    def usable_bytes(self, mesh_class: int) -> int:
+        """What every device of such a mesh may fill."""
+        return usable_bytes(self.cluster.smallest_memory_bytes(self.line.first_of(mesh_class)))
 
 
 def candidates(call: Call, setting: Setting) -> tuple[Candidate, ...]:
@@ -65,14 +72,14 @@ def candidates(call: Call, setting: Setting) -> tuple[Candidate, ...]:
     Raises InvalidInput when there is none: by how much, and where the call comes nearest to fitting.
     """
     legal = list(legal_candidates(call, setting))
-    found = tuple(unbeaten(one for one in legal if one.least.peak <= setting.usable_bytes))
+    found = tuple(unbeaten(one for one in legal if one.least.peak <= setting.usable_bytes(one.mesh_class)))
     if found:
         return found
     where = f"calls.{call.name}"
     if not legal:
         raise InvalidInput(where, f"{call.num_rows} rows a step", "rows and a model that some mesh divides")
-    nearest = min(legal, key=lambda one: one.least.peak)
-    needs, has = nearest.least.peak / GIB, setting.usable_bytes / GIB
+    nearest = min(legal, key=lambda one: one.least.peak - setting.usable_bytes(one.mesh_class))
+    needs, has = nearest.least.peak / GIB, setting.usable_bytes(nearest.mesh_class) / GIB
     role = setting.graph.model(call.role or "").role
     raise InvalidInput(
         where,
@@ -117,13 +124,13 @@ def _micro_batches(call: Call) -> Iterator[int]:
 
 def _candidate(call: Call, placement: Placement, mesh_class: int, setting: Setting) -> Candidate:
     work, execution = CallWork.of(call, setting.workload), Execution.of(placement)
-    sizes = ModelSizes.of(setting.graph.model(call.role or ""))
-    seconds = setting.sources.call_cost(work, execution, sizes, placement.mesh).total
-    on_cpu = setting.kind == "cpu"
+    sizes, speeds = ModelSizes.of(setting.graph.model(call.role or "")), setting.cluster.node_speeds
     held = [
-        call_bytes(work, execution, sizes, placement.engine, stage, on_cpu=on_cpu)
+        call_bytes(share, execution, sizes, placement.engine, stage, on_cpu=setting.kind == "cpu")
+        for share in dict.fromkeys(replica_works(work, placement, speeds))
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
+    seconds = least_cost(work, sizes, placement, setting.sources, speeds).total
     kept = [one.static + (one.kv_cache if placement.engine == "vllm" else 0) for one in held]  # as `certificate` counts
     totals = [one.total for one in held]
     least, most = Held(min(kept), min(totals)), Held(max(kept), max(totals))

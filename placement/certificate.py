@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from math import ceil
 
 import networkx as nx
@@ -20,6 +21,7 @@ from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import reallocation_flows
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.draw import table
 from prefect_rlhf.placement.holdings import Holding, instance_holdings
@@ -47,11 +49,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The fullest moment of a device: while `node` runs, or between nodes where nothing runs on it."""
+    """The fullest moment of a device: while `node` runs, or between nodes where nothing runs on it.
+
+    `device_bytes` is what the device has, of which `usable_bytes` may be filled.
+    """
 
     device: str
     node: str
     shares: tuple[Share, ...]
+    device_bytes: int
 
     @property
     def num_bytes(self) -> int:
@@ -62,40 +68,49 @@ class Peak:
         """What instances keep; the rest passes with the node."""
         return sum(share.num_bytes for share in self.shares if not share.passing)
 
+    @property
+    def usable_bytes(self) -> int:
+        return usable_bytes(self.device_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
     """Every device's peak. `most_resident` is, by device, the most that instances keep at any moment.
 
-    `device_bytes` is what each device has, of which `usable_bytes` may be filled. `excess_bytes` adds up, over devices
-    and nodes, what goes beyond: how far a plan is from fitting, even where several moments are equally full.
+    `excess_bytes` adds up, over devices and nodes, what goes beyond the usable bytes: how far a plan is from fitting,
+    even where several moments are equally full.
     """
 
     plan: str
-    device_bytes: int
     peaks: tuple[Peak, ...]
     most_resident: tuple[tuple[str, int], ...]
     excess_bytes: int
 
     @property
+    def device_bytes(self) -> int:
+        """What the fullest device has; 0 where no device holds anything."""
+        return self.fullest.device_bytes if self.fullest else 0
+
+    @property
     def usable_bytes(self) -> int:
+        """What of the fullest device may be filled."""
         return usable_bytes(self.device_bytes)
 
     @property
     def fits(self) -> bool:
-        return self.fullest is None or self.fullest.num_bytes <= self.usable_bytes
+        return self.fullest is None or self.fullest.num_bytes <= self.fullest.usable_bytes
 
     @property
     def fullest(self) -> Peak | None:
-        """The device with the highest peak, the first of equal ones."""
-        return max(self.peaks, key=lambda peak: peak.num_bytes, default=None)
+        """The device whose peak is the largest share of what it may hold, the first of equal ones."""
+        return max(self.peaks, key=lambda peak: peak.num_bytes / peak.usable_bytes, default=None)
 
     def rows(self) -> list[dict[str, str]]:
         """For a table: each device with its peak, the node, and what holds most; equal devices share a row."""
-        alike: dict[tuple[str, tuple[Share, ...]], list[Peak]] = defaultdict(list)
+        alike: dict[tuple[object, ...], list[Peak]] = defaultdict(list)
         for peak in self.peaks:
-            alike[peak.node, peak.shares].append(peak)
-        return [_row([peak.device for peak in peaks], peaks[0], self) for peaks in alike.values()]
+            alike[peak.node, peak.shares, peak.device_bytes].append(peak)
+        return [_row([peak.device for peak in peaks], peaks[0]) for peaks in alike.values()]
 
     def table(self) -> str:
         """The rows as aligned text, then what the fullest device holds, the largest first."""
@@ -121,7 +136,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, kind: DeviceKind) -> 
     held = _holdings(augmented, workload.longest, kind)
     order, windows = _Order(augmented), _windows(augmented)
     needs = _needs(augmented, held, workload, kind)
-    whole = augmented.plan.cluster.device_memory_bytes
+    cluster = augmented.plan.cluster
     counted: dict[object, _Fullest] = {}
     peaks, most, excess = [], [], 0
     for device in sorted(held.keys() | needs.keys()):
@@ -129,10 +144,10 @@ def certify(augmented: AugmentedGraph, workload: Workload, kind: DeviceKind) -> 
         if here.signature not in counted:
             counted[here.signature] = here.fullest(order, windows)
         found = counted[here.signature]
-        peaks.append(Peak(str(device), found.node, found.shares))
+        peaks.append(Peak(str(device), found.node, found.shares, cluster.memory_bytes(device.node)))
         most.append((str(device), found.most_resident))
-        excess += sum(max(0, total - usable_bytes(whole)) for total in found.totals)
-    return Certificate(augmented.plan.name, whole, tuple(peaks), tuple(most), excess)
+        excess += sum(max(0, total - peaks[-1].usable_bytes) for total in found.totals)
+    return Certificate(augmented.plan.name, tuple(peaks), tuple(most), excess)
 
 
 def usable_bytes(device_bytes: int) -> int:
@@ -244,9 +259,11 @@ def _opened(window: _Window) -> int:
 
 def _holdings(augmented: AugmentedGraph, max_length: int, kind: DeviceKind) -> dict[Device, list[Holding]]:
     held: dict[Device, list[Holding]] = defaultdict(list)
+    speeds = augmented.plan.cluster.node_speeds
     for instance, calls in instances(augmented.graph, augmented.plan).items():
         model = augmented.graph.model(instance.role)
-        for holding in instance_holdings(instance, calls, model, max_length, kind):
+        cuts = [augmented.plan[call.name].micro_batches for call in calls]
+        for holding in instance_holdings(instance, calls, model, max_length, kind, speeds, cuts):
             held[holding.device].append(holding)
     return held
 
@@ -285,19 +302,22 @@ def _needs(
 def _of_call(
     augmented: AugmentedGraph, node: Node, workload: Workload, kind: DeviceKind
 ) -> dict[Device, Mapping[str, int]]:
-    """Active bytes of a model function call, by device: equal within a pipeline stage."""
+    """Active bytes of a model function call, by device: equal for equal stages of replicas with equally many rows."""
     call, placement = node.call, node.placement
     if node.kind not in ("generate", "inference", "train_step") or call is None or placement is None:
         return {}
     sizes = ModelSizes.of(augmented.graph.model(call.role or ""))
     work, execution, engine = CallWork.of(call, workload), Execution.of(placement), placement.engine
     kept = (*STATIC, "kv_cache") if engine == "vllm" else STATIC  # vLLM takes its cache once, for good
-    stages: list[dict[str, int]] = []
-    for stage in range(placement.strategy.pp):
-        found = call_bytes(work, execution, sizes, engine, stage, on_cpu=kind == "cpu").by_term()
-        stages.append({what.replace("_", " "): size for what, size in found.items() if what not in kept})
+    works = replica_works(work, placement, augmented.plan.cluster.node_speeds)
+
+    @cache
+    def shares(mine: CallWork, stage: int) -> Mapping[str, int]:
+        found = call_bytes(mine, execution, sizes, engine, stage, on_cpu=kind == "cpu").by_term()
+        return {what.replace("_", " "): size for what, size in found.items() if what not in kept}
+
     coordinates = zip(placement.devices, placement.strategy.coordinates(), strict=True)
-    return {device: stages[at.pp] for device, at in coordinates}
+    return {device: shares(works[at.dp], at.pp) for device, at in coordinates}
 
 
 def _staged_by_move(augmented: AugmentedGraph, node: Node) -> dict[Device, Mapping[str, int]]:
@@ -339,12 +359,12 @@ def byte_size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.2f} MiB"
 
 
-def _row(devices: Sequence[str], peak: Peak, certificate: Certificate) -> dict[str, str]:
+def _row(devices: Sequence[str], peak: Peak) -> dict[str, str]:
     largest = sorted(peak.shares, key=lambda share: -share.num_bytes)[:3]
     return {
         "devices": ", ".join(devices),
         "peak": byte_size(peak.num_bytes),
-        "of": byte_size(certificate.usable_bytes),
+        "of": byte_size(peak.usable_bytes),
         "at": peak.node,
         "largest": "; ".join(f"{share.owner} {share.what} {byte_size(share.num_bytes)}" for share in largest),
     }

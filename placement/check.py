@@ -32,6 +32,7 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     """
     plan.cluster.check_mesh(mesh, "mesh")
     plan.cluster.with_speeds(plan.cluster.node_speeds, "cluster.node_speeds")
+    plan.cluster.with_memory(plan.cluster.node_memory_bytes, "cluster.node_memory_bytes")
     _check_names(plan, graph)
     for call in graph:
         placement = plan[call.name]
@@ -100,7 +101,7 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     if engine not in ENGINES[call.kind]:
         right = " or ".join(ENGINES[call.kind])
         yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
-    if engine != "megatron" and placement.micro_batches > 1:
+    if engine == "python" and placement.micro_batches > 1:
         yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, f"1: {engine} has none")
     if engine != "megatron" and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")

@@ -102,14 +102,28 @@ def _finish(hands: Sequence[Sequence[int]], tokens: Sequence[int], speeds: Seque
     return max(sum(tokens[i] for i in hand) / speed for hand, speed in zip(hands, speeds, strict=True))
 
 
-def _by_count(num_items: int, speeds: Sequence[float]) -> list[list[int]]:
-    """Consecutive items; each further one goes to the replica that would be done with it first."""
-    counts = [1] * len(speeds)
+@lru_cache(maxsize=1024)
+def counts(num_items: int, speeds: tuple[float, ...]) -> tuple[int, ...]:
+    """How many items each replica gets by count: one each, and each further one where it would be done first.
+
+    >>> counts(6, (1.0, 0.5)), counts(8, (1.0, 1.0, 1.0))
+    ((4, 2), (3, 3, 2))
+    """
+    if len(set(speeds)) == 1:
+        each, more = divmod(num_items, len(speeds))
+        return tuple(each + (d < more) for d in range(len(speeds)))
+    found = [1] * len(speeds)
     for _ in range(num_items - len(speeds)):
-        first = min(range(len(speeds)), key=lambda d: ((counts[d] + 1) / speeds[d], d))
-        counts[first] += 1
-    starts = [sum(counts[:d]) for d in range(len(speeds))]
-    return [list(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+        first = min(range(len(speeds)), key=lambda d: ((found[d] + 1) / speeds[d], d))
+        found[first] += 1
+    return tuple(found)
+
+
+def _by_count(num_items: int, speeds: Sequence[float]) -> list[list[int]]:
+    """Consecutive items, as many to each replica as `counts` says."""
+    dealt = counts(num_items, tuple(speeds))
+    starts = [sum(dealt[:d]) for d in range(len(speeds))]
+    return [list(range(start, start + count)) for start, count in zip(starts, dealt, strict=True)]
 
 
 def _longest_first(tokens: Sequence[int], speeds: Sequence[float]) -> list[list[int]]:

@@ -13,12 +13,14 @@ from math import lcm
 
 from prefect_rlhf.placement.cost.call_bytes import ADAM_BYTES, CACHE_BLOCK, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.dealing import counts
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout import padded_vocabulary
 from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance, Part
+from prefect_rlhf.placement.rows import replica_speeds
 
 OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
 """What `offload: optimizer` moves."""
@@ -45,15 +47,30 @@ class Holding:
 
 
 def instance_holdings(
-    instance: ModelInstance, calls: Sequence[Call], model: ModelSpec, max_length: int, kind: DeviceKind
+    instance: ModelInstance,
+    calls: Sequence[Call],
+    model: ModelSpec,
+    max_length: int,
+    kind: DeviceKind,
+    node_speeds: Sequence[float] = (),
+    micro_batches: Sequence[int] = (),
 ) -> tuple[Holding, ...]:
-    """All that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens."""
+    """All that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.
+
+    Where nodes have speeds, replicas have rows in proportion to them. `micro_batches` are the calls' own: vLLM's cache
+    holds the rows of one at a time.
+    """
     trained = any(call.kind == "train_step" for call in calls)
-    rows = max(-(-call.num_rows // instance.strategy.dp) for call in calls)
+    speeds = replica_speeds(instance, node_speeds)
+    dealt = [
+        [-(-count // cuts) for count in counts(call.num_rows, speeds)]
+        for call, cuts in zip(calls, micro_batches or (1,) * len(calls), strict=True)
+    ]
+    rows = [max(each) for each in zip(*dealt, strict=True)]
     held = []
     for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True):
         if instance.engine == "vllm":
-            kept = _vllm(model, instance.strategy.tp, rows, max_length, kind)
+            kept = _vllm(model, instance.strategy.tp, rows[at.dp], max_length, kind)
         else:
             kept = _megatron(model, instance, at.pp, trained)
         held += [Holding(device, instance, what, size) for what, size in kept if size]

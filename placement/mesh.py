@@ -92,6 +92,7 @@ class ClusterShape:
     """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
 
     `node_speeds` is how fast the devices of each node are, relative to each other; empty: all the same.
+    `node_memory_bytes` is what a device of each node has; empty: all have `device_memory_bytes`.
     """
 
     name: str
@@ -99,6 +100,7 @@ class ClusterShape:
     devices_per_node: int
     device_memory_bytes: int
     node_speeds: tuple[float, ...] = ()
+    node_memory_bytes: tuple[int, ...] = ()
 
     @property
     def whole(self) -> DeviceMesh:
@@ -111,6 +113,27 @@ class ClusterShape:
         if not all(0 < speed < math.inf for speed in speeds):
             raise InvalidInput(field, list(speeds), "numbers above 0")
         return replace(self, node_speeds=tuple(speeds))
+
+    def with_memory(self, memory_bytes: Sequence[int], field: str = "node_memory_bytes") -> ClusterShape:
+        """The same cluster whose nodes have these. Raises InvalidInput unless there is one for each, above 0."""
+        if len(memory_bytes) not in (0, self.num_nodes):
+            right = f"the memory of a device of each of the {self.num_nodes} nodes of {self.name}"
+            raise InvalidInput(field, list(memory_bytes), right)
+        if not all(isinstance(size, int) and size > 0 for size in memory_bytes):
+            raise InvalidInput(field, list(memory_bytes), "whole numbers of bytes above 0")
+        return replace(self, node_memory_bytes=tuple(memory_bytes))
+
+    def memory_bytes(self, node: int) -> int:
+        """What each device of a node has.
+
+        >>> ClusterShape("mixed", 2, 8, 80 << 30).with_memory((80 << 30, 32 << 30)).memory_bytes(1) >> 30
+        32
+        """
+        return self.node_memory_bytes[node] if self.node_memory_bytes else self.device_memory_bytes
+
+    def smallest_memory_bytes(self, mesh: DeviceMesh) -> int:
+        """What the devices of a mesh have at least."""
+        return min(self.memory_bytes(node) for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes))
 
     def check_mesh(self, mesh: DeviceMesh, field: str = "mesh") -> DeviceMesh:
         """Return `mesh`, or raise InvalidInput when it lies outside the cluster or is not aligned."""

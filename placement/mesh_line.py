@@ -13,11 +13,15 @@ from prefect_rlhf.placement.search.problem import Interval
 
 @dataclass(frozen=True, slots=True)
 class MeshLine:
-    """`meshes[i]` is `intervals[i]` of the line; `classes` are meshes of one shape on nodes of the same kinds."""
+    """`meshes[i]` is `intervals[i]` of the line; `classes` are meshes of one shape on nodes of the same kinds.
+
+    Of the same kinds: with the same hardware, speeds and memory, node by node. `nodes` has the node of each device.
+    """
 
     meshes: tuple[DeviceMesh, ...]
     intervals: tuple[Interval, ...]
     classes: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...]
 
     @classmethod
     def of(cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources) -> MeshLine:
@@ -34,7 +38,8 @@ class MeshLine:
         for index, mesh in enumerate(found):
             alike[_kind(mesh, cluster, sources)].append(index)
         intervals = tuple(_interval(mesh, lease) for mesh in found)
-        return cls(found, intervals, tuple(tuple(members) for members in alike.values()))
+        nodes = tuple(device.node for device in lease.devices())
+        return cls(found, intervals, tuple(tuple(members) for members in alike.values()), nodes)
 
     def first_of(self, mesh_class: int) -> DeviceMesh:
         """The mesh that stands for its class."""
@@ -63,4 +68,5 @@ def _interval(mesh: DeviceMesh, lease: DeviceMesh) -> Interval:
 
 def _kind(mesh: DeviceMesh, cluster: ClusterShape, sources: CostSources) -> Hashable:
     nodes = slice(mesh.first_node, mesh.first_node + mesh.num_nodes)
-    return mesh.num_nodes, mesh.devices_per_node, sources.nodes[nodes], cluster.node_speeds[nodes]
+    alike = sources.nodes[nodes], cluster.node_speeds[nodes], cluster.node_memory_bytes[nodes]
+    return mesh.num_nodes, mesh.devices_per_node, alike

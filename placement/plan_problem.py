@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefect_rlhf.placement.candidates import Candidate, Setting, candidates
-from prefect_rlhf.placement.certificate import BUCKET_BYTES
+from prefect_rlhf.placement.certificate import BUCKET_BYTES, usable_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.devices import Links
+from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -109,11 +109,11 @@ def _posed(
     classes: tuple[tuple[int, ...], ...],
 ) -> PlanProblem:
     graph, line = setting.graph, setting.line
-    usable = setting.usable_bytes - (0 if counted == "least" else 2 * BUCKET_BYTES)
+    reserve = 0 if counted == "least" else 2 * BUCKET_BYTES
     nodes = tuple(node for name in found for node in _nodes(graph.call(name), found, setting, counted))
     problem = Problem(
         name=graph.name,
-        device_bytes=(usable,) * max(interval.stop for interval in line.intervals),
+        device_bytes=tuple(usable_bytes(setting.cluster.memory_bytes(node)) - reserve for node in line.nodes),
         meshes=line.intervals,
         mesh_classes=classes,
         nodes=nodes,
@@ -167,8 +167,7 @@ def _reallocation(
     call: Call, trained: Sequence[Candidate], own: Sequence[Candidate], trainer: Call, setting: Setting
 ) -> PairNode:
     sizes = ModelSizes.of(setting.graph.model(call.role or ""))
-    links = setting.sources.links(setting.line.meshes)
-    seconds = least_move_seconds(trained, own, sizes, links)
+    seconds = least_move_seconds(trained, own, sizes, setting.sources)
     same = np.array([[_one_copy(a, b) for b in own] for a in trained])
     seconds[2][same] = 0.0
     microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
@@ -182,7 +181,7 @@ def _one_copy(trained: Candidate, reader: Candidate) -> bool:
 
 
 def least_move_seconds(
-    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, links: Links
+    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Bytes:
     """The least that moving weights can take, [3, trained, readers]: on disjoint, overlapping and equal meshes.
 
@@ -191,13 +190,26 @@ def least_move_seconds(
     """
     held, _, have = _parts(trained, sizes)
     need, mean, want = _parts(readers, sizes)
-    wire, memory = max(links.node, links.network), links.device
+    sends, (receives, copies) = _ways(trained, sources)[0][:, None], _ways(readers, sources)[:, None, :]
     common = np.minimum(have[:, None], want[None, :])
     total = (want * mean)[None, :]
-    apart = np.maximum(need[None, :], total / have[:, None])
-    received = np.maximum(need[None, :] - held[:, None], (total - common * held[:, None]) / have[:, None])
-    over = np.maximum(np.maximum(received, 0) / wire, np.broadcast_to(need[None, :], received.shape) / (wire + memory))
-    return np.stack([apart / wire, over, over])
+    apart = np.maximum(need[None, :] / receives, total / have[:, None] / sends)
+    received = np.maximum(need[None, :] - held[:, None], 0) / receives
+    sent = np.maximum(total - common * held[:, None], 0) / have[:, None] / sends
+    over = np.maximum(np.maximum(received, sent), need[None, :] / (receives + copies))
+    return np.stack([apart, over, over])
+
+
+def _ways(options: Sequence[Candidate], sources: CostSources) -> Bytes:
+    """[2, options]: the most bytes per second that a device of each mesh gets from others, and copies in its memory."""
+    known: dict[DeviceMesh, tuple[float, float]] = {}
+    for one in options:
+        mesh = one.placement.mesh
+        if mesh not in known:
+            nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
+            each = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in nodes]
+            known[mesh] = max(max(one.node, one.network) for one in each), max(one.device for one in each)
+    return np.array([known[one.placement.mesh] for one in options]).T
 
 
 def _parts(options: Sequence[Candidate], sizes: ModelSizes) -> tuple[Bytes, Bytes, Bytes]:

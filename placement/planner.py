@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.candidates import Candidate, Setting
-from prefect_rlhf.placement.certificate import Certificate, byte_size, certify, usable_bytes
+from prefect_rlhf.placement.certificate import Certificate, byte_size, certify
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.completion import completed
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -91,8 +91,7 @@ class Planner:
     def setting(self) -> Setting:
         """Of the calls that run in every iteration."""
         line = MeshLine.of(self.cluster, self.mesh, self.sources)
-        usable = usable_bytes(self.cluster.device_memory_bytes)
-        return Setting(training(self.graph), line, self.workload, self.sources, usable, self.kind)
+        return Setting(training(self.graph), self.cluster, line, self.workload, self.sources, self.kind)
 
     def estimate(self, plan: ExecutionPlan) -> Estimate:
         """Its seconds, on its augmented graph."""
@@ -199,17 +198,20 @@ def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, bu
 
 def _too_large(planner: Planner, posed: PlanProblem, budget_seconds: float) -> InvalidInput:
     """How much memory is missing: what the first plan needs that a search finds in more."""
-    name, has = planner.graph.name, usable_bytes(planner.cluster.device_memory_bytes)
-    right = f"a plan within {byte_size(has)} of each device"
+    name = planner.graph.name
     for share in LARGER:
         found = search(_with_memory(posed.problem, share), budget_seconds / len(LARGER))
         plan = planner.plan("auto", posed, found)
         peak = planner.certificate(plan).fullest if plan else None
-        if peak is not None and peak.num_bytes > has:
-            missing = byte_size(peak.num_bytes - has)
-            more = f"{right}: {missing} less, by more devices, larger ones, shorter rows, or smaller models"
-            return InvalidInput(f"plan of {name}", f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}", more)
-    return InvalidInput(f"plan of {name}", f"more than {LARGER[-1]:.0f} times the memory", f"{right}: more devices")
+        if peak is not None and peak.num_bytes > peak.usable_bytes:
+            missing, within = byte_size(peak.num_bytes - peak.usable_bytes), byte_size(peak.usable_bytes)
+            by = "more devices, larger ones, shorter rows, or smaller models"
+            seen = f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}"
+            return InvalidInput(
+                f"plan of {name}", seen, f"a plan within {within} of each device: {missing} less, by {by}"
+            )
+    seen = f"more than {LARGER[-1]:.0f} times the memory"
+    return InvalidInput(f"plan of {name}", seen, "a plan that fits the devices: more devices")
 
 
 def _with_memory(problem: Problem, share: float) -> Problem:

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.dealing import Dealing, Rows
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.node import RowMove
-from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 Lengths = Mapping[str, tuple[int, ...]]
@@ -91,7 +91,7 @@ def dealing_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Dealing:
     dealable = call.num_rows % (finest * width) == 0 and call.num_rows // (finest * width) >= placement.strategy.dp
     return Dealing(
         call.num_rows,
-        replica_speeds(plan, placement),
+        replica_speeds(placement, plan.cluster.node_speeds),
         finest if dealable else call.mini_batches,
         width if dealable else call.rows_per_item,
         origin if origin != name and knows_lengths(graph, call) else None,
@@ -111,9 +111,8 @@ def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
     return origin != call.name and any(c.name == origin and c.kind == "generate" for c in graph)
 
 
-def replica_speeds(plan: ExecutionPlan, placement: Placement) -> tuple[float, ...]:
+def replica_speeds(placement: Placement | ModelInstance, of_node: Sequence[float]) -> tuple[float, ...]:
     """The speed of each replica, that of its slowest device, in parts of the fastest replica's."""
-    of_node = plan.cluster.node_speeds
     slowest = [math.inf] * placement.strategy.dp
     for device, at in _coordinates(placement):
         slowest[at.dp] = min(slowest[at.dp], of_node[device.node] if of_node else 1.0)
@@ -198,7 +197,7 @@ def nearest(target: Device, sources: Iterable[Device], load: Mapping[Device, int
     return min(sources, key=lambda source: (source.node != target.node, load.get(source, 0), source))
 
 
-def _coordinates(placement: Placement) -> Iterator[tuple[Device, Coordinate]]:
+def _coordinates(placement: Placement | ModelInstance) -> Iterator[tuple[Device, Coordinate]]:
     return zip(placement.devices, placement.strategy.coordinates(), strict=True)
 
 

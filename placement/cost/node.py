@@ -10,6 +10,7 @@ from prefect_rlhf.placement.cost.moves import host_seconds, move_seconds, reallo
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.instances import trained_instance
@@ -18,13 +19,15 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.rows import row_transfers
 
 _CALLS = ("generate", "inference", "train_step")
+_MOVES = ("transfer", "reallocate", "offload", "reload")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
     """What each node of `graph` under `plan` takes.
 
-    Computations on data and writes to disk (export, checkpoint) count as nothing: no source of times knows them.
+    Of computations on data and writes to disk (export, checkpoint) no source of times knows: orchestration is all that
+    they count as.
     """
 
     graph: DataflowGraph
@@ -39,6 +42,10 @@ class NodeCosts:
         """Of one node, in all."""
         return self.cost(node).total
 
+    def worked_seconds(self, node: Node) -> float | None:
+        """What its ranks work on it, without orchestration; None where no source of times knows."""
+        return self.cost(node).worked if node.kind in (*_CALLS, *_MOVES) else None
+
     def cost(self, node: Node) -> Seconds:
         """Of one node, by what takes them; the same in every step."""
         call = node.call.name if node.call else None
@@ -50,6 +57,11 @@ class NodeCosts:
     def _cost(self, node: Node) -> Seconds:
         if node.kind in _CALLS:
             return self._call(node)
+        return self._move(node) + Seconds(orchestration=self.sources.orchestration_seconds)
+
+    def _move(self, node: Node) -> Seconds:
+        if node.kind not in _MOVES:
+            return Seconds()
         links = self.sources.links(node.meshes)
         if node.kind == "transfer":
             assert node.call is not None  # a transfer feeds one
@@ -57,18 +69,20 @@ class NodeCosts:
             return Seconds(transfer=transfer_seconds(moved, self.workload, links))
         if node.kind == "reallocate":
             assert node.source is not None and node.target is not None  # set for every reallocate
-            flows = reallocation_flows(node.source, node.target, self._sizes(node.source.role))
-            return Seconds(transfer=move_seconds(flows, links))
-        if node.kind in ("offload", "reload"):
-            assert node.instance is not None  # set for both
-            return Seconds(transfer=host_seconds(self._parked_bytes(node.instance, node.part == "all"), links))
-        return Seconds()
+            sizes = self._sizes(node.source.role)
+            flows = reallocation_flows(node.source, node.target, sizes)
+            return Seconds(transfer=move_seconds(flows, links), call=self.sources.written_seconds(node.target, sizes))
+        assert node.instance is not None  # set for offload and reload
+        copied = Seconds(transfer=host_seconds(self._parked_bytes(node.instance, node.part == "all"), links))
+        if node.kind == "offload" or node.part != "all":
+            return copied
+        return copied + Seconds(call=self.sources.written_seconds(node.instance, self._sizes(node.instance.role)))
 
     def _call(self, node: Node) -> Seconds:
         assert node.call is not None and node.placement is not None and node.call.role is not None  # has a model
         work = CallWork.of(node.call, self.workload)
-        execution = Execution.of(node.placement)
-        return self.sources.call_cost(work, execution, self._sizes(node.call.role), node.placement.mesh)
+        sizes, speeds = self._sizes(node.call.role), self.plan.cluster.node_speeds
+        return placed_cost(work, sizes, node.placement, self.sources, speeds)
 
     def _sizes(self, role: str) -> ModelSizes:
         return ModelSizes.of(self.graph.model(role))

@@ -1,0 +1,67 @@
+"""Calls on meshes whose nodes differ: each replica has the rows that its speed earns, and the last to end says when.
+
+Replicas get rows in proportion to their speeds (`dealing`), a replica is as fast as its slowest device, and what spans
+nodes goes over the slower network. APP (section VI-B1) balances kinds of devices by their batch sizes in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import CallWork
+from prefect_rlhf.placement.dealing import counts
+from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.rows import replica_speeds
+
+
+def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
+    """The call as each replica sees it: as if all of them had as many rows as it has."""
+    dp, parts = placement.strategy.dp, work.mini_batches
+    dealt = counts(work.rows // parts, replica_speeds(placement, node_speeds))
+    return tuple(replace(work, rows=rows * parts * dp) for rows in dealt)
+
+
+def placed_cost(
+    work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
+) -> Seconds:
+    """Seconds of a call as placed: of the replica that ends last."""
+    mesh, execution = placement.mesh, Execution.of(placement)
+    nodes = sources.hardware(mesh)
+    speeds = node_speeds[mesh.first_node : mesh.first_node + mesh.num_nodes]
+    if len(set(speeds)) <= 1:
+        return sources.call_cost(work, execution, sizes, mesh)
+    works = replica_works(work, placement, node_speeds)
+    placed = zip(placement.devices, placement.strategy.coordinates(), strict=True)
+    shares = {(works[at.dp], nodes[device.node - mesh.first_node]): None for device, at in placed}
+    return sources.slowest(shares, execution, sizes)
+
+
+def least_cost(
+    work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
+) -> Seconds:
+    """The least that the call takes on the mesh under any order of its devices, of which the placement states none.
+
+    Either some replicas have none but the fastest devices, and as many as can be do; or every replica has a slowest
+    one, and all have equally many rows.
+    """
+    mesh = placement.mesh
+    apart = placed_cost(
+        work, sizes, replace(placement, order=_fastest_first(placement, node_speeds)), sources, node_speeds
+    )
+    together = sources.call_cost(work, Execution.of(placement), sizes, mesh)
+    return min(apart, together, key=lambda cost: cost.total)
+
+
+def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[int, ...]:
+    """The order in which replica 0 has the fastest devices, replica 1 the next ones, and so on."""
+    if not node_speeds:
+        return ()
+    strategy, devices = placement.strategy, placement.mesh.devices()
+    by_speed = sorted(range(len(devices)), key=lambda position: -node_speeds[devices[position].node])
+    ranks = sorted(range(len(devices)), key=lambda rank: strategy.coordinates()[rank].dp)
+    return tuple(position for _, position in sorted(zip(ranks, by_speed, strict=True)))
