@@ -52,6 +52,11 @@ def read_model_spec(
     return spec
 
 
+def read_shape(role: str, path: str | Path) -> TransformerShape:
+    """The shape that a folder's config.json gives; nothing else of the folder is read. Raises as `read_model_spec`."""
+    return _read_shape(_read_config(Path(path), role), f"{role}.config.json")
+
+
 def write_folder(
     path: str | Path, spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]], tokenizer: str | Path
 ) -> None:

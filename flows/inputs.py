@@ -41,7 +41,7 @@ def read_inputs(arguments: Mapping[str, Any]) -> Inputs:
     }
     if not models:
         raise InvalidInput("models", (), "at least one Model parameter")
-    _check_vocabularies(models)
+    check_vocabularies(models)
     tokenizer = next(iter(models.values())).path
     context = min(model.shape.max_position_embeddings for model in models.values())
     given = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
@@ -71,7 +71,8 @@ def longest_sequence(graph: DataflowGraph, inputs: Inputs) -> int:
     return longest
 
 
-def _check_vocabularies(models: Mapping[str, ModelSpec]) -> None:
+def check_vocabularies(models: Mapping[str, ModelSpec]) -> None:
+    """Raise InvalidInput unless all have one vocabulary: they read each other's tokens."""
     first, *others = models.values()
     for other in others:
         if other.shape.vocab_size != first.shape.vocab_size:

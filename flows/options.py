@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
-from pydantic_core import PydanticUndefined
+from pydantic.fields import FieldInfo
 
 from prefect_rlhf.tasks.settings import Settings
 
 
-class RunOptions(Settings):
+class Form(Settings):
+    """Fields that a flow function has as keyword parameters, so that its form shows them."""
+
+    @classmethod
+    def signature(cls) -> list[inspect.Parameter]:
+        """These fields as keyword parameters of a flow function."""
+        return [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_default(field),
+                annotation=Annotated[field.annotation, field],  # keeps bounds and description in the form
+            )
+            for name, field in cls.model_fields.items()
+        ]
+
+
+def _default(field: FieldInfo) -> Any:
+    return inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
+
+
+class RunOptions(Form):
     """Shown in the form of each deployment, after the algorithm's own parameters."""
 
     steps: int = Field(10, ge=0, description="Iterations of the algorithm.")
@@ -24,16 +45,3 @@ class RunOptions(Settings):
     dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")
     steps_per_group: int = Field(2, ge=1, description="Steps shown together as one subflow run.")
     call_deadline_seconds: float = Field(900.0, gt=0, description="Longest time one call may take.")
-
-    @classmethod
-    def signature(cls) -> list[inspect.Parameter]:
-        """These fields as keyword parameters of a flow function."""
-        return [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default if field.default is not PydanticUndefined else inspect.Parameter.empty,
-                annotation=Annotated[field.annotation, field],  # keeps bounds and description in the form
-            )
-            for name, field in cls.model_fields.items()
-        ]

@@ -49,10 +49,18 @@ def _to_try(
     placements = [chosen[other.name] for other in siblings]
     for placement in placements:
         if placement.engine in ENGINES[call.kind]:
-            yield replace(placement, micro_batches=1)
+            yield from (replace(placement, micro_batches=cuts) for cuts in _halved(placement.micro_batches))
     for mesh in (*(placement.mesh for placement in placements), lease):
         for strategy in strategies(mesh.num_devices):
             yield Placement(mesh, strategy, ENGINES[call.kind][0])
     for mesh in dict.fromkeys(placement.mesh for placement in placements):
         first = DeviceMesh(mesh.first_node, 1, mesh.first_device, 1)
         yield Placement(first, Strategy(), ENGINES[call.kind][0])
+
+
+def _halved(cuts: int) -> Iterator[int]:
+    """As many as a sibling needs to fit in memory, or as few less as divide the rows."""
+    while cuts > 1:
+        yield cuts
+        cuts //= 2
+    yield 1

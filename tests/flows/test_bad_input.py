@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from prefect_rlhf.flows.cli import read_parameters
+from prefect_rlhf.flows.given import read_parameters
 from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
