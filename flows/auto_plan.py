@@ -21,7 +21,6 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.draw import table
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.fit import longest_rows
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -35,16 +34,20 @@ PLANS = Path("~/.prefect-rlhf/plans")
 Say = Callable[[str], None]
 
 
-def auto_plan(graph: DataflowGraph, held: Lease, longest: int, say: Say) -> ExecutionPlan:
-    """The best plan known for this graph on this lease; found now, or by an earlier run of the same.
-
-    `longest` is the number of tokens of the longest row: every row counts as that long.
-    """
-    workload, sources = longest_rows(graph, longest), cost_sources(held)
+def auto_plan(graph: DataflowGraph, held: Lease, workload: Workload, say: Say) -> ExecutionPlan:
+    """The best plan known for this graph on this lease; found now, or by an earlier run of the same."""
+    sources = cost_sources(held)
     file = PLANS.expanduser() / f"{question(graph, held, workload, sources)}.yaml"
     known = remembered(file, graph, held, say)
     if known is not None:
         return known
+    found = search_plan(graph, held, workload, sources, say)
+    remember(file, found)
+    return found.plan
+
+
+def search_plan(graph: DataflowGraph, held: Lease, workload: Workload, sources: CostSources, say: Say) -> Planned:
+    """Search for some seconds, and say what was found."""
     found = plan_graph(
         graph,
         held.cluster,
@@ -56,8 +59,7 @@ def auto_plan(graph: DataflowGraph, held: Lease, longest: int, say: Say) -> Exec
         progress=lambda p: say(str(p)),
     )
     say(summary(found))
-    remember(file, found)
-    return found.plan
+    return found
 
 
 def say_in_log(words: str) -> None:

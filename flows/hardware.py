@@ -1,16 +1,19 @@
-"""Which hardware a lease's costs are counted by when nobody measured it: the datasheet of its devices."""
+"""Which hardware a lease's costs are counted by: profiles where there are any, else the datasheet of its devices."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterable
 
+from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices import NETWORKS, DeviceKind, Efficiency, Hardware, device_kind
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 
 QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+QUERY_LIMIT_SECONDS = 60
 NETWORK = NETWORKS["infiniband-200"]  # between nodes, where nobody says: the slower of those that papers report
 
 CPU = Hardware(
@@ -29,21 +32,27 @@ CPU = Hardware(
 )
 """A process with a core of its own, as a rank on a machine without GPUs. It orders plans; a profile says seconds."""
 
+ORCHESTRATION_SECONDS = 0.02
+"""What this controller adds to every task run, measured: docs/measured.md. It does not depend on the devices."""
 
-def cost_sources(held: Lease) -> CostSources:
-    """The datasheet of the lease's devices for every node of its cluster. Raises InvalidInput for an unknown GPU."""
+
+def cost_sources(held: Lease, profiles: Iterable[Profile] = ()) -> CostSources:
+    """For every node of the lease's cluster. Raises InvalidInput for an unknown GPU."""
     shape = held.cluster
     base = CPU if held.kind == "cpu" else Hardware(device_kind(gpu_name(), "kind"), shape.devices_per_node)
     network = NETWORK if shape.num_nodes > 1 else None
     hardware = Hardware(base.device, shape.devices_per_node, network, base.efficiency)
-    return CostSources.equal_nodes(hardware, shape.num_nodes)
+    return CostSources((hardware,) * shape.num_nodes, tuple(profiles), ORCHESTRATION_SECONDS)
 
 
 def gpu_name() -> str:
     """The product name of this machine's first GPU."""
     if shutil.which(QUERY[0]) is None:
         raise InvalidInput("kind", "cuda", f"a machine with {QUERY[0]}, which says what GPUs there are")
-    answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=60)
+    try:
+        answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise InvalidInput("kind", "cuda", f"a GPU; {QUERY[0]} says nothing in {QUERY_LIMIT_SECONDS} s") from error
     names = answer.stdout.splitlines()
     if answer.returncode or not names:
         raise InvalidInput("kind", "cuda", f"a GPU; {QUERY[0]} says: {(answer.stdout + answer.stderr).strip()[:200]}")

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from prefect.runtime import flow_run
 
 from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows.auto_plan import AUTO, auto_plan, say_in_log
-from prefect_rlhf.flows.inputs import Inputs, longest_sequence, read_inputs
+from prefect_rlhf.flows.auto_plan import AUTO, auto_plan, say_in_log, search_plan
+from prefect_rlhf.flows.hardware import cost_sources
+from prefect_rlhf.flows.inputs import Inputs, read_inputs
+from prefect_rlhf.flows.measured_plan import (
+    Tried,
+    best_plans,
+    fastest,
+    first_steps,
+    measure,
+    plans_to_measure,
+    tried_json,
+    try_plan,
+)
 from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.workload import run_workload
 from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.certificate import Certificate
 from prefect_rlhf.placement.check import check_plan
-from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.fit import check_memory
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
+from prefect_rlhf.placement.fit import check_fits
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.plan_file import read_plan
+from prefect_rlhf.placement.plan_file import plan_yaml, read_plan
+from prefect_rlhf.placement.prediction import Prediction, predict
 from prefect_rlhf.placement.presets import PRESETS, preset
+from prefect_rlhf.placement.problem import problem_of
 from prefect_rlhf.tasks.algorithm import Algorithm
-from prefect_rlhf.tasks.checkpoints import Checkpoint, check_resumable, find_checkpoint
+from prefect_rlhf.tasks.checkpoints import Checkpoint, check_resumable, clear_unfinished, find_checkpoint
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.journal import Journal
-from prefect_rlhf.tasks.report import Report
+from prefect_rlhf.tasks.report import Report, planned_timeline, show_refusal
 from prefect_rlhf.tasks.session import train
 from prefect_rlhf.tasks.training_run import TrainingRun
 
@@ -43,32 +60,62 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     try:
         return _run(algorithm, arguments, options)
     except RlhfError as error:  # a mistake that a person can mend: its one line, without a traceback
+        if isinstance(error, PlanDoesNotFit):
+            show_refusal(error)
         return failed(error)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A run that was checked and planned; `longest` is the number of tokens of its longest row.
-
-    `checkpoint` is where it goes on, None for a run from the start.
-    """
+class Asked:
+    """What a run was asked for, checked; `checkpoint` is where it goes on, None for a run from the start."""
 
     inputs: Inputs
+    graph: DataflowGraph
+    workload: Workload
+    checkpoint: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run that was checked and planned. `prediction` is None where nothing is known of the hardware."""
+
+    asked: Asked
     augmented: AugmentedGraph
-    longest: int
-    checkpoint: Checkpoint | None = None
+    certificate: Certificate
+    prediction: Prediction | None
 
 
 def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, held: Lease) -> Prepared:
-    """Everything that is decided before a device is used. Raises InvalidInput or GraphError for what cannot run."""
+    """Everything that is decided before a device is used. Raises InvalidInput or GraphError for what cannot run.
+
+    Of plans that are still to be measured it is the one that the estimate likes best.
+    """
+    asked = ask(algorithm, arguments, options)
+    return planned(asked, choose_plan(options.plan, asked.graph, held, asked.workload), held, options)
+
+
+def ask(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Asked:
+    """Read inputs and graph."""
     inputs = read_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
-    longest = longest_sequence(graph, inputs)
-    checkpoint = checkpoint_to_resume(graph, options)
-    plan = choose_plan(options.plan, graph, held, longest)
-    first_step = checkpoint.step if checkpoint else 0
-    augmented = augment(graph, plan, options.steps, first_step, options.checkpoint_every)
-    return Prepared(inputs, augmented, longest, checkpoint)
+    return Asked(inputs, graph, run_workload(graph, inputs), checkpoint_to_resume(graph, options))
+
+
+def planned(asked: Asked, plan: ExecutionPlan, held: Lease, options: RunOptions) -> Prepared:
+    """The run under a plan: proven to fit, every task run made, and its times predicted."""
+    certificate = check_fits(plan, asked.graph, asked.workload, held.kind)
+    first_step = asked.checkpoint.step if asked.checkpoint else 0
+    augmented = augment(asked.graph, plan, options.steps, first_step, options.checkpoint_every)
+    return Prepared(asked, augmented, certificate, prediction(augmented, asked.workload, held))
+
+
+def prediction(augmented: AugmentedGraph, workload: Workload, held: Lease) -> Prediction | None:
+    """What each node will take; hardware that nobody knows stops no run whose plan is given."""
+    try:
+        return predict(augmented, workload, cost_sources(held))
+    except InvalidInput as error:
+        say_in_log(f"no predictions: {error}")
+        return None
 
 
 def checkpoint_to_resume(graph: DataflowGraph, options: RunOptions) -> Checkpoint | None:
@@ -76,43 +123,91 @@ def checkpoint_to_resume(graph: DataflowGraph, options: RunOptions) -> Checkpoin
     if options.resume_from is None:
         return None
     checkpoint = find_checkpoint(options.resume_from, Path(options.output_dir).expanduser())
-    check_resumable(checkpoint, graph, options.seed, options.steps)
+    problem = problem_of(graph, options.seed, options.checkpoint_every)
+    check_resumable(checkpoint, graph, problem, options.steps)
     return checkpoint
 
 
 def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
     with run_lease(options) as held:
-        prepared = prepare(algorithm, arguments, options, held)
-        report = Report(prepared.augmented, held)
+        asked = ask(algorithm, arguments, options)
+        tried = measured_plans(asked, held, options)
+        plan = fastest(tried) if tried else choose_plan(options.plan, asked.graph, held, asked.workload)
+        prepared = planned(asked, plan, held, options)
+        report = Report(prepared.augmented, held, prepared.prediction)
         report.planned()
         if options.dry_run:
             return {"plan": prepared.augmented.plan.name, "task_runs": len(prepared.augmented), "dry_run": True}
-        run = training_run(prepared, held, options)
-        journal = Journal(run.run_dir)
+        run_dir = new_folder(Path(options.output_dir).expanduser().resolve(), flow_run.name or "run")
+        run = training_run(asked, prepared.augmented, held, options, run_dir)
+        journal = open_journal(run_dir, prepared, tried)
         report.started(journal)
         report.resumed(run)
-        train(run, journal, report, options.steps_per_group)
+        try:
+            train(run, journal, report, options.steps_per_group)
+        except BaseException:  # a cancellation too
+            clear_unfinished(run.run_dir)
+            report.stopped(run)
+            raise
         report.finished()
         _point_latest_to(run.run_dir)
         return {"run_dir": str(run.run_dir), "models": trained_models(run)}
 
 
-def choose_plan(name: str, graph: DataflowGraph, held: Lease, longest: int) -> ExecutionPlan:
-    """The searched plan (`auto`), the preset of that name, or the plan in that file; checked against graph, models,
-    lease and device memory.
+def choose_plan(name: str, graph: DataflowGraph, held: Lease, workload: Workload) -> ExecutionPlan:
+    """The searched plan (`auto`), the preset of that name, or the plan in that file; checked against graph, models and
+    lease. Of `measure(k)`, the one that would be measured first.
 
-    Where it states no order of devices, copies of trained weights get the one that moves the least. `longest` is the
-    number of tokens of the longest row.
+    Where it states no order of devices, copies of trained weights get the one that moves the least.
     """
     cluster = held.cluster
-    if name == AUTO:
-        plan = auto_plan(graph, held, longest, say_in_log)
+    if plans_to_measure(name):
+        plan = plans_of(graph, held, workload, 1)[0]
+    elif name == AUTO:
+        plan = auto_plan(graph, held, workload, say_in_log)
     elif name in PRESETS:
-        plan = preset(name, graph, cluster, held.mesh, longest, held.kind)
+        plan = preset(name, graph, cluster, held.mesh, workload.longest, held.kind)
     else:
         plan = read_plan(Path(name), cluster)
-    plan = aligned(check_plan(plan, graph, held.mesh), graph)
-    return check_memory(plan, graph, longest, held.kind)
+    return aligned(check_plan(plan, graph, held.mesh), graph)
+
+
+def plans_of(graph: DataflowGraph, held: Lease, workload: Workload, count: int) -> list[ExecutionPlan]:
+    """The best plans of a search."""
+    return best_plans(search_plan(graph, held, workload, cost_sources(held), say_in_log), count)
+
+
+def measured_plans(asked: Asked, held: Lease, options: RunOptions) -> list[Tried]:
+    """The plans of `measure(k)`, each of which ran for two steps; none for any other plan, and for a dry run."""
+    count = plans_to_measure(options.plan)
+    if count is None or options.dry_run:
+        return []
+    found = plans_of(asked.graph, held, asked.workload, count)
+    if len(found) < count:
+        say_in_log(f"{options.plan}: there are no more than {len(found)} different plans to measure")
+    return measure(found, lambda plan: two_steps(asked, plan, held, options), say_in_log)
+
+
+def two_steps(asked: Asked, plan: ExecutionPlan, held: Lease, options: RunOptions) -> Tried:
+    """The run's first steps under a plan, on its devices, with its seed; what they write is thrown away."""
+    augmented = first_steps(asked.graph, plan)
+    predicted = predict(augmented, asked.workload, cost_sources(held))
+    with TemporaryDirectory(prefix="rlhf-measure-") as folder:
+        from_start = replace(asked, checkpoint=None)
+        return try_plan(plan, training_run(from_start, augmented, held, options, Path(folder)), predicted)
+
+
+def open_journal(run_dir: Path, prepared: Prepared, tried: Sequence[Tried]) -> Journal:
+    """The run's record, which begins with what was decided: plan, certificate, planned timeline, plans measured."""
+    known = prepared.prediction
+    journal = Journal(run_dir, known.worked_seconds.get) if known else Journal(run_dir)
+    journal.keep("plan.yaml", plan_yaml(prepared.augmented.plan))
+    journal.keep("certificate.json", prepared.certificate.to_json())
+    if known:
+        journal.keep("plan.svg", planned_timeline(known))
+    if tried:
+        journal.keep("measured_plans.json", tried_json(tried))
+    return journal
 
 
 @contextmanager
@@ -128,21 +223,32 @@ def run_lease(options: RunOptions) -> Iterator[Lease]:
             yield held
 
 
-def training_run(prepared: Prepared, held: Lease, options: RunOptions) -> TrainingRun:
-    """What is fixed for the whole run; its folder is named after the flow run."""
-    name = flow_run.name or "run"
+def training_run(
+    asked: Asked, augmented: AugmentedGraph, held: Lease, options: RunOptions, run_dir: Path
+) -> TrainingRun:
+    """What is fixed for the whole run."""
     return TrainingRun(
-        augmented=prepared.augmented,
+        augmented=augmented,
         lease=held,
-        sources=prepared.inputs.sources,
-        tokenizer=prepared.inputs.tokenizer,
-        run_dir=(Path(options.output_dir).expanduser() / name).resolve(),
+        sources=asked.inputs.sources,
+        tokenizer=asked.inputs.tokenizer,
+        run_dir=run_dir,
         seed=options.seed,
-        max_sequence_length=prepared.longest,
+        max_sequence_length=asked.workload.longest,
         call_deadline_seconds=options.call_deadline_seconds,
-        checkpoint=prepared.checkpoint,
+        checkpoint=asked.checkpoint,
+        checkpoint_every=options.checkpoint_every,
         keep_checkpoints=options.keep_checkpoints,
     )
+
+
+def new_folder(output_dir: Path, name: str) -> Path:
+    """Make `output_dir/name`, with a number after it where a run of that name was, as of a flow run that is retried."""
+    folder, again = output_dir / name, 2
+    while folder.exists():
+        folder, again = output_dir / f"{name}-{again}", again + 1
+    folder.mkdir(parents=True)
+    return folder
 
 
 def trained_models(run: TrainingRun) -> dict[str, str]:

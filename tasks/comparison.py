@@ -1,4 +1,4 @@
-"""Predicted and measured seconds side by side: of each node of a step, and of the step."""
+"""Predicted and measured seconds side by side: of each node of a step, of the step, and of what the controller adds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from prefect_rlhf.placement.schedule import Schedule, steady_seconds
+from prefect_rlhf.placement.prediction import Prediction
+from prefect_rlhf.placement.schedule import steady_seconds
 from prefect_rlhf.tasks.journal import Span
 
 WHOLE_STEP = "step"
+ORCHESTRATION = "orchestration of a task run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Compared:
     """One node of every step, or the whole step.
 
     `measured_seconds` is the median over steps of what its slowest rank worked; `wall_seconds` that of how long it held
-    its devices, orchestration included. `predicted_seconds` is None where the estimate has no such node.
+    its devices, orchestration included. `predicted_seconds` is None where no source of times knows.
     """
 
     subject: str
@@ -35,25 +37,29 @@ class Compared:
         )
 
 
-def compare(predicted: Schedule, spans: Sequence[Span]) -> list[Compared]:
-    """A row for each node of a step in the order in which they began, and one for the step: its steady state.
+def compare(predicted: Prediction, spans: Sequence[Span]) -> list[Compared]:
+    """A row for each node of a step in the order in which they began; then orchestration, and the step: steady state.
 
     The first step is left out where there are others, since it builds and compiles what later ones reuse.
     """
+    if not spans:
+        return []
     later = [span for span in spans if span.step > min(span.step for span in spans)] or list(spans)
-    seconds = predicted_seconds(predicted)
+    seconds = seconds_by_subject(predicted)
     runs: dict[str, list[Span]] = defaultdict(list)
     for span in sorted(later, key=lambda span: span.start):
         runs[subject_of(span.node)].append(span)
     rows = [_compared(subject, of_subject, seconds.get(subject)) for subject, of_subject in runs.items()]
-    return [*rows, _whole_step(predicted, spans)] if spans else rows
+    added = orchestration_seconds(predicted, later)
+    beyond = Compared(ORCHESTRATION, len(later), predicted.orchestration_seconds, added, added)
+    return [*rows, beyond, _whole_step(predicted, spans)]
 
 
-def predicted_seconds(schedule: Schedule) -> dict[str, float]:
-    """Each node's seconds by its subject, the median over the steps that were scheduled."""
+def seconds_by_subject(predicted: Prediction) -> dict[str, float]:
+    """Each predicted node's seconds by its subject, the median over steps."""
     found: dict[str, list[float]] = defaultdict(list)
-    for slot in schedule.slots:
-        found[subject_of(slot.node.id)].append(slot.seconds)
+    for node, seconds in predicted.worked_seconds.items():
+        found[subject_of(node)].append(seconds)
     return {subject: median(seconds) for subject, seconds in found.items()}
 
 
@@ -66,18 +72,68 @@ def subject_of(node: str) -> str:
     return node.rpartition("@")[0]
 
 
+def orchestration_seconds(predicted: Prediction, spans: Sequence[Span]) -> float:
+    """What the controller added to a task run, the median: from when nothing held it up to its end, less its work.
+
+    What holds a node up are the nodes that it waits for, and those that had its devices before.
+    """
+    waits = {slot.node.id: slot.node.depends_on for slot in predicted.schedule.slots}
+    ended = {span.node: span.end for span in spans}
+    freed: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        for device in span.devices:
+            freed[device].append(span.end)
+    added = []
+    for span in spans:
+        awaited = [ended[node] for node in waits.get(span.node, ()) if node in ended]
+        before = [end for device in span.devices for end in freed[device] if end <= span.start]
+        if awaited:
+            added.append(max(0.0, span.end - max(awaited + before) - span.seconds))
+    return median(added) if added else 0.0
+
+
+def step_ends(spans: Sequence[Span]) -> list[float]:
+    """When each step that trains ended, from the start of the first node: as a schedule counts them."""
+    begin = min(span.start for span in spans)
+    trained = {span.step for span in spans if span.kind == "train_step"}
+    return [max(span.end for span in spans if span.step == step) - begin for step in sorted(trained)]
+
+
 def comparison_rows(rows: Iterable[Compared]) -> list[dict[str, str]]:
-    """For a table."""
+    """For a table; the orders say which node takes the longest, by the prediction and by the clock."""
+    rows = list(rows)
+    nodes = [
+        row for row in rows if row.subject not in (WHOLE_STEP, ORCHESTRATION) and row.predicted_seconds is not None
+    ]
+    predicted = order({row.subject: row.predicted_seconds or 0.0 for row in nodes})
+    measured = order({row.subject: row.measured_seconds for row in nodes})
     return [
         {
-            "call": row.subject,
-            "predicted s": _number(row.predicted_seconds),
-            "measured s": _number(row.measured_seconds),
-            "with orchestration s": _number(row.wall_seconds),
-            "ratio": _number(row.ratio),
+            "node": row.subject,
+            "predicted s": shown(row.predicted_seconds),
+            "measured s": shown(row.measured_seconds),
+            "ratio": shown(row.ratio),
+            "with orchestration s": shown(row.wall_seconds),
+            "predicted order": str(predicted.get(row.subject, "")),
+            "measured order": str(measured.get(row.subject, "")),
         }
         for row in rows
     ]
+
+
+def order(seconds: Mapping[str, float], longest_first: bool = True) -> dict[str, int]:
+    """The place of each subject, from 1.
+
+    >>> order({"a": 1.0, "b": 3.0, "c": 2.0})
+    {'b': 1, 'c': 2, 'a': 3}
+    """
+    placed = sorted(seconds, key=seconds.__getitem__, reverse=longest_first)
+    return {subject: place for place, subject in enumerate(placed, start=1)}
+
+
+def shown(value: float | None) -> str:
+    """Three digits, or nothing."""
+    return "" if value is None else f"{value:.3g}"
 
 
 def _compared(subject: str, spans: Sequence[Span], predicted: float | None) -> Compared:
@@ -85,21 +141,7 @@ def _compared(subject: str, spans: Sequence[Span], predicted: float | None) -> C
     return Compared(subject, len(spans), predicted, worked, held)
 
 
-def _whole_step(predicted: Schedule, spans: Sequence[Span]) -> Compared:
-    ends = _step_ends(spans)
+def _whole_step(predicted: Prediction, spans: Sequence[Span]) -> Compared:
+    ends = step_ends(spans)
     measured = steady_seconds(ends)
     return Compared(WHOLE_STEP, len(ends), predicted.seconds_per_step, measured, measured)
-
-
-def _step_ends(spans: Sequence[Span]) -> list[float]:
-    """When each step that trains ended, from the start of the first node: as a schedule counts them."""
-    begin = min(span.start for span in spans)
-    trained = {span.step for span in spans if span.kind == "train_step"}
-    ends: Mapping[int, float] = {
-        step: max(span.end for span in spans if span.step == step) - begin for step in sorted(trained)
-    }
-    return list(ends.values())
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"

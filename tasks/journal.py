@@ -56,6 +56,12 @@ class Journal:
         self._by_step: dict[int, list[Span]] = defaultdict(list)
         self._lock = threading.Lock()
 
+    def keep(self, name: str, text: str) -> None:
+        """Write a file of the run's folder: beside, then renamed, so that a reader never sees half of it."""
+        beside = self.run_dir / f"{name}.part"
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(self.run_dir / name)
+
     def carry_over(self, earlier: Path, before: int) -> list[Mapping[str, float]]:
         """Begin `metrics.jsonl` with the steps under `before` of an earlier run's, if that is still there."""
         path = earlier / "metrics.jsonl"

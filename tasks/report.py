@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -16,12 +16,13 @@ from prefect.artifacts import (
 
 from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.draw import graph_text, plan_rows, plan_text
+from prefect_rlhf.placement.errors import PlanDoesNotFit
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plan_file import plan_yaml
-from prefect_rlhf.placement.schedule import Schedule
+from prefect_rlhf.placement.prediction import Prediction
 from prefect_rlhf.placement.timeline import Bar, timeline_svg
-from prefect_rlhf.tasks.checkpoints import clear_unfinished
+from prefect_rlhf.tasks.checkpoints import newest_finished
 from prefect_rlhf.tasks.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.dispatch import Outcome
 from prefect_rlhf.tasks.journal import Journal, Span
@@ -37,7 +38,7 @@ STEPS_COMPARED = 10  # of the newest
 class Report:
     """Publishes artifacts of the current flow run. A server that does not answer costs a picture, never the run."""
 
-    def __init__(self, augmented: AugmentedGraph, lease: Lease, predicted: Schedule | None = None) -> None:
+    def __init__(self, augmented: AugmentedGraph, lease: Lease, predicted: Prediction | None = None) -> None:
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
         self._log = get_run_logger()
         self._metrics: list[Mapping[str, float]] = []
@@ -53,7 +54,7 @@ class Report:
         if self.predicted is not None:
             seconds = self.predicted.seconds_per_step
             self._log.info("predicted: %.3g s a step once it repeats", seconds)
-            text = f"{seconds:.3g} s a step once it repeats\n\n{picture(self.predicted.bars(STEPS_SHOWN))}"
+            text = f"{seconds:.3g} s a step once it repeats\n\n{picture(planned_timeline(self.predicted))}"
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
     def started(self, journal: Journal) -> None:
@@ -65,9 +66,7 @@ class Report:
         self._progress = created if isinstance(created, UUID) else None
 
     def resumed(self, run: TrainingRun) -> None:
-        """Say where the run goes on, what it left aside, and carry over the metrics of the steps before."""
-        for name in clear_unfinished(run.run_dir):
-            self._log.info("removed %s, which was not finished", name)
+        """Say where the run goes on, what it leaves aside, and carry over the metrics of the steps before."""
         if run.checkpoint is None or self._journal is None:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
@@ -92,6 +91,12 @@ class Report:
             publish(update_progress_artifact, self._progress, progress=100.0 * done)
         if len(self._metrics) % PUBLISH_EVERY == 0:
             self._publish()
+
+    def stopped(self, run: TrainingRun) -> None:
+        """Say what another run can go on from."""
+        newest = newest_finished(run.run_dir) or (run.checkpoint.folder if run.checkpoint else None)
+        if newest is not None:
+            self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, newest)
 
     def finished(self) -> None:
         """The last word of tables and pictures."""
@@ -127,7 +132,7 @@ def timeline_markdown(spans: tuple[Span, ...]) -> str:
     """Task runs as a picture, one lane a device, in a form that Prefect's pages show."""
     bars = [Bar(_title(span), span.kind, span.devices, span.start, span.end) for span in spans]
     steps = [span.step for span in spans]
-    return f"Steps {min(steps)} to {max(steps)}\n\n{picture(bars)}"
+    return f"Steps {min(steps)} to {max(steps)}\n\n{picture(timeline_svg(bars))}"
 
 
 def _title(span: Span) -> str:
@@ -135,6 +140,18 @@ def _title(span: Span) -> str:
     return span.title if span.predicted_seconds is None else f"{span.title} · predicted {span.predicted_seconds:.3g} s"
 
 
-def picture(bars: Sequence[Bar]) -> str:
-    """A timeline as Markdown."""
-    return f"![timeline](data:image/svg+xml;base64,{b64encode(timeline_svg(bars).encode()).decode()})"
+def planned_timeline(predicted: Prediction) -> str:
+    """The first steps as an SVG, as the plan would have them."""
+    return timeline_svg(predicted.schedule.bars(STEPS_SHOWN))
+
+
+def picture(svg: str) -> str:
+    """An SVG as Markdown."""
+    return f"![timeline](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})"
+
+
+def show_refusal(error: PlanDoesNotFit) -> None:
+    """Say in log and artifact what fills the devices and what would help; the state has but one line."""
+    get_run_logger().error("%s", error.report)
+    text = f"{error}\n\n```text\n{error.report}\n```\n\n```json\n{error.details}\n```"
+    publish(create_markdown_artifact, text, key="does-not-fit", description="Why the plan was refused")

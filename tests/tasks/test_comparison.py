@@ -1,4 +1,4 @@
-"""Predicted beside measured: rows worked out by hand, from a schedule and spans that know nothing of each other."""
+"""Predicted beside measured: rows worked out by hand, from a prediction and spans that know nothing of each other."""
 
 import json
 from dataclasses import replace
@@ -6,16 +6,19 @@ from dataclasses import replace
 import pytest
 
 from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.prediction import Prediction
 from prefect_rlhf.placement.presets import preset
 from prefect_rlhf.placement.schedule import schedule
 from prefect_rlhf.placement.timeline import timeline_svg
-from prefect_rlhf.tasks.comparison import compare, comparison_rows, predicted_seconds, subject_of
+from prefect_rlhf.tasks.comparison import ORCHESTRATION, compare, comparison_rows, subject_of
 from prefect_rlhf.tasks.journal import Journal, Span, read_spans
 from tests.strategies import TWO_DEVICES, dpo
 
-PREDICTED = {"ref_inference": 2.0, "actor_train_step": 3.0}
+WORKED = {"ref_inference": 2.0, "actor_train_step": 3.0}
 AUGMENTED = augment(dpo(), preset("flattening", dpo(), TWO_DEVICES, TWO_DEVICES.whole), 4)
-SCHEDULE = schedule(AUGMENTED, lambda node: PREDICTED.get(subject_of(node.id), 0.0))
+SCHEDULE = schedule(AUGMENTED, lambda node: WORKED.get(subject_of(node.id), 0.0))
+KNOWN = {node.id: WORKED[subject_of(node.id)] for node in AUGMENTED if subject_of(node.id) in WORKED}
+PREDICTED = Prediction(SCHEDULE, KNOWN, orchestration_seconds=0.25)
 
 
 def spans(num_steps: int = 4) -> list[Span]:
@@ -31,37 +34,56 @@ def spans(num_steps: int = 4) -> list[Span]:
 
 
 def test_each_call_has_its_predicted_and_measured_seconds_and_their_ratio():
-    rows = {row.subject: row for row in compare(SCHEDULE, spans())}
-    assert list(rows) == ["ref_inference", "actor_train_step", "step"]
+    rows = {row.subject: row for row in compare(PREDICTED, spans())}
+    assert list(rows) == ["ref_inference", "actor_train_step", ORCHESTRATION, "step"]
     train = rows["actor_train_step"]
     assert (train.num_runs, train.predicted_seconds, train.measured_seconds, train.wall_seconds) == (3, 3.0, 4.0, 4.5)
     assert train.ratio == 0.75
 
 
 def test_the_step_compares_steady_states():
-    step = compare(SCHEDULE, spans())[-1]
+    step = compare(PREDICTED, spans())[-1]
     assert (step.predicted_seconds, step.measured_seconds) == (5.0, pytest.approx(6.0))
 
 
 def test_what_was_not_predicted_has_no_ratio():
     extra = Span("held_out@1", "held_out", "inference", "held_out", 1, "", "", ("n0:0",), 1030.0, 1031.0, 1.0)
-    row = next(row for row in comparison_rows(compare(SCHEDULE, [*spans(), extra])) if row["call"] == "held_out")
-    assert (row["predicted s"], row["measured s"], row["ratio"]) == ("", "1", "")
+    row = next(row for row in comparison_rows(compare(PREDICTED, [*spans(), extra])) if row["node"] == "held_out")
+    assert (row["predicted s"], row["measured s"], row["ratio"], row["predicted order"]) == ("", "1", "", "")
+
+
+def test_the_table_says_which_node_takes_the_longest_by_either():
+    rows = {row["node"]: row for row in comparison_rows(compare(PREDICTED, spans()))}
+    orders = {node: (row["predicted order"], row["measured order"]) for node, row in rows.items()}
+    assert orders == {
+        "ref_inference": ("2", "2"),
+        "actor_train_step": ("1", "1"),
+        ORCHESTRATION: ("", ""),
+        "step": ("", ""),
+    }
+
+
+def test_what_the_controller_adds_is_time_that_neither_work_nor_another_task_run_explains():
+    """Training begins when inference ends and works 4 of the 4.5 s until its own end."""
+    row = next(row for row in compare(PREDICTED, spans()) if row.subject == ORCHESTRATION)
+    assert (row.predicted_seconds, row.measured_seconds) == (0.25, pytest.approx(0.5))
 
 
 def test_a_single_step_is_compared_as_it_is():
-    assert compare(SCHEDULE, spans(1))[0].measured_seconds == 3.0
-    assert compare(SCHEDULE, []) == []
+    assert compare(PREDICTED, spans(1))[0].measured_seconds == 3.0
+    assert compare(PREDICTED, []) == []
 
 
-def test_the_journal_keeps_what_was_predicted_of_every_step(tmp_path):
-    """A step that was never scheduled has the prediction of those that were; what is written reads back equal."""
-    known = predicted_seconds(SCHEDULE)
-    journal = Journal(tmp_path, lambda node: known.get(subject_of(node)))
-    late = replace(spans(1)[0], node="ref_inference@99", step=99)
-    journal.record(late)
-    assert json.loads((tmp_path / "task_runs.jsonl").read_text())["predicted_seconds"] == 2.0
-    assert read_spans(tmp_path) == (replace(late, predicted_seconds=2.0),)
+def test_the_journal_keeps_what_was_predicted_and_that_nothing_was(tmp_path):
+    """What no source of times knows is not predicted to take no time; what is written reads back equal."""
+    journal = Journal(tmp_path, PREDICTED.worked_seconds.get)
+    known = spans(1)[0]
+    unknown = replace(known, node="export.actor@4", kind="export")
+    journal.record(known)
+    journal.record(unknown)
+    lines = [json.loads(line) for line in (tmp_path / "task_runs.jsonl").read_text().splitlines()]
+    assert [line["predicted_seconds"] for line in lines] == [2.0, None]
+    assert read_spans(tmp_path) == (replace(known, predicted_seconds=2.0), unknown)
 
 
 def test_the_predicted_timeline_shows_what_takes_time():
