@@ -10,6 +10,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -64,7 +65,10 @@ def part_key(kind: str, parameter: str, region: Region) -> str:
 
 
 def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[StatePart]) -> int:
-    """Write a shard and its index, through to the disk; return the bytes. One tensor is copied at a time."""
+    """Write a shard and its index, through to the disk; return the bytes. One tensor is copied at a time.
+
+    Raises OSError, which names the file, for a disk that is full.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"shard-{number:05d}.safetensors"
     by_key = {part_key(part.kind, part.parameter, part.region): part for part in parts}
@@ -77,8 +81,9 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
             checksums[key] = checksum(values)
             yield key, values
 
-    write_tensors(file, shapes, "float32", tensors())
-    flush_to_disk(file)
+    with _named(file):
+        write_tensors(file, shapes, "float32", tensors())
+        flush_to_disk(file)
     content = {"num_updates": num_updates, "num_bytes": file.stat().st_size, "checksums": checksums}
     write_json(file.with_suffix(".json"), content)
     return file.stat().st_size
@@ -177,9 +182,10 @@ def checksum(values: Tensor) -> str:
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write through to the disk."""
-    file.write_text(json.dumps(content, indent=1) + "\n")
-    flush_to_disk(file)
+    """Write through to the disk. Raises OSError, which names the file, for a disk that is full."""
+    with _named(file):
+        file.write_text(json.dumps(content, indent=1) + "\n")
+        flush_to_disk(file)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -189,6 +195,16 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """An error of `write` or `fsync` does not say which file it was."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(file)
+        raise
 
 
 def _parse(file: Path, key: str, value: str) -> StoredPart:

@@ -9,10 +9,11 @@ from typing import Any
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 
 
-def problem_of(graph: DataflowGraph, seed: int) -> dict[str, Any]:
+def problem_of(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
     """The algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
-    Where models are stored is not part of it, nor is the plan.
+    Where models are stored is not part of it, nor is the plan. How often a checkpoint is written is, with staleness:
+    a checkpoint then decides which weights are read after it (`Span.drained`).
     """
     models = {model.role: asdict(model) for model in graph.models}
     for model in models.values():
@@ -21,6 +22,7 @@ def problem_of(graph: DataflowGraph, seed: int) -> dict[str, Any]:
         "algorithm": graph.name,
         "seed": seed,
         "staleness": graph.staleness,
+        "checkpoint_every": checkpoint_every if graph.staleness else None,
         "models": models,
         "datasets": {dataset.name: asdict(dataset) for dataset in graph.datasets},
         "calls": {call.name: _call(call) for call in graph},

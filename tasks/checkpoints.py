@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -37,12 +36,13 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.parameters import parameters
 from prefect_rlhf.placement.plan_file import plan_yaml
-from prefect_rlhf.placement.problem import first_difference, problem_of
+from prefect_rlhf.placement.problem import first_difference
 
 __all__ = ["Checkpoint", "read_model_spec"]
 
 MANIFEST = "checkpoint.json"
 NEWEST = "latest"
+PART = ".part"
 FIELD = "resume_from"
 
 
@@ -50,12 +50,11 @@ FIELD = "resume_from"
 class Manifest:
     """What is small. `step` steps are finished; every trained role has weights v`step`.
 
-    `shards` has a checksum of each index by role and file name, `fingerprints` those of the weights by role.
+    `shards` has a checksum of each index by trained role and file name, `fingerprints` those of the weights by role,
+    frozen ones too.
     """
 
     step: int
-    run: str
-    written_at: float  # Unix seconds
     plan: str
     problem: dict[str, Any]
     fingerprints: dict[str, dict[str, int]]
@@ -80,7 +79,7 @@ class Checkpoint:
 
     def unfinished(self) -> tuple[str, ...]:
         """Names of folders beside it whose writing was cut short; nothing reads them."""
-        return tuple(sorted(path.name for path in self.folder.parent.glob("*.part")))
+        return tuple(sorted(path.name for path in self.folder.parent.glob(f"*{PART}")))
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
@@ -94,14 +93,14 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 def beside(folder: Path) -> Path:
     """Where a checkpoint is written, or thrown away, so that its own name only ever means a whole one."""
-    return folder.with_name(folder.name + ".part")
+    return folder.with_name(folder.name + PART)
 
 
 def finish(
     augmented: AugmentedGraph,
     run_dir: Path,
-    seed: int,
     step: int,
+    problem: dict[str, Any],
     fingerprints: Mapping[str, Fingerprint],
     states: Mapping[str, SavedState],
 ) -> Path:
@@ -111,21 +110,20 @@ def finish(
     """
     folder = folder_of(run_dir, step)
     part = beside(folder)
-    for role in fingerprints:
-        _check_role(augmented.graph, role, [read_index(index, role) for index in shard_indexes(part / role)])
+    shards = {role: shard_indexes(part / role) for role in fingerprints if augmented.graph.trained_by(role)}
+    for role, indexes in shards.items():
+        _check_role(augmented.graph, role, [read_index(index, role) for index in indexes])
     manifest = Manifest(
         step=step,
-        run=run_dir.name,
-        written_at=time.time(),
         plan=plan_yaml(augmented.plan),
-        problem=problem_of(augmented.graph, seed),
+        problem=problem,
         fingerprints={role: dict(found) for role, found in fingerprints.items()},
         states=dict(states),
-        shards={role: {i.name: _checksum(i.read_bytes()) for i in shard_indexes(part / role)} for role in fingerprints},
+        shards={role: {i.name: _checksum(i.read_bytes()) for i in indexes} for role, indexes in shards.items()},
     )
     content = asdict(manifest)
     write_json(part / MANIFEST, {"manifest": content, "checksum": _checksum(_canonical(content))})
-    for path in (*(part / role for role in fingerprints), part):
+    for path in (*(part / role for role in shards), part):
         flush_to_disk(path)
     part.rename(folder)
     flush_to_disk(folder.parent)
@@ -139,33 +137,37 @@ def keep_newest(run_dir: Path, number: int) -> None:
         shutil.rmtree(beside(folder))
 
 
-def clear_unfinished(run_dir: Path) -> tuple[str, ...]:
-    """Remove what an earlier run in the same folder was writing when it ended; returns the names."""
-    found = sorted((run_dir / "checkpoints").glob("*.part"))
-    for part in found:
-        shutil.rmtree(part)
-    return tuple(part.name for part in found)
+def clear_unfinished(run_dir: Path) -> None:
+    """Give back the disk space of what a run was writing when it stopped. For the run itself, once no rank is left."""
+    for part in (run_dir / "checkpoints").glob(f"*{PART}"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def newest_finished(run_dir: Path) -> Path | None:
+    """The folder of a run's newest checkpoint."""
+    return next(reversed(_finished(run_dir)), None)
 
 
 def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
-    """The checkpoint that a user means: its folder, the newest of a run's folder, or `latest` of all in `output_dir`.
+    """The checkpoint that a user means: its folder, the newest of a run's folder, or `latest`.
 
-    Raises InvalidInput when there is none, or when it is not what was written.
+    That is the one that was finished last of all runs in `output_dir`. Raises InvalidInput when there is none, or when
+    it is not what was written.
     """
     if resume_from == NEWEST:
-        runs = [path for path in output_dir.glob("*") if path.is_dir() and not path.is_symlink()]
-        found = [read_checkpoint(folders[-1]) for run in runs if (folders := _finished(run))]
+        found = [folder for run in output_dir.glob("*") if not run.is_symlink() and (folder := newest_finished(run))]
         if not found:
             raise InvalidInput(FIELD, resume_from, f"a run in {output_dir} that finished a checkpoint")
-        return max(found, key=lambda checkpoint: checkpoint.manifest.written_at)
-    path = Path(resume_from).expanduser()
+        return read_checkpoint(max(found, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
+    path = Path(resume_from).expanduser().resolve()
     if not path.is_dir():
         raise InvalidInput(FIELD, resume_from, f"the folder of a run or of a checkpoint, or {NEWEST!r}")
-    if (path / MANIFEST).is_file():
-        return read_checkpoint(path.resolve())
-    if not (folders := _finished(path.resolve())):
+    if path.suffix == PART:
+        raise InvalidInput(FIELD, resume_from, "a finished checkpoint; the writing of this one was cut short")
+    folder = path if (path / MANIFEST).is_file() else newest_finished(path)
+    if folder is None:
         raise InvalidInput(FIELD, resume_from, "a folder with a finished checkpoint")
-    return read_checkpoint(folders[-1])
+    return read_checkpoint(folder)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
@@ -186,9 +188,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, seed: int, num_steps: int) -> None:
-    """Raise InvalidInput unless a run of `graph` from `seed` to `num_steps` goes on where the checkpoint is."""
-    difference = first_difference(checkpoint.manifest.problem, problem_of(graph, seed))
+def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, problem: Mapping[str, Any], num_steps: int) -> None:
+    """Raise InvalidInput unless a run of `graph` with this `problem` goes on to `num_steps` from the checkpoint."""
+    difference = first_difference(checkpoint.manifest.problem, problem)
     if difference is not None:
         path, saved, now = difference
         raise InvalidInput(FIELD, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")

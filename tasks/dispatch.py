@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
+from prefect_rlhf.engines.faults import reason
 from prefect_rlhf.engines.gang import Gang
 from prefect_rlhf.engines.orders import (
     BuildOrder,
@@ -21,11 +22,13 @@ from prefect_rlhf.engines.orders import (
 )
 from prefect_rlhf.engines.versions import Fingerprints
 from prefect_rlhf.placement.checkpoints import stateful_calls
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError, StaleWeights
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.instances import instances, offloaded_parts, trained_instance
 from prefect_rlhf.placement.layout import Layout, layout_of
 from prefect_rlhf.placement.node import Node, Resource
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.problem import problem_of
 from prefect_rlhf.tasks.checkpoints import beside, finish, folder_of, keep_newest
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.sampling_order import row_ids
@@ -89,7 +92,7 @@ class Dispatcher:
         for instance, calls in instances(self._graph, self._plan).items():
             order = self._build_order(instance, calls)
             reports = self._call("build", dict.fromkeys(order.ranks, (order,)), f"build {instance.name}")
-            self._settle(instance, order.restore.version if order.restore else 0, reports)
+            self._settle_built(order, reports)
             if instance in offloaded:
                 away = (instance, offloaded[instance])
                 self._call("offload", dict.fromkeys(order.ranks, away), f"offload {instance.name}")
@@ -177,14 +180,18 @@ class Dispatcher:
     def _commit(self, node: Node) -> Outcome:
         """Add what is small and rename; then throw away what is too old."""
         began, run, version = time.perf_counter(), self.run, node.step + 1
-        roles = [model.role for model in self._graph.models if self._graph.trained_by(model.role)]
-        fingerprints = {role: self.fingerprints.content(role, version) for role in roles}
+        versions = {m.role: version if self._graph.trained_by(m.role) else 0 for m in self._graph.models}
+        fingerprints = {role: self.fingerprints.content(role, version) for role, version in versions.items()}
         names = tuple(call.name for call in stateful_calls(self._graph))
         ranks = {run.rank(device) for device in node.devices}
         held = self._call("states", dict.fromkeys(ranks, (names,)), node.title) if ranks else {}
         states = {name: state for found in held.values() for name, state in found.items()}
-        finish(run.augmented, run.run_dir, run.seed, version, fingerprints, states)
-        keep_newest(run.run_dir, run.keep_checkpoints)
+        problem = problem_of(self._graph, run.seed, run.checkpoint_every)
+        try:
+            finish(run.augmented, run.run_dir, version, problem, fingerprints, states)
+            keep_newest(run.run_dir, run.keep_checkpoints)
+        except OSError as error:
+            raise RlhfError(f"{node.title}: {reason(error)}") from error
         return Outcome(time.perf_counter() - began, fingerprint_seconds=0.0, bytes_moved=0, num_tokens=0)
 
     def _check_checkpoint(self) -> None:
@@ -196,7 +203,7 @@ class Dispatcher:
         by_rank = {rank: (shards[rank :: self.gang.size],) for rank in range(self.gang.size)}
         self._call("check_shards", by_rank, f"check {checkpoint.folder.name}")
         for role, fingerprint in checkpoint.manifest.fingerprints.items():
-            self.fingerprints.learn(role, checkpoint.step, fingerprint)
+            self.fingerprints.learn(role, checkpoint.step if role in checkpoint.manifest.shards else 0, fingerprint)
 
     def _restore_states(self) -> None:
         """Give each stateful computation what its last run left, where it runs now."""
@@ -204,6 +211,17 @@ class Dispatcher:
         for name, state in states.items():
             rank = self.run.rank(self._plan[name].mesh.devices()[0])  # a computation has one device
             self._call("restore_states", {rank: ({name: state},)}, f"restore the state of {name}")
+
+    def _settle_built(self, order: BuildOrder, reports: Mapping[int, Report]) -> None:
+        """Raises InvalidInput when a frozen role's weights are not those that the run to go on had."""
+        instance, checkpoint = order.instance, self.run.checkpoint
+        try:
+            self._settle(instance, order.restore.version if order.restore else 0, reports)
+        except StaleWeights as error:
+            if checkpoint is None or instance.role in checkpoint.manifest.shards:
+                raise
+            seen = f"a checkpoint of a run with other weights of {instance.role}"
+            raise InvalidInput("resume_from", seen, f"those in {order.model.path}, as in this run") from error
 
     def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, Report]) -> None:
         """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
@@ -224,8 +242,13 @@ class Dispatcher:
             layout=self._layout(instance),
             restore=restore,
             max_sequence_length=self.run.max_sequence_length,
-            max_rows=max(len(need.share.rows()) for call in calls for need in self.rows.needs[call.name].values()),
+            max_rows=max(map(self._rows_at_once, calls)),
         )
+
+    def _rows_at_once(self, call: Call) -> int:
+        """Of the fullest replica, as many as generation keeps in flight."""
+        most = max(len(need.share.rows()) for need in self.rows.needs[call.name].values())
+        return -(-most // self._plan[call.name].micro_batches)
 
     def _layout(self, instance: ModelInstance) -> Layout:
         if instance not in self._layouts:

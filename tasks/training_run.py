@@ -18,7 +18,8 @@ from prefect_rlhf.tasks.checkpoints import Checkpoint
 class TrainingRun:
     """`sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses.
 
-    `checkpoint` is where the run goes on; of its own it keeps the newest `keep_checkpoints`.
+    `checkpoint` is where the run goes on; every `checkpoint_every` steps it writes one of its own, of which it keeps
+    the newest `keep_checkpoints`.
     """
 
     augmented: AugmentedGraph
@@ -30,6 +31,7 @@ class TrainingRun:
     max_sequence_length: int
     call_deadline_seconds: float
     checkpoint: Checkpoint | None = None
+    checkpoint_every: int | None = None
     keep_checkpoints: int = 2
 
     def rank(self, device: Device) -> int:

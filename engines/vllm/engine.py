@@ -18,6 +18,7 @@ from prefect_rlhf.engines.residency import Parked
 from prefect_rlhf.engines.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.tensor_files import OpenTensors
 from prefect_rlhf.engines.vllm.cpu_kernels import CpuKernels
+from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_order, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
@@ -40,6 +41,7 @@ class VllmEngine:
         self._end_tokens = end_tokens(order.model.path)
         self._request_ids = itertools.count()
         self._group = RankGroup(_tensor_parallel_ranks(order, rank), rank)
+        survive_scan()
         with self._group.building() as executor:
             self._llm = LLMEngine.from_engine_args(engine_arguments(order, executor))
         core = self._llm.engine_core
@@ -77,7 +79,7 @@ class VllmEngine:
     ) -> Generated:
         """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop.
 
-        `micro_batches` is 1: vLLM has no pipeline here, and plans that ask for more are refused.
+        The engine was built for the rows of one of `micro_batches` at once; others begin as some end.
 
         Log-probabilities are those of the distribution sampled from, after temperature and top_p; of a greedy response
         they are the model's own, at temperature 1.

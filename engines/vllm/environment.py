@@ -21,6 +21,16 @@ def settle() -> None:
         _settle_cpu()
 
 
+def survive_scan() -> None:
+    """Give llvmlite's library, which has a function by every name asked for, a `__dict__` that is one.
+
+    Building an engine on a CPU, vLLM looks into the `__dict__` of whatever any module of the process holds, and numba
+    (the search of plans) may have loaded llvmlite.
+    """
+    if "llvmlite.binding.ffi" in sys.modules:
+        sys.modules["llvmlite.binding.ffi"].lib._fntab.setdefault("__dict__", {})
+
+
 def _settle_cpu() -> None:
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override the cache size that we compute
     os.environ |= {

@@ -11,6 +11,7 @@ from vllm_cases import END_TOKENS, MAX_LENGTH, Oracle, make_folder, make_order, 
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
+from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.placement.errors import InvalidInput
 
 pytestmark = pytest.mark.slow
@@ -44,6 +45,15 @@ def engine(folders):
 @pytest.fixture(scope="module")
 def oracle(folders):
     return Oracle(folders[0])
+
+
+def test_numba_in_the_process_does_not_stop_vllm():
+    """The search of plans loads it where a run of one device then builds its engine."""
+    import numba  # noqa: F401  what counts is that it is loaded
+    from vllm.triton_utils.dispatcher import _rebind_kernels
+
+    survive_scan()
+    _rebind_kernels([])
 
 
 def test_greedy_tokens_are_those_of_transformers(engine, oracle):
