@@ -29,7 +29,9 @@ from prefect_rlhf.placement.search.partial import bound_partial, empty_partial
 from prefect_rlhf.placement.search.tables import Tables
 
 CHUNK = 5_000  # evaluations of deepening in one step: some ten milliseconds
-SMALL_ROUND = 1_000  # a round of fewer evaluations costs nothing, so the next may go further
+DEARER = 2.0  # by which factor each round shall take more evaluations than the one before
+SMALL_ROUND = 1_000  # evaluations of a round that costs nothing
+MOST_GROWTH = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class Frontier:
     near_evaluations: int = 0
     ended: bool = False
     began_at: int = 0  # evaluations when the round under way began
+    last_round: int = 0  # evaluations of the round before
 
     @property
     def improving_evaluations(self) -> int:
@@ -63,7 +66,7 @@ class Frontier:
 @final
 @dataclass(frozen=True, slots=True)
 class IterativeDeepening:
-    """`growth` is by how much of itself the threshold is raised from round to round.
+    """`growth` is by how much of itself the threshold is first raised; later so that each round costs twice the last.
 
     `local_share` is how many evaluations local search gets for one of deepening.
     """
@@ -98,9 +101,11 @@ class IterativeDeepening:
         best, left = (int(state.round.numbers[index]) for index in (BEST, LEAST_LEFT))
         if left >= best:
             return replace(state, lower_bound_us=min(best, INFINITE), ended=True)
-        cheap = state.round.numbers[EVALUATIONS] - state.began_at < SMALL_ROUND
-        growth = min(2 * state.growth, 8 * self.growth) if cheap else self.growth
-        return _next_round(replace(state, lower_bound_us=max(left, state.lower_bound_us), growth=growth))
+        spent = int(state.round.numbers[EVALUATIONS]) - state.began_at
+        dearer = spent / max(SMALL_ROUND, state.last_round)
+        growth = min(MOST_GROWTH, state.growth * min(2.0, max(0.5, DEARER / max(dearer, 0.1))))
+        bound = max(left, state.lower_bound_us)
+        return _next_round(replace(state, lower_bound_us=bound, growth=growth, last_round=spent))
 
 
 def _next_round(state: Frontier) -> Frontier:
