@@ -24,7 +24,7 @@ class LayerClock:
         """Before the first layer."""
         for hidden in _tensors([*positional, *named.values()]):
             if hidden.requires_grad:  # its gradient is the last thing that a backward through the layers makes
-                hidden.register_hook(self._leave_backward)
+                hidden.register_hook(self._leave_backward)  # type: ignore[no-untyped-call]  # torch's
         self._entered = now()
 
     def leave(self, _: Any, __: Any, output: Any) -> None:
@@ -32,7 +32,7 @@ class LayerClock:
         self.forwards.append((self._entered, now()))
         for hidden in _tensors(output if isinstance(output, tuple) else [output]):
             if hidden.requires_grad:
-                hidden.register_hook(self._enter_backward)
+                hidden.register_hook(self._enter_backward)  # type: ignore[no-untyped-call]  # torch's
 
     def _enter_backward(self, _: Tensor) -> None:
         self._entered = now()

@@ -1,0 +1,109 @@
+"""Measure a model's layers on the devices at hand, so that plans and predictions need no datasheet: `rlhf/profile`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from prefect import flow
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from pydantic import Field
+
+from prefect_rlhf.blocks.lease import lease
+from prefect_rlhf.flows.auto_plan import say_in_log
+from prefect_rlhf.flows.profiles import file_of, keep, subject_of
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.model import Dtype, TransformerShape
+from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.model_shape import model_shape
+from prefect_rlhf.tasks.profile_bench import Sizes
+from prefect_rlhf.tasks.profiling import Say, measure
+from prefect_rlhf.tasks.publish import publish
+
+ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
+
+MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known shape such as llama-7b.")
+ROWS = Field(ge=1, description="Most rows of a micro-batch that are timed; powers of two up to it.")
+LONGEST = Field(ge=16, description="Most tokens of a row that are timed.")
+DEGREES = Field(description="Degrees of tensor parallelism; empty: all that divide the leased devices and the model.")
+
+
+@flow(name="rlhf")
+def profile(
+    model: Annotated[str, MODEL],
+    dtype: Dtype = "bfloat16",
+    most_rows: Annotated[int, ROWS] = 32,
+    longest: Annotated[int, LONGEST] = 128,
+    tensor_parallel: Annotated[list[int] | None, DEGREES] = None,
+) -> Any:
+    """Time single layers, optimizer, messages and copies on all leased devices at once; minutes.
+
+    Plans and predictions of later runs of a model of this shape, on as many devices of this kind, use what was found.
+
+    Args:
+        model: A Hugging Face folder, of which config.json is read, or a known shape such as llama-7b.
+        dtype: Compute format.
+        most_rows: Most rows of a micro-batch that are timed.
+        longest: Most tokens of a row that are timed.
+        tensor_parallel: Degrees of tensor parallelism; empty takes all that divide devices and model.
+    """
+    try:
+        with _held() as held, _progress() as say:
+            return str(profile_on(held, model, dtype, most_rows, longest, tensor_parallel, say))
+    except RlhfError as error:
+        return failed(error)
+
+
+def profile_on(
+    held: Lease,
+    model: str,
+    dtype: Dtype,
+    most_rows: int,
+    longest: int,
+    tensor_parallel: list[int] | None,
+    say: Say,
+) -> Path:
+    """Measure on a lease's devices and keep the profile; returns its file. Raises InvalidInput for what cannot be."""
+    if held.mesh.num_nodes > 1:
+        raise InvalidInput("mesh", held.mesh.name, "devices of one node: each kind of node is profiled by itself")
+    shape, size = model_shape("model", model), held.mesh.num_devices
+    degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, size)
+    subject = subject_of(shape, dtype, held.kind, size)
+    found = measure(subject, Sizes(most_rows, longest, degrees), say)
+    file = file_of(subject)
+    keep(found, file)
+    return file
+
+
+def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:
+    """Divisors of the devices that split heads, key-value heads and feed-forward columns evenly."""
+    counts = (num_devices, shape.num_attention_heads, shape.num_kv_heads, shape.intermediate_size)
+    return tuple(tp for tp in range(1, num_devices + 1) if all(count % tp == 0 for count in counts))
+
+
+@contextmanager
+def _held() -> Iterator[Lease]:
+    """What the worker leased; without a worker, one device of this machine."""
+    given = Lease.from_environment()
+    if given is not None:
+        yield given
+    else:
+        with lease(ONE_DEVICE, 1) as held:
+            yield held
+
+
+@contextmanager
+def _progress() -> Iterator[Say]:
+    """A line in the log and a bar in Prefect for each measurement."""
+    bar = publish(create_progress_artifact, 0.0, key="profile", description="Measurements")
+
+    def say(number: int, total: int, words: str) -> None:
+        say_in_log(f"{number}/{total} {words}")
+        if bar is not None:
+            publish(update_progress_artifact, bar, progress=100.0 * number / total)  # type: ignore[arg-type]  # an id
+
+    yield say
