@@ -1,0 +1,230 @@
+"""Predicted and measured seconds of PPO steps under many plans on this machine; prints JSON as its last line.
+
+    python -m benchmarks.predict_plans [--ranks 2] [--steps 3] [--batch-size 16] [--plans NAME,...] [--profile again]
+
+Real Prefect, gang, Megatron-core and vLLM on CPU ranks of one thread, four models of SmolLM2's shape, the demo's
+prompts. Layers are profiled first (`prefect-rlhf profile`), unless that was done before; then each plan is predicted
+and run. A step's seconds are the median difference of the ends of steps after the first. `auto` is what the search
+finds on the profile. `calls` says the same of each node of a step, by the ranks' own clocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from prefect.testing.utilities import prefect_test_harness
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: helpers are shared with the tests
+
+from benchmarks.our_ppo import flow_parameters  # noqa: E402  after the path is set
+from benchmarks.ppo_work import PPOWork, missing_files  # noqa: E402  after the path is set
+from prefect_rlhf.flows import profile_command, profiles  # noqa: E402  after the path is set
+from prefect_rlhf.flows.options import RunOptions  # noqa: E402  after the path is set
+from prefect_rlhf.flows.ppo import ppo  # noqa: E402  after the path is set
+from prefect_rlhf.flows.run import Prepared, prepare  # noqa: E402  after the path is set
+from prefect_rlhf.placement.lease import Lease  # noqa: E402  after the path is set
+from prefect_rlhf.placement.plan_file import plan_yaml  # noqa: E402  after the path is set
+from prefect_rlhf.tasks.comparison import step_ends, subject_of  # noqa: E402  after the path is set
+from prefect_rlhf.tasks.journal import Span, read_spans  # noqa: E402  after the path is set
+from prefect_rlhf.tasks.model_shape import model_shape  # noqa: E402  after the path is set
+from tests.plan_matrix import Compact, leased, plan, plan_file  # noqa: E402  after the path is set
+
+HELD_OUT = 8
+DIFFERENT = 1.1  # plans whose measured seconds differ by less have no order
+PRESETS = ("flattening", "side_by_side", "split", "separation")
+
+TWO_RANKS: Mapping[str, Compact] = {
+    "one device": plan("0 engine=vllm", "0", "0", "0", "0", "0"),
+    "pipelines": plan("0-1 dp2 engine=vllm", "0-1 pp2", "0-1 pp2", "0-1 pp2", "0-1 pp2", "0-1 pp2"),
+    "pipelines, 4 micro-batches": plan(
+        "0-1 dp2 engine=vllm",
+        "0-1 pp2 micro_batches=4",
+        "0-1 pp2 micro_batches=4",
+        "0-1 pp2 micro_batches=4",
+        "0-1 pp2 micro_batches=4",
+        "0-1 pp2 micro_batches=4",
+    ),
+    "one copy generates and trains": plan(
+        "0-1 dp2 engine=megatron", "0-1 dp2", "0-1 dp2", "0-1 dp2", "0-1 dp2", "0-1 dp2"
+    ),
+    "a pipeline generates and trains": plan(
+        "0-1 pp2 engine=megatron micro_batches=2", "1", "0", "1", "0-1 pp2 micro_batches=2", "0-1 dp2"
+    ),
+    "actor and critic apart": plan("0 engine=vllm", "1", "0", "1", "0", "1"),
+    "apart, Megatron generates": plan("0 engine=megatron", "1", "0", "1", "0", "1 micro_batches=4"),
+    "critic in a pipeline": plan("0-1 dp2 engine=vllm", "0", "1", "0", "0-1 dp2", "0-1 pp2 micro_batches=2"),
+}
+FOUR_RANKS: Mapping[str, Compact] = {
+    "pipelines": plan("0-3 dp4 engine=vllm", "0-3 dp2 pp2", "0-3 dp2 pp2", "0-3 pp2 dp2", "0-3 dp2 pp2", "0-3 dp2 pp2"),
+    "halves": plan("0-3 dp4 engine=vllm", "2-3 dp2", "0-1 dp2", "2-3 dp2", "0-1 dp2", "2-3 dp2"),
+    "actor and critic apart": plan("0-1 dp2 engine=vllm", "2", "3", "2-3 dp2", "0-1 dp2", "2-3 pp2"),
+}
+PLANS: Mapping[int, Mapping[str, Compact]] = {2: TWO_RANKS, 4: FOUR_RANKS}
+
+
+def main() -> None:
+    """Profile, predict, run, compare, print."""
+    arguments = parse_arguments()
+    work = PPOWork(
+        batch_size=arguments.batch_size, steps=arguments.steps, threads=arguments.ranks, prompts=arguments.prompts
+    )
+    if missing := missing_files(work):
+        sys.exit(f"{missing[0]} does not exist; `make demo` writes it")
+    ensure_profile(work, arguments.profile == "again")
+    rows: list[dict[str, Any]] = []
+    with prefect_test_harness(server_startup_timeout=120), tempfile.TemporaryDirectory() as folder:
+        work = replace(work, prompts=few_prompts(work.prompts, Path(folder) / "prompts.parquet"))
+        for name, file in plans(work, arguments.plans, Path(folder)).items():
+            rows.append(predicted_and_measured(name, file, work, Path(folder)))
+            print(json.dumps(rows[-1]), flush=True)
+    print(json.dumps(summary(work, rows)))
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, choices=sorted(PLANS), default=2)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--prompts", default=PPOWork.prompts)
+    parser.add_argument("--plans", help="only these, by name")
+    parser.add_argument("--profile", choices=["again"], help="even if there is one")
+    return parser.parse_args()
+
+
+def ensure_profile(work: PPOWork, again: bool) -> None:
+    """Measure the model's layers on as many ranks, unless that was done."""
+    subject = profiles.subject_of(model_shape("model", work.model), "bfloat16", "cpu", work.threads)
+    if again or not profiles.file_of(subject).is_file():
+        rows = str(max(1, work.batch_size))
+        print(profile_command.run([work.model, "--devices", str(work.threads), "--rows", rows, "--longest", "64"]))
+
+
+def few_prompts(prompts: str, out: Path) -> str:
+    """The same with few held-out ones: evaluation, before the first step and after the last, is not what is measured."""
+    table = pq.read_table(prompts)
+    held_out = table.filter(pc.field("split") == "held_out").slice(0, HELD_OUT)
+    pq.write_table(pa.concat_tables([table.filter(pc.field("split") == "train"), held_out]), out)
+    return str(out)
+
+
+def plans(work: PPOWork, chosen: str | None, folder: Path) -> dict[str, str]:
+    """What `plan` of the flow is for each plan: a preset's name, a file, `auto`."""
+    files = {name: str(plan_file(compact, folder / f"{name}.json")) for name, compact in PLANS[work.threads].items()}
+    every = {**{name: name for name in PRESETS}, **files, "auto": "auto"}
+    return {name: value for name, value in every.items() if chosen is None or name in chosen.split(",")}
+
+
+def predicted_and_measured(name: str, file: str, work: PPOWork, folder: Path) -> dict[str, Any]:
+    """One plan's row."""
+    given = flow_parameters(work, folder / "runs") | {"plan": file}
+    with leased(work.threads):
+        prepared = prepared_run(given)
+        state = ppo(**ppo.validate_parameters(given), return_state=True)
+    if not state.is_completed():
+        sys.exit(f"{name}: {state.message}")
+    spans = read_spans(Path(state.result()["run_dir"]))
+    prediction = prepared.prediction
+    assert prediction is not None  # the profile knows the devices
+    measured = median(after - before for before, after in pairwise(step_ends(spans)))
+    return {
+        "plan": name,
+        "predicted_seconds": round(prediction.seconds_per_step, 3),
+        "measured_seconds": round(measured, 3),
+        "ratio": round(prediction.seconds_per_step / measured, 3),
+        "calls": calls(prediction.worked_seconds, spans),
+        "placements": plan_yaml(prepared.augmented.plan) if name == "auto" else None,
+    }
+
+
+def prepared_run(given: Mapping[str, Any]) -> Prepared:
+    """The run as it will be, before it is."""
+    parameters = ppo.validate_parameters(dict(given))
+    options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields if key in parameters})
+    held = Lease.from_environment()
+    assert held is not None  # just set
+    prepared = prepare(ppo.algorithm, parameters, options, held)
+    if not profiles.find_profiles(prepared.augmented.graph.models, held):
+        sys.exit("no profile for every model of the graph")
+    return prepared
+
+
+def calls(predicted: Mapping[str, float], spans: Sequence[Span]) -> dict[str, list[float]]:
+    """[predicted, measured] seconds that ranks worked on each node of a step, and what holding its devices took."""
+    last = max(span.step for span in spans if span.kind == "train_step")
+    measured: dict[str, list[Span]] = {}
+    for span in spans:
+        if 1 <= span.step <= last:
+            measured.setdefault(subject_of(span.node), []).append(span)
+    expected = {subject_of(node): seconds for node, seconds in predicted.items()}
+    return {
+        node: [
+            round(expected.get(node, 0.0), 3),
+            round(median(span.seconds for span in runs), 3),
+            round(median(span.end - span.start for span in runs), 3),
+        ]
+        for node, runs in measured.items()
+    }
+
+
+def summary(work: PPOWork, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The last line."""
+    errors = [abs(row["ratio"] - 1) for row in rows]
+    measured = {row["plan"]: row["measured_seconds"] for row in rows}
+    presets = [measured[name] for name in PRESETS if name in measured]
+    shown = ("plan", "predicted_seconds", "measured_seconds", "ratio")
+    return {
+        "ranks": work.threads,
+        "num_plans": len(rows),
+        "plans": [{key: row[key] for key in shown} for row in rows],
+        "rank_correlation": rank_correlation(rows),
+        "pairs_in_order": pairs_in_order(rows),
+        "max_error": round(max(errors), 3),
+        "median_error": round(median(errors), 3),
+        "auto_vs_best_preset": round(measured["auto"] / min(presets), 3) if presets and "auto" in measured else None,
+    }
+
+
+def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """Spearman's, of predicted and measured seconds."""
+    if len(rows) < 3:
+        return None
+    first, second = (ranks([row[key] for row in rows]) for key in ("predicted_seconds", "measured_seconds"))
+    squares = sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
+    return round(1 - 6 * squares / (len(rows) * (len(rows) ** 2 - 1)), 4)
+
+
+def ranks(values: Sequence[float]) -> list[int]:
+    """The place of each in ascending order."""
+    ordered = sorted(range(len(values)), key=lambda index: values[index])
+    return [ordered.index(index) for index in range(len(values))]
+
+
+def pairs_in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the pairs whose measured seconds differ by more than 10%: how many, how many are predicted in that order."""
+    apart = []
+    for one, other in combinations(rows, 2):
+        fast, slow = sorted((one, other), key=lambda row: row["measured_seconds"])
+        if slow["measured_seconds"] > DIFFERENT * fast["measured_seconds"]:
+            apart.append((fast, slow))
+    wrong = [
+        [fast["plan"], slow["plan"]] for fast, slow in apart if fast["predicted_seconds"] >= slow["predicted_seconds"]
+    ]
+    agreement = 1 - 2 * len(wrong) / len(apart) if apart else None
+    return {"pairs": len(apart), "wrong": wrong, "rank_correlation": agreement and round(agreement, 4)}
+
+
+if __name__ == "__main__":
+    main()
