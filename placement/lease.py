@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
@@ -59,8 +59,8 @@ class Lease:
         """Read what `to_json` wrote. Raises InvalidInput for anything else."""
         try:
             values = json.loads(text)
-            shape = values["cluster"].items()  # JSON has no tuples
-            values["cluster"] = ClusterShape(**{key: tuple(x) if isinstance(x, list) else x for key, x in shape})
+            shape: dict[str, Any] = values["cluster"]  # with lists, since JSON has no tuples
+            values["cluster"] = ClusterShape(**{k: tuple(x) if isinstance(x, list) else x for k, x in shape.items()})
             values["mesh"] = DeviceMesh(**values["mesh"])
             values["devices"] = tuple(Device(**device) for device in values["devices"])
             return cls(**values)
