@@ -59,8 +59,9 @@ class Lease:
         """Read what `to_json` wrote. Raises InvalidInput for anything else."""
         try:
             values = json.loads(text)
-            shape: dict[str, Any] = values["cluster"]  # with lists, since JSON has no tuples
-            values["cluster"] = ClusterShape(**{k: tuple(x) if isinstance(x, list) else x for k, x in shape.items()})
+            written = values["cluster"].items()
+            shape: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in written}
+            values["cluster"] = ClusterShape(**shape)
             values["mesh"] = DeviceMesh(**values["mesh"])
             values["devices"] = tuple(Device(**device) for device in values["devices"])
             return cls(**values)
