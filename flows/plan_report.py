@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefect_rlhf.flows.auto_plan import summary
 from prefect_rlhf.flows.what_if import WhatIf
 from prefect_rlhf.placement.draw import plan_rows, table
+from prefect_rlhf.placement.explain import Explanation, in_words
 from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.plan_picture import plan_svg
 from prefect_rlhf.placement.planner import Planned
@@ -28,12 +29,15 @@ class Answer:
 
     question: WhatIf
     found: Planned
+    why: tuple[Explanation, ...] = ()
 
     def sections(self) -> Iterator[Section]:
         """Everything that a person may want to read, the most wanted first."""
         yield Section("Question", question_text(self.question))
         yield Section("Answer", summary(self.found))
         yield Section("Plan", table(plan_rows(self.found.plan, self.question.graph)))
+        if self.why:
+            yield Section("Why", explanation_text(self.why))
         yield Section("Memory", self.found.certificate.table())
 
     def text(self) -> str:
@@ -66,6 +70,14 @@ class Answer:
         for name, content in contents.items():
             (folder / name).write_text(content)
         return {name: folder / name for name in contents}
+
+
+def explanation_text(why: Sequence[Explanation]) -> str:
+    """Three lines for each call."""
+    return "\n".join(
+        f"{one.call}: {in_words(one.placement)}, {one.seconds:.3g} s\n    {one.why()}\n    runner-up: {one.costs()}"
+        for one in why
+    )
 
 
 def question_text(question: WhatIf) -> str:

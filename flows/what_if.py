@@ -28,6 +28,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.tasks.algorithm import Algorithm
 from prefect_rlhf.tasks.datasets import PromptDataset
 from prefect_rlhf.tasks.model_shape import model_shape
@@ -46,6 +47,12 @@ class WhatIf:
     graph: DataflowGraph
     workload: Workload
     site: Site
+
+    @property
+    def planner(self) -> Planner:
+        """What its plans are made and counted by."""
+        where = self.site
+        return Planner(self.graph, where.cluster, where.mesh, self.workload, where.sources, where.kind)
 
 
 def what_if(flow: AlgorithmFlow, options: PlanOptions) -> WhatIf:
