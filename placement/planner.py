@@ -7,7 +7,7 @@ bound is that of the whole space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.alignment import aligned
@@ -21,22 +21,28 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.estimate import ITERATIONS, Estimate, estimate, training
 from prefect_rlhf.placement.fit import STEPS_CERTIFIED
-from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement
 from prefect_rlhf.placement.plan_problem import PlanProblem, all_candidates, plan_problem, restricted_problem
-from prefect_rlhf.placement.presets import PRESETS
+from prefect_rlhf.placement.presets import PRESETS, Preset, preset_named
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
 from prefect_rlhf.placement.search.problem import Problem
+from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.turns import staying_where_it_may, turns_problem
 
-PRESET_SHARE = 0.1  # of the budget, for each preset: with meshes given, little is left to choose
+FIRST_SHARE = 0.5  # of the budget, for the search of the whole space
+FITTING_SHARE = 0.2  # for each other way to count memory, where its plan does not fit
+PRESET_SHARE = 0.03  # for each preset: with meshes given, little is left to choose
 SMALLER = (0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
+TIGHTER = (1.0, 0.99, 0.98, 0.96, 0.94, 0.9, 0.8)  # where models take turns, and little room is left
 LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # and beyond it, to say how much is missing
 
 Candidates = Mapping[str, tuple[Candidate, ...]]
+Strategies = Mapping[DeviceMesh, Set[Strategy]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +108,14 @@ class Planner:
         steps = self.graph.staleness + STEPS_CERTIFIED
         return certify(augment(self.graph, plan, steps), self.workload, self.kind)
 
+    def fits(self, plan: ExecutionPlan) -> bool:
+        """Whether its certificate says so."""
+        return self.certificate(plan).fits
+
+    def seconds(self, plan: ExecutionPlan) -> float:
+        """Of one iteration of it."""
+        return self.estimate(plan).seconds
+
     def plan(self, name: str, posed: PlanProblem, found: SearchResult) -> ExecutionPlan | None:
         """What a search found, as it would run; None where it found nothing."""
         if found.plan is None:
@@ -111,6 +125,11 @@ class Planner:
         placements = completed(self.graph, chosen, self.mesh, first)
         plan = ExecutionPlan(name, self.cluster, _one_offload(self.graph, placements, self.cluster))
         return aligned(check_plan(plan, self.graph, self.mesh), self.graph)
+
+    def fitting_plan(self, name: str, posed: PlanProblem, found: SearchResult) -> ExecutionPlan | None:
+        """The same; None as well where it does not fit."""
+        plan = self.plan(name, posed, found)
+        return plan if plan is not None and self.fits(plan) else None
 
     def with_computations(self, plan: ExecutionPlan) -> tuple[ExecutionPlan, Estimate]:
         """The plan with its computations on the device, of the first of each mesh, where the iteration is shortest."""
@@ -141,14 +160,18 @@ def plan_graph(
     setting = planner.setting()
     every = all_candidates(setting)
     posed = plan_problem(setting, every, ITERATIONS)
-    first = search(posed.problem, budget_seconds / 2, method, progress=progress)
+    first = search(posed.problem, FIRST_SHARE * budget_seconds, method, progress=progress)
     presets = tuple(_preset(planner, setting, every, name, PRESET_SHARE * budget_seconds) for name in PRESETS)
-    fitting = list(_fitting(planner, setting, every, posed, first, budget_seconds / 2, method))
-    timed = [planner.with_computations(plan) for plan in fitting]
-    timed += [(replace(one.plan, name="auto"), one.estimate) for one in presets if one.plan and one.estimate]
+    fitting = _fitting(planner, setting, every, posed, first, FITTING_SHARE * budget_seconds, method)
+    timed = [(plan, planner.estimate(plan)) for plan in fitting]
+    timed += [(one.plan, one.estimate) for one in presets if one.plan and one.estimate]
+    if not timed:
+        turns, first = _in_turns(planner, setting, every, FIRST_SHARE * budget_seconds, method)
+        timed = [(plan, planner.estimate(plan)) for plan in turns]
     if not timed:
         raise _too_large(planner, posed, budget_seconds / 4)
-    plan, made = min(timed, key=lambda pair: pair[1].seconds)
+    best, _ = min(timed, key=lambda pair: pair[1].seconds)
+    plan, made = planner.with_computations(replace(best, name="auto"))
     bound = min(first.lower_bound_seconds / ITERATIONS, made.seconds)
     return Planned(plan, made, planner.certificate(plan), bound, first.binding, first, presets)
 
@@ -162,38 +185,70 @@ def _fitting(
     budget_seconds: float,
     method: Method,
 ) -> Iterator[ExecutionPlan]:
-    """The first plan that fits: what the search found; without offloading; with it, in less memory."""
+    """What the search found, if it fits; else the best without offloading, and the first that fits with it."""
+    plan = planner.fitting_plan("auto", posed, first)
+    if plan is not None:
+        yield plan
+        return
     cautious = plan_problem(setting, every, ITERATIONS, "most")
-
-    def searches() -> Iterator[tuple[PlanProblem, SearchResult]]:
-        yield posed, first
-        yield cautious, search(cautious.problem, budget_seconds, method)
-        for share in SMALLER:
-            yield posed, search(_with_memory(posed.problem, share), budget_seconds / len(SMALLER), method)
-
-    for problem, found in searches():
-        plan = planner.plan("auto", problem, found)
-        if plan is not None and planner.certificate(plan).fits:
+    plan = planner.fitting_plan("auto", cautious, search(cautious.problem, budget_seconds, method))
+    if plan is not None:
+        yield plan
+    for share in SMALLER:
+        found = search(_with_memory(posed.problem, share), budget_seconds / len(SMALLER), method)
+        plan = planner.fitting_plan("auto", posed, found)
+        if plan is not None:
             yield plan
             return
 
 
+def _in_turns(
+    planner: Planner, setting: Setting, every: Candidates, budget_seconds: float, method: Method
+) -> tuple[list[ExecutionPlan], SearchResult]:
+    """A plan that fits because models leave their devices in turns, if any does, and the search that bounds it."""
+    least = turns_problem(setting, every, ITERATIONS, "least")
+    bounded, posed = (
+        search(least.problem, budget_seconds / 2, method),
+        turns_problem(setting, every, ITERATIONS, "most"),
+    )
+    for share in TIGHTER:
+        found = search(_with_memory(posed.problem, share), budget_seconds / 2 / len(TIGHTER), method)
+        plan = planner.plan("auto", posed, found)
+        if plan is not None and planner.fits(plan):
+            return [staying_where_it_may(plan, planner.graph, planner.fits, planner.seconds)], bounded
+    return [], bounded
+
+
 def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, budget_seconds: float) -> Compared:
-    """The best strategies on the meshes that a preset gives to the calls."""
-    graph = setting.graph
+    """The best strategies of those that a preset admits, on the meshes that it gives to the calls."""
     try:
-        meshes = {call: PRESETS[name](graph.call(call), planner.mesh, graph) for call in every}
-        posed = restricted_problem(setting, every, ITERATIONS, meshes)
-        plan = planner.plan(name, posed, search(posed.problem, budget_seconds))
+        for posed in _posed_presets(preset_named(name), planner.mesh, setting, every):
+            plan = planner.fitting_plan(name, posed, search(posed.problem, budget_seconds))
+            if plan is not None:
+                return Compared(name, plan, planner.estimate(plan))
     except RlhfError as error:
         return Compared(name, refused=str(error).splitlines()[0])
-    if plan is None:
-        return Compared(name, refused="no strategies on its meshes fit the devices' memory")
-    certificate = planner.certificate(plan)
-    if not certificate.fits:
-        peak = byte_size(certificate.fullest.num_bytes) if certificate.fullest else "0"
-        return Compared(name, refused=f"does not fit: {peak} of {byte_size(certificate.usable_bytes)}")
-    return Compared(name, *planner.with_computations(plan))
+    return Compared(name, refused="no strategies on its meshes fit the devices' memory")
+
+
+def _posed_presets(rule: Preset, mesh: DeviceMesh, setting: Setting, every: Candidates) -> Iterator[PlanProblem]:
+    """One problem; of a symmetric preset one for each strategy, the first of which that fits is the preset's."""
+    graph = setting.graph
+    meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in every}
+    every_strategy = [{part: set(rule.strategies(part)) for part in meshes.values()}]
+    one_at_a_time = [dict.fromkeys(meshes.values(), {strategy}) for strategy in rule.strategies(mesh)]
+    refused: list[InvalidInput] = []
+    for allowed in one_at_a_time if rule.symmetric else every_strategy:
+
+        def admits(call: Call, placement: Placement, allowed: Strategies = allowed) -> bool:
+            return placement.engine in rule.engines(call) and placement.strategy in allowed[meshes[call.name]]
+
+        try:
+            yield restricted_problem(setting, every, ITERATIONS, meshes, admits)
+        except InvalidInput as error:
+            refused.append(error)
+    if refused:
+        raise refused[-1]
 
 
 def _too_large(planner: Planner, posed: PlanProblem, budget_seconds: float) -> InvalidInput:
