@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from prefect_rlhf.flows.cluster_spec import parse_cluster, site
 from prefect_rlhf.flows.find_flow import find_flow
 from prefect_rlhf.flows.plan_options import PlanOptions
 from prefect_rlhf.flows.plan_report import Answer
 from prefect_rlhf.flows.what_if import WhatIf, what_if
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.explain import explain
 from prefect_rlhf.placement.planner import Planned, plan_graph
 from prefect_rlhf.placement.search.driver import Progress
+from prefect_rlhf.placement.sweep import Sweep, check_sizes, sweep
 
 Show = Callable[[Progress], None]
 
 
 def ask(options: PlanOptions, progress: Show | None = None) -> Answer:
     """Raises InvalidInput or GraphError, one line, for what cannot be planned."""
+    check_sizes(options.sweep)
     question = what_if(find_flow(options.algorithm), options)
     found = planned(question, options, progress)
     why = explain(question.planner, found.plan, found.estimate) if options.explain else ()
-    return Answer(question, found, why)
+    return Answer(question, found, why, swept(question, found, options, progress) if options.sweep else None)
 
 
 def planned(question: WhatIf, options: PlanOptions, progress: Show | None) -> Planned:
@@ -37,3 +42,19 @@ def planned(question: WhatIf, options: PlanOptions, progress: Show | None) -> Pl
         where.kind,
         progress,
     )
+
+
+def swept(question: WhatIf, found: Planned, options: PlanOptions, progress: Show | None) -> Sweep:
+    """The question on other numbers of its nodes, which are all of one kind."""
+    groups = parse_cluster(options.cluster) if options.cluster else ()
+    if len(groups) != 1:
+        raise InvalidInput("sweep", options.cluster, "a cluster of one kind of node, such as 4x8:h100")
+
+    def on(num_nodes: int) -> Planned:
+        if num_nodes == groups[0].num_nodes:
+            return found
+        where = site([replace(groups[0], num_nodes=num_nodes)], options.network, options.device_memory_gib)
+        resized = replace(question, site=where.with_profiles(question.site.sources.profiles))
+        return planned(resized, options, progress)
+
+    return sweep([*options.sweep, groups[0].num_nodes], groups[0].devices_per_node, on)

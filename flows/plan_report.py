@@ -13,6 +13,8 @@ from prefect_rlhf.placement.explain import Explanation, in_words
 from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.plan_picture import plan_svg
 from prefect_rlhf.placement.planner import Planned
+from prefect_rlhf.placement.sweep import Sweep
+from prefect_rlhf.placement.sweep_picture import sweep_svg
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +32,15 @@ class Answer:
     question: WhatIf
     found: Planned
     why: tuple[Explanation, ...] = ()
+    swept: Sweep | None = None
 
     def sections(self) -> Iterator[Section]:
         """Everything that a person may want to read, the most wanted first."""
         yield Section("Question", question_text(self.question))
         yield Section("Answer", summary(self.found))
         yield Section("Plan", table(plan_rows(self.found.plan, self.question.graph)))
+        if self.swept:
+            yield Section("Sizes", self.swept.text())
         if self.why:
             yield Section("Why", explanation_text(self.why))
         yield Section("Memory", self.found.certificate.table())
@@ -57,11 +62,14 @@ class Answer:
 
     def files(self) -> dict[str, str]:
         """Name and content of each file but the report."""
-        return {
+        always = {
             "plan.yaml": self.plan_file(),
             "certificate.json": self.found.certificate.to_json() + "\n",
             "timeline.svg": plan_svg(self.found.estimate) + "\n",
         }
+        if self.swept is None:
+            return always
+        return always | {"sweep.json": self.swept.to_json() + "\n", "sweep.svg": sweep_svg(self.swept) + "\n"}
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Write every file; their paths by name."""
