@@ -1,103 +1,170 @@
-"""Metropolis-Hastings as in ReaL (section 5.2): the baseline that other systems' planners use.
+"""Simulated annealing (Kirkpatrick 1983): finds good plans soon and proves nothing; compiled.
 
-P(plan) is proportional to exp(-beta * makespan). A proposal gives one call, drawn evenly, one of its (mesh, strategy)
-pairs, drawn evenly; it is accepted with probability min(1, P(new) / P(old)). It starts where each call alone is
-fastest. Nothing is proved: the lower bound is that of the problem as a whole.
+A proposal changes one call: its strategy, or its mesh to that of another call, to one of similar size, or to any, each
+with a strategy for it. Plans that overflow memory are passed through only until the first that fits; meanwhile the cost
+is the bytes too many. Runs get longer, each from where the last one ended.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from random import Random
-from typing import final
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from prefect_rlhf.placement.search.chance import below, fraction
+from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.incumbent import Incumbent
-from prefect_rlhf.placement.search.outcome import Outcome
-from prefect_rlhf.placement.search.partial import bound_partial, empty_partial
-from prefect_rlhf.placement.search.placed import Placed, empty_placed, evaluate
-from prefect_rlhf.placement.search.tables import Ints, Tables
+from prefect_rlhf.placement.search.placed import Placed, empty_placed, makespan_of, overflow
+from prefect_rlhf.placement.search.tables import PAIR, Ints, Tables
 
-PROPOSALS_A_STEP = 200
+HOT, COLD = 0.08, 0.0003  # temperatures, in units of the plan's cost
+FIRST_RUN, LONGEST_RUN = 20_000, 500_000  # proposals
+CHUNK = 2_000
+SIMILAR = 2  # classes up or down
+MISFIT = 1 << 60  # the cost of a plan that overflows is this and the bytes too many
+NONE = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """Where the walk is. Arrays and generator are changed in place."""
+class Walk(NamedTuple):
+    """Arrays are changed in place."""
 
     placed: Placed
-    random: Random
-    cost: int
-    scale: float  # beta per microsecond
-    lower_bound_us: int
-    incumbent: Incumbent | None
+    kept: Ints  # options worth proposing, by call and class
+    kept_start: Ints  # [C, K + 1]: where those of a call and class start
+    cost: Ints  # [2]: of the plan, and of the best in this run
+    best_option: Ints  # [C]
+    best_mesh: Ints  # [C]
+    random: Ints  # [1]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnealingState:
+    """Where annealing is: proposal `done` of a run of `length`."""
+
+    walk: Walk
+    length: int = FIRST_RUN
+    done: int = 0
     evaluations: int = 0
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class MetropolisHastings:
-    """`beta` is for a makespan in units of the start plan's."""
-
-    seed: int = 0
-    beta: float = 50.0
-    max_evaluations: int | None = field(default=None)
-
-    def init(self, t: Tables) -> Chain:
-        placed = empty_placed(t)
-        for call in range(t.num_calls):
-            own = t.option_cost[t.option_start[call] : t.option_start[call + 1]]
-            placed.option[call] = int(np.argmin(own))
-            placed.mesh[call] = meshes_of(t, call, int(placed.option[call]))[0]
-        cost = int(evaluate(t, placed))
-        lower_bound = int(bound_partial(t, empty_partial(t), 1 << 62))
-        chain = Chain(placed, Random(self.seed), cost, self.beta / cost, lower_bound, None)
-        return replace(chain, incumbent=_better(t, chain))
-
-    def step(self, t: Tables, state: Chain) -> Chain:
-        for _ in range(PROPOSALS_A_STEP):
-            state = _propose(t, state)
-        return state
-
-    def terminate(self, t: Tables, state: Chain) -> Outcome | None:
-        if state.incumbent is not None and state.incumbent.makespan_us <= state.lower_bound_us:
-            return Outcome.OPTIMAL
-        spent = self.max_evaluations is not None and state.evaluations >= self.max_evaluations
-        return Outcome.OUT_OF_BUDGET if spent else None
+    @property
+    def found(self) -> Incumbent | None:
+        """The best plan so far."""
+        walk = self.walk
+        if walk.cost[1] == NONE:
+            return None
+        return Incumbent(int(walk.cost[1]), tuple(map(int, walk.best_option)), tuple(map(int, walk.best_mesh)))
 
 
-def meshes_of(t: Tables, call: int, option: int) -> Ints:
-    """The meshes on which an option can run."""
-    found = t.option_class[t.option_start[call] + option]
-    return t.class_mesh[t.class_start[found] : t.class_start[found + 1]]
+def begin_annealing(t: Tables, seed: int) -> AnnealingState:
+    """Start with each call's first option on the first mesh for it."""
+    placed = empty_placed(t)
+    kept, kept_start = options_worth_proposing(t)
+    cost = np.array([cost_of(t, placed), NONE], dtype=np.int64)
+    random = np.array([seed], dtype=np.int64)
+    return AnnealingState(Walk(placed, kept, kept_start, cost, placed.option.copy(), placed.mesh.copy(), random))
 
 
-def draw_pair(t: Tables, random: Random, call: int) -> tuple[int, int]:
-    """One of the call's (option, mesh) pairs, each as likely as any other."""
-    classes = t.option_class[t.option_start[call] : t.option_start[call + 1]]
-    ends = np.cumsum(t.class_start[classes + 1] - t.class_start[classes])
-    drawn = random.randrange(int(ends[-1]))
-    option = int(np.searchsorted(ends, drawn, side="right"))
-    return option, int(meshes_of(t, call, option)[drawn - ends[option]])
+def step_annealing(t: Tables, state: AnnealingState) -> AnnealingState:
+    """Some proposals more; after the last of a run, a new one begins, hot again."""
+    anneal(t, state.walk, state.done, CHUNK, state.length)
+    done, evaluations = state.done + CHUNK, state.evaluations + CHUNK
+    if done < state.length:
+        return replace(state, done=done, evaluations=evaluations)
+    return replace(state, length=min(2 * state.length, LONGEST_RUN), done=0, evaluations=evaluations)
 
 
-def _propose(t: Tables, state: Chain) -> Chain:
-    placed, random = state.placed, state.random
-    call = random.randrange(t.num_calls)
-    before = placed.option[call], placed.mesh[call]
-    placed.option[call], placed.mesh[call] = draw_pair(t, random, call)
-    cost = int(evaluate(t, placed))
-    if math.log(1.0 - random.random()) >= state.scale * (state.cost - cost):
-        placed.option[call], placed.mesh[call] = before
-        return replace(state, evaluations=state.evaluations + 1)
-    moved = replace(state, cost=cost, evaluations=state.evaluations + 1)
-    return replace(moved, incumbent=_better(t, moved))
+def options_worth_proposing(t: Tables) -> tuple[Ints, Ints]:
+    """Of a call's options on meshes of a class, those that no other beats in both time and memory.
+
+    Where weights move or copies are shared, a slower option can be better, so all stay.
+    """
+    bound_to_others = {int(t.first[node]) for node in range(t.num_nodes) if t.kind[node] == PAIR}
+    bound_to_others |= {int(t.second[node]) for node in range(t.num_nodes) if t.kind[node] == PAIR}
+    kept: list[int] = []
+    starts = np.zeros((t.num_calls, len(t.class_size) + 1), dtype=np.int64)
+    for call in range(t.num_calls):
+        span = slice(t.option_start[call], t.option_start[call + 1])
+        moves = call in bound_to_others or (t.option_copy[span] >= 0).any()
+        for number in range(len(t.class_size)):
+            starts[call, number] = len(kept)
+            own = np.flatnonzero(t.option_class[span] == number)
+            kept += own.tolist() if moves else own[_unbeaten(t, own + t.option_start[call])].tolist()
+        starts[call, -1] = len(kept)
+    return np.array(kept, dtype=np.int64), starts
 
 
-def _better(t: Tables, state: Chain) -> Incumbent | None:
-    """The best plan so far, of those that fit."""
-    if state.incumbent is not None and state.incumbent.makespan_us <= state.cost:
-        return state.incumbent
-    return Incumbent.of(t, state.placed, state.cost)
+def _unbeaten(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    costs = np.stack(
+        [t.option_cost[options], t.option_static[options], t.option_static[options] + t.option_active[options]]
+    )
+    no_worse = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)  # [a, b]: a is no worse than b
+    first = np.arange(len(options))[:, None] < np.arange(len(options))[None, :]
+    beaten: NDArray[np.bool_] = (no_worse & (~no_worse.T | first)).any(axis=0)
+    return ~beaten
+
+
+@compiled
+def cost_of(t: Tables, placed: Placed) -> int:
+    """Microseconds; of a plan that overflows, MISFIT and the bytes too many."""
+    excess = overflow(t, placed)
+    return MISFIT + excess if excess > 0 else makespan_of(t, placed)
+
+
+@compiled
+def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
+    """Make proposals `done` to `done + count` of a run of `length`."""
+    placed = walk.placed
+    for number in range(done, done + count):
+        temperature = HOT * (COLD / HOT) ** (number / length)
+        call = below(walk.random, t.num_calls)
+        option, mesh = placed.option[call], placed.mesh[call]
+        if not propose(t, walk, call):
+            continue
+        cost = cost_of(t, placed)
+        if not accepted(walk, cost, temperature):
+            placed.option[call], placed.mesh[call] = option, mesh
+            continue
+        walk.cost[0] = cost
+        if cost < MISFIT and cost < walk.cost[1]:
+            walk.cost[1] = cost
+            for other in range(t.num_calls):
+                walk.best_option[other], walk.best_mesh[other] = placed.option[other], placed.mesh[other]
+
+
+@inner
+def accepted(walk: Walk, cost: int, temperature: float) -> bool:
+    """Always if better; else the less likely the worse."""
+    before = walk.cost[0]
+    if cost <= before:
+        return True
+    if cost >= MISFIT:
+        if before < MISFIT:
+            return False
+        cost, before = cost - MISFIT, before - MISFIT
+    return fraction(walk.random) < math.exp((before - cost) / (temperature * before))
+
+
+@inner
+def propose(t: Tables, walk: Walk, call: int) -> bool:
+    """Change a call. Returns False when the mesh drawn suits none of its options."""
+    placed, random = walk.placed, walk.random
+    found, mesh = t.option_class[t.option_start[call] + placed.option[call]], placed.mesh[call]
+    way = below(random, 5)
+    if way == 1:
+        other = below(random, t.num_calls)
+        found, mesh = t.option_class[t.option_start[other] + placed.option[other]], placed.mesh[other]
+    elif way >= 2:
+        if way == 2:
+            found = max(0, min(len(t.class_size) - 1, found - SIMILAR + below(random, 2 * SIMILAR + 1)))
+        else:
+            found = below(random, len(t.class_size))
+        first = t.class_start[found]
+        mesh = t.class_mesh[first + below(random, t.class_start[found + 1] - first)]
+    first, last = walk.kept_start[call, found], walk.kept_start[call, found + 1]
+    if first == last:
+        return False
+    placed.option[call], placed.mesh[call] = walk.kept[first + below(random, last - first)], mesh
+    return True

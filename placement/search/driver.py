@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.search.annealing import MetropolisHastings
 from prefect_rlhf.placement.search.binding import binding_term
 from prefect_rlhf.placement.search.exact import IterativeDeepening
 from prefect_rlhf.placement.search.incumbent import Incumbent
+from prefect_rlhf.placement.search.metropolis import MetropolisHastings
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.placed import evaluate
 from prefect_rlhf.placement.search.problem import Choice, Problem

@@ -1,6 +1,6 @@
-"""The exact search: iterative deepening proves bounds, local search finds plans, each prunes the other.
+"""The exact search: iterative deepening proves bounds, annealing finds plans, each prunes the other.
 
-A plan found by local search lowers the threshold of the round that is under way; a round that ends raises the lower
+A plan found by annealing lowers the threshold of the round that is under way; a round that ends raises the lower
 bound to the least that it left, and the next threshold stands a little above that.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import final
 
+from prefect_rlhf.placement.search.annealing import AnnealingState, begin_annealing, step_annealing
 from prefect_rlhf.placement.search.deepening import (
     BEST,
     EVALUATIONS,
@@ -22,7 +23,6 @@ from prefect_rlhf.placement.search.deepening import (
     lower,
 )
 from prefect_rlhf.placement.search.incumbent import Incumbent
-from prefect_rlhf.placement.search.local import LocalState, begin_local, step_local
 from prefect_rlhf.placement.search.neighbourhood import Neighbourhoods, found_by, step_neighbourhood
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.partial import bound_partial, empty_partial
@@ -36,13 +36,13 @@ MOST_GROWTH = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """Where both searches are. The arrays of `round` and `local` are changed in place.
+    """Where both searches are. The arrays of `round` and `annealing` are changed in place.
 
     `near` is None as long as there is no plan, and when all around the best have been searched.
     """
 
     round: Round
-    local: LocalState
+    annealing: AnnealingState
     lower_bound_us: int
     growth: float
     incumbent: Incumbent | None = None
@@ -55,7 +55,7 @@ class Frontier:
     @property
     def improving_evaluations(self) -> int:
         """Those spent on finding plans, not on bounds."""
-        return self.local.evaluations + self.near_evaluations
+        return self.annealing.evaluations + self.near_evaluations
 
     @property
     def evaluations(self) -> int:
@@ -68,21 +68,21 @@ class Frontier:
 class IterativeDeepening:
     """`growth` is by how much of itself the threshold is first raised; later so that each round costs twice the last.
 
-    `local_share` is how many evaluations local search gets for one of deepening.
+    `improving_share` is how many evaluations the search for plans gets for one of deepening.
     """
 
     seed: int = 0
     max_gap: float = 0.0
     growth: float = 0.0015
-    local_share: float = 0.5
+    improving_share: float = 0.5
 
     def init(self, t: Tables) -> Frontier:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
         round = empty_round(t, decision_order(t))
-        return _next_round(Frontier(round, begin_local(t, self.seed), lower_bound, self.growth))
+        return _next_round(Frontier(round, begin_annealing(t, self.seed), lower_bound, self.growth))
 
     def step(self, t: Tables, state: Frontier) -> Frontier:
-        if state.improving_evaluations < self.local_share * state.round.numbers[EVALUATIONS]:
+        if state.improving_evaluations < self.improving_share * state.round.numbers[EVALUATIONS]:
             return _improve(t, state)
         ended = advance(t, state.round, CHUNK)
         state = _adopt(state, found_by(state.round))
@@ -114,11 +114,10 @@ def _next_round(state: Frontier) -> Frontier:
 
 
 def _improve(t: Tables, state: Frontier) -> Frontier:
-    """One step of the search for a better plan: near the best one while that is new, else from another start."""
-    if state.near is None:
-        local = step_local(t, state.local)
-        found = Incumbent.of(t, local.placed, local.cost) if local.unimproved == t.num_calls else None
-        return _adopt(replace(state, local=local), found)
+    """One step of the search for a better plan: near the best one while that is new, else anywhere."""
+    if state.near is None or state.annealing.evaluations <= state.near_evaluations:
+        annealing = step_annealing(t, state.annealing)
+        return _adopt(replace(state, annealing=annealing), annealing.found)
     near = step_neighbourhood(t, state.near)
     if near is None:
         return replace(state, near=None)
