@@ -20,7 +20,8 @@ Part = Literal["all", "optimizer"]
 class Placement:
     """Where and how one call runs.
 
-    `micro_batches` is per data-parallel replica and mini-batch. `offload` says what of the instance that this call uses
+    `micro_batches` is per data-parallel replica and mini-batch; with vLLM, how many times fewer rows than a replica has
+    its key-value cache holds at once. `offload` says what of the instance that this call uses
     is in host memory whenever no call is using it. `order` are the mesh's devices, by position, in the order of the
     strategy's coordinates; empty: as the mesh lists them. `python` is the engine of compute calls, which use one
     device's host CPU.

@@ -6,7 +6,7 @@ counts the rest at the least it can take. So no plan's augmented graph takes les
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -78,8 +78,9 @@ def restricted_problem(
     found: Mapping[str, tuple[Candidate, ...]],
     iterations: int,
     meshes: Mapping[str, DeviceMesh],
+    admits: Callable[[Call, Placement], bool],
 ) -> PlanProblem:
-    """The same with a mesh for each call, as a preset gives it, so that strategies alone are left to choose.
+    """The same with a mesh for each call, as a preset gives it, and of the ways to run there those that it admits.
 
     Raises InvalidInput where a call does not fit its mesh.
     """
@@ -89,7 +90,11 @@ def restricted_problem(
     kept = {}
     for name, every in _staying(found).items():
         own = classes.index((index[name],))
-        here = [one for one in every if index[name] in line.classes[one.mesh_class]]
+        here = [
+            one
+            for one in every
+            if index[name] in line.classes[one.mesh_class] and admits(setting.graph.call(name), one.placement)
+        ]
         kept[name] = tuple(replace(one, mesh_class=own) for one in here)
         if not kept[name]:
             raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that divides its work and on which it fits")
@@ -177,7 +182,7 @@ def _reallocation(
 def _one_copy(trained: Candidate, reader: Candidate) -> bool:
     """Whether, on equal meshes, both use one copy of the weights."""
     a, b = trained.placement, reader.placement
-    return trained.mesh_class == reader.mesh_class and (a.engine, a.strategy) == (b.engine, b.strategy)
+    return (a.engine, a.strategy) == (b.engine, b.strategy)
 
 
 def least_move_seconds(

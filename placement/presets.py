@@ -1,9 +1,14 @@
-"""Plans by name. Each preset is a rule that gives every call of any graph a placement on the leased mesh."""
+"""Plans by name: `PRESETS` says of each which part of the leased mesh a call gets, and which strategies it may have.
+
+Every preset is a restriction of the space that the planner searches. `preset` takes the first strategies of it that are
+legal and fit; the planner takes its best ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from prefect_rlhf.placement.check import ENGINES, problems
@@ -12,11 +17,50 @@ from prefect_rlhf.placement.fit import DEFAULT_SEQUENCE_LENGTH, check_memory, fi
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Placement
 from prefect_rlhf.placement.strategy import Strategy
 
-Rule = Callable[[Call, DeviceMesh, DataflowGraph], DeviceMesh]
-"""Which part of the leased mesh a call gets; a computation takes its first device."""
+Part = Callable[[Call, DeviceMesh, DataflowGraph, float], DeviceMesh]
+"""Which part of the leased mesh a call gets, given the preset's ratio; a computation takes its first device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A rule that gives every call of any graph its devices.
+
+    `strategies` are those that a call may have on its mesh, the most data parallelism first; where `symmetric`, all
+    calls have the same. `ratio` is the share of the devices that `first` names (a model placement ratio, as Adaptive
+    Placement and Parallelism calls it). `engine` generates; None: any that can. `staleness` is what it is meant for.
+    """
+
+    words: str
+    part: Part
+    strategies: Callable[[DeviceMesh], Iterator[Strategy]]
+    ratio: float | None = None
+    first: str = ""
+    staleness: int = 0
+    symmetric: bool = False
+    engine: EngineKind | None = None
+
+    def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
+        """Raises InvalidInput where the lease has no such part."""
+        try:
+            return self.part(call, lease, graph, 0.5 if self.ratio is None else self.ratio)
+        except InvalidInput as error:
+            raise InvalidInput("mesh", lease.name, error.expected) from None
+
+    def engines(self, call: Call) -> tuple[EngineKind, ...]:
+        """Those that may run the call."""
+        every = ENGINES[call.kind]
+        return (self.engine,) if self.engine in every else every
+
+    def with_ratio(self, ratio: float, name: str) -> Preset:
+        """The same with another share; raises InvalidInput where it has none, or for one outside 0 to 1."""
+        if self.ratio is None:
+            raise InvalidInput("plan", f"{name}:{ratio}", f"{name}: it has no ratio")
+        if not 0 < ratio < 1:
+            raise InvalidInput("plan", f"{name}:{ratio}", f"a share of the devices, between 0 and 1, for {self.first}")
+        return replace(self, ratio=ratio)
 
 
 def preset(
@@ -32,15 +76,13 @@ def preset(
     Where memory is short, frozen roles are offloaded, and then models are split over more devices. Raises InvalidInput
     when no legal plan exists or none fits.
     """
-    rule = PRESETS.get(name)
-    if rule is None:
-        raise InvalidInput("plan", name, f"a plan file or one of the presets {', '.join(PRESETS)}")
+    rule = preset_named(name)
     cluster.check_mesh(mesh)
     refused: list[InvalidInput] = []
     too_large: list[ExecutionPlan] = []
     for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
         try:
-            placements = tuple((call.name, _place(call, rule(call, mesh, graph), graph, least)) for call in graph)
+            placements = tuple((call.name, _place(call, rule, mesh, graph, least)) for call in graph)
         except InvalidInput as error:
             refused.append(error)
             continue
@@ -53,80 +95,76 @@ def preset(
     raise refused[0]
 
 
-def flattening(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
+def preset_named(name: str) -> Preset:
+    """Of a name, or of `name:ratio`. Raises InvalidInput for any other.
+
+    >>> preset_named("separation:0.25").ratio
+    0.25
+    """
+    plain, _, ratio = name.partition(":")
+    rule = PRESETS.get(ALIASES.get(plain, plain))
+    if rule is None:
+        raise InvalidInput("plan", name, f"a plan file or one of the presets {', '.join(PRESETS)}")
+    if not ratio:
+        return rule
+    try:
+        return rule.with_ratio(float(ratio), plain)
+    except ValueError:
+        raise InvalidInput("plan", name, f"a number after {plain}:, the share of the devices") from None
+
+
+def is_preset(name: str) -> bool:
+    """Whether it names a preset, with a ratio or without."""
+    plain = name.partition(":")[0]
+    return ALIASES.get(plain, plain) in PRESETS
+
+
+def everywhere(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
     """Every call on the whole mesh, one after the other."""
     return mesh
 
 
-def side_by_side(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
-    """Reference inference on one half, reward and critic inference on the other, so that they overlap; all else whole.
+def interleaved(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float, critic_apart: bool) -> DeviceMesh:
+    """Inference of frozen models on two parts: those that give log-probabilities on the first, scores on the second.
 
-    Inference calls that give log-probabilities take the first half.
+    With `critic_apart` the critic's inference is on the second too, so that it does not wait for the reference model.
     """
-    if call.kind != "inference":
+    frozen = call.role is not None and graph.trained_by(call.role) is None
+    if call.kind != "inference" or not (frozen or critic_apart):
         return mesh
-    first, second = halves(mesh)
+    first, second = cut(mesh, ratio)
     return first if "logprobs" in call.outputs else second
 
 
-def split(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
-    """Models with a scalar head (critic, reward) on one half, the others on the other; generation on all.
-
-    So actor and critic train at the same time. NeMo-Aligner's placement, as HybridFlow (section 8.3) compares it.
-    """
-    if call.kind == "generate" or call.role is None:
+def halved_by_head(
+    call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float, generate_everywhere: bool
+) -> DeviceMesh:
+    """Models that give tokens (actor, reference) on the first part, the others (critic, reward) on the second."""
+    if call.role is None or (generate_everywhere and call.kind == "generate"):
         return mesh
-    first, second = halves(mesh)
+    first, second = cut(mesh, ratio)
     return second if graph.model(call.role).head == "scalar" else first
 
 
-def separation(call: Call, mesh: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
-    """Generation and inference on one half, training on the other: with staleness 1 both have work at the same time.
-
-    The strategy of that name in Adaptive Placement and Parallelism (Xiao et al. 2023, arXiv:2312.11819, section V-A2):
-    actor and critic have a copy on each half.
-    """
-    first, second = halves(mesh)
+def separated(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
+    """Generation and inference on the first part, training on the second: actor and critic have a copy on each."""
+    first, second = cut(mesh, ratio)
     return second if call.kind in ("train_step", "compute") else first
 
 
-PRESETS: Mapping[str, Rule] = MappingProxyType(
-    {"flattening": flattening, "side_by_side": side_by_side, "split": split, "separation": separation}
-)
-
-
-def halves(mesh: DeviceMesh) -> tuple[DeviceMesh, DeviceMesh]:
-    """Two disjoint meshes of equal size: half of the nodes each, or half of one node's devices.
-
-    >>> [half.name for half in halves(DeviceMesh(0, 1, 0, 2))]
-    ['n0:0', 'n0:1']
-    """
-    if mesh.num_nodes > 1 and mesh.num_nodes % 2 == 0:
-        count = mesh.num_nodes // 2
-        first = replace(mesh, num_nodes=count)
-        return first, replace(first, first_node=mesh.first_node + count)
-    count = mesh.devices_per_node // 2
-    if mesh.num_nodes > 1 or count * 2 != mesh.devices_per_node:
-        raise InvalidInput("mesh", mesh.name, "a mesh of two equal halves for this preset")
-    first = replace(mesh, devices_per_node=count)
-    return first, replace(first, first_device=mesh.first_device + count)
-
-
-def _place(call: Call, mesh: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:
-    """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh."""
-    if call.kind == "compute":
-        first = DeviceMesh(mesh.first_node, 1, mesh.first_device, 1)
-        return Placement(first, Strategy(), "python")
-    refused: list[InvalidInput] = []
-    for strategy in strategies(mesh.num_devices):
-        if strategy.tp * strategy.pp < min(least, mesh.num_devices):
-            continue
-        placement = Placement(mesh, strategy, ENGINES[call.kind][0])
-        found = list(problems(call, placement, graph))
-        if not found:
-            return placement
-        refused.extend(found[:1])
-    raise InvalidInput("mesh", mesh.name, f"devices that divide the work of {call.name} ({refused[0]})")
+def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
+    """Every model on devices of its own: the first trained one has its share, each next one half of what is left."""
+    if call.role is None:
+        return mesh
+    roles = [model.role for model in graph.models]
+    roles.sort(key=lambda role: (graph.trained_by(role) is None, graph.model(role).head == "scalar"))
+    rest = mesh
+    for role in roles[:-1]:
+        mine, rest = cut(rest, ratio)
+        if role == call.role:
+            return mine
+        ratio = 0.5
+    return rest
 
 
 def strategies(num_devices: int) -> Iterator[Strategy]:
@@ -139,3 +177,108 @@ def strategies(num_devices: int) -> Iterator[Strategy]:
         for tp in range(num_devices, 0, -1):
             if num_devices % (dp * tp) == 0:
                 yield Strategy(dp, tp, num_devices // (dp * tp))
+
+
+def _any(mesh: DeviceMesh) -> Iterator[Strategy]:
+    return strategies(mesh.num_devices)
+
+
+def _as_in_pre_training(mesh: DeviceMesh) -> Iterator[Strategy]:
+    """Tensor parallelism within a node, pipelines across nodes, and as much data parallelism as that leaves."""
+    for pp in range(1, mesh.num_nodes + 1):
+        if mesh.num_nodes % pp == 0:
+            yield Strategy(mesh.num_nodes // pp, mesh.devices_per_node, pp)
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "flattening": Preset("every call on all devices, one after the other", everywhere, _any),
+        # Xiao et al. 2023 (arXiv:2312.11819), sections V-A1 and V-A2
+        "interleaving": Preset(
+            "the reference model on one part while the reward model is on the other; the rest on all",
+            partial(interleaved, critic_apart=False),
+            _any,
+            0.5,
+            "the reference model",
+        ),
+        "side_by_side": Preset(
+            "the reference model on one part while reward and critic inference run on the other; the rest on all",
+            partial(interleaved, critic_apart=True),
+            _any,
+            0.5,
+            "the reference model",
+        ),
+        "separation": Preset(
+            "generation and inference on one part, training on the other",
+            separated,
+            _any,
+            0.5,
+            "generation and inference",
+            staleness=1,
+        ),
+        "split": Preset(
+            "critic and reward model on one part, all other models on the other, generation on all",
+            partial(halved_by_head, generate_everywhere=True),
+            _any,
+            0.5,
+            "actor and reference model",
+        ),
+        # Sheng et al. 2024 (arXiv:2409.19256), section 8.3: what NeMo-Aligner and OpenRLHF do; colocate is flattening
+        "hybridflow-split": Preset(
+            "actor and reference model on one part, generation included; critic and reward model on the other",
+            partial(halved_by_head, generate_everywhere=False),
+            _any,
+            0.5,
+            "actor and reference model",
+        ),
+        "standalone": Preset("every model on devices of its own", alone, _any, 0.5, "the actor"),
+        # Mei et al. 2024 (arXiv:2406.14088), section 8.1
+        "real-heuristic": Preset(
+            "every call on all devices in one strategy, as in pre-training: tp within a node, pp and dp across nodes",
+            everywhere,
+            _as_in_pre_training,
+            symmetric=True,
+            engine="megatron",
+        ),
+    }
+)
+"""Every preset by its name."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"colocate": "flattening", "hybridflow-colocate": "flattening"})
+"""Other names of the same: HybridFlow's (section 8.3)."""
+
+
+def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
+    """Two disjoint meshes that make up the whole, the first with about `ratio` of it: whole nodes, or half of one node.
+
+    >>> [part.name for part in cut(DeviceMesh(0, 4, 0, 8), 0.25)]
+    ['n0:0-7', 'n1-3:0-7']
+    """
+    if mesh.num_nodes > 1:
+        count = min(mesh.num_nodes - 1, max(1, round(ratio * mesh.num_nodes)))
+        first = replace(mesh, num_nodes=count)
+        return first, replace(mesh, first_node=mesh.first_node + count, num_nodes=mesh.num_nodes - count)
+    count = mesh.devices_per_node // 2
+    if count * 2 != mesh.devices_per_node or ratio != 0.5:
+        right = "a mesh of two equal halves" if ratio == 0.5 else f"several nodes to give {ratio} of them"
+        raise InvalidInput("mesh", mesh.name, f"{right} for this preset")
+    first = replace(mesh, devices_per_node=count)
+    return first, replace(first, first_device=mesh.first_device + count)
+
+
+def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:
+    """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh."""
+    mesh = rule.mesh(call, lease, graph)
+    if call.kind == "compute":
+        return Placement(DeviceMesh(mesh.first_node, 1, mesh.first_device, 1), Strategy(), "python")
+    refused: list[InvalidInput] = []
+    for strategy in rule.strategies(mesh):
+        if strategy.tp * strategy.pp < min(least, mesh.num_devices):
+            continue
+        placement = Placement(mesh, strategy, rule.engines(call)[0])
+        found = list(problems(call, placement, graph))
+        if not found:
+            return placement
+        refused.extend(found[:1])
+    why = f" ({refused[0]})" if refused else ""
+    raise InvalidInput("mesh", lease.name, f"devices that divide the work of {call.name}{why}")
