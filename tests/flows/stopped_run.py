@@ -1,0 +1,38 @@
+"""A PPO run as a process of its own that hangs where a test says, so that the test can kill it there.
+
+    python -m tests.flows.stopped_run PARAMETERS NUM_DEVICES NODE FILE
+
+When node NODE begins, a pipe that nobody reads takes the place of FILE in the run's folder: who opens it to write
+hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.tasks.dispatch import Dispatcher
+from tests.plan_matrix import leased
+
+
+def main(parameters: str, num_devices: str, node_id: str, file: str) -> None:
+    execute = Dispatcher.execute
+
+    def hang(self, node):
+        if node.id == node_id:
+            place = self.run.run_dir / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.mkfifo(place)
+        return execute(self, node)
+
+    Dispatcher.execute = hang
+    with leased(int(num_devices)):
+        state = ppo(**ppo.validate_parameters(json.loads(Path(parameters).read_text())), return_state=True)
+    print(state.message)  # noqa: T201  the test reads it
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
