@@ -15,7 +15,7 @@ from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger
 
-from prefect_rlhf.flows.hardware import cost_sources
+from prefect_rlhf.flows.profiles import measured_sources, said_of
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 def auto_plan(graph: DataflowGraph, held: Lease, workload: Workload, say: Say) -> ExecutionPlan:
     """The best plan known for this graph on this lease; found now, or by an earlier run of the same."""
-    sources = cost_sources(held)
+    sources = measured_sources(graph.models, held)
     file = PLANS.expanduser() / f"{question(graph, held, workload, sources)}.yaml"
     known = remembered(file, graph, held, say)
     if known is not None:
@@ -48,6 +48,7 @@ def auto_plan(graph: DataflowGraph, held: Lease, workload: Workload, say: Say) -
 
 def search_plan(graph: DataflowGraph, held: Lease, workload: Workload, sources: CostSources, say: Say) -> Planned:
     """Search for some seconds, and say what was found."""
+    say(said_of(sources))
     found = plan_graph(
         graph,
         held.cluster,

@@ -32,8 +32,8 @@ CPU = Hardware(
 )
 """A process with a core of its own, as a rank on a machine without GPUs. It orders plans; a profile says seconds."""
 
-ORCHESTRATION_SECONDS = 0.02
-"""What this controller adds to every task run, measured: docs/measured.md. It does not depend on the devices."""
+ORCHESTRATION_SECONDS = 0.015
+"""What the controller adds to every task run (docs/plans.md). It depends on the controller's machine, not on devices."""
 
 
 def cost_sources(held: Lease, profiles: Iterable[Profile] = ()) -> CostSources:

@@ -13,7 +13,6 @@ from prefect.runtime import flow_run
 
 from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.auto_plan import AUTO, auto_plan, say_in_log, search_plan
-from prefect_rlhf.flows.hardware import cost_sources
 from prefect_rlhf.flows.inputs import Inputs, read_inputs
 from prefect_rlhf.flows.measured_plan import (
     Tried,
@@ -26,6 +25,7 @@ from prefect_rlhf.flows.measured_plan import (
     try_plan,
 )
 from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.profiles import measured_sources, said_of
 from prefect_rlhf.flows.workload import run_workload
 from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.augment import augment
@@ -112,10 +112,13 @@ def planned(asked: Asked, plan: ExecutionPlan, held: Lease, options: RunOptions)
 def prediction(augmented: AugmentedGraph, workload: Workload, held: Lease) -> Prediction | None:
     """What each node will take; hardware that nobody knows stops no run whose plan is given."""
     try:
-        return predict(augmented, workload, cost_sources(held))
+        sources = measured_sources(augmented.graph.models, held)
+        found = predict(augmented, workload, sources)
     except InvalidInput as error:
         say_in_log(f"no predictions: {error}")
         return None
+    say_in_log(said_of(sources))
+    return found
 
 
 def checkpoint_to_resume(graph: DataflowGraph, options: RunOptions) -> Checkpoint | None:
@@ -174,7 +177,7 @@ def choose_plan(name: str, graph: DataflowGraph, held: Lease, workload: Workload
 
 def plans_of(graph: DataflowGraph, held: Lease, workload: Workload, count: int) -> list[ExecutionPlan]:
     """The best plans of a search."""
-    return best_plans(search_plan(graph, held, workload, cost_sources(held), say_in_log), count)
+    return best_plans(search_plan(graph, held, workload, measured_sources(graph.models, held), say_in_log), count)
 
 
 def measured_plans(asked: Asked, held: Lease, options: RunOptions) -> list[Tried]:
@@ -191,7 +194,7 @@ def measured_plans(asked: Asked, held: Lease, options: RunOptions) -> list[Tried
 def two_steps(asked: Asked, plan: ExecutionPlan, held: Lease, options: RunOptions) -> Tried:
     """The run's first steps under a plan, on its devices, with its seed; what they write is thrown away."""
     augmented = first_steps(asked.graph, plan)
-    predicted = predict(augmented, asked.workload, cost_sources(held))
+    predicted = predict(augmented, asked.workload, measured_sources(asked.graph.models, held))
     with TemporaryDirectory(prefix="rlhf-measure-") as folder:
         from_start = replace(asked, checkpoint=None)
         return try_plan(plan, training_run(from_start, augmented, held, options, Path(folder)), predicted)

@@ -40,11 +40,12 @@ class Compared:
 def compare(predicted: Prediction, spans: Sequence[Span]) -> list[Compared]:
     """A row for each node of a step in the order in which they began; then orchestration, and the step: steady state.
 
-    The first step is left out where there are others, since it builds and compiles what later ones reuse.
+    The first step is left out where others train, too, since it builds and compiles what later ones reuse.
     """
     if not spans:
         return []
-    later = [span for span in spans if span.step > min(span.step for span in spans)] or list(spans)
+    trained = sorted({span.step for span in spans if span.kind == "train_step"})
+    later = [span for span in spans if span.step > trained[0]] if len(trained) > 1 else list(spans)
     seconds = seconds_by_subject(predicted)
     runs: dict[str, list[Span]] = defaultdict(list)
     for span in sorted(later, key=lambda span: span.start):

@@ -65,7 +65,7 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "optimizer": "Adam's passes over gradients, weights and moments at memory bandwidth",
         "call": "a constant for each call (ReaL, tables 4 to 6)",
         "transfer": "bytes of weights or rows over the busiest link's bandwidth (ReaL, sections 5.1 and 6)",
-        "orchestration": "a constant for each task run: messages to ranks and Prefect's states (docs/measured.md)",
+        "orchestration": "a constant for each task run: messages to ranks and Prefect's states (docs/plans.md)",
     }
 )
 """Where each term's formula comes from."""

@@ -1,0 +1,123 @@
+"""What planning adds to a run: real Prefect and gangs, tiny models; plans measured, predictions, and a refusal."""
+
+import json
+from pathlib import Path
+
+import pytest
+from prefect.artifacts import Artifact
+from prefect.testing.utilities import prefect_test_harness
+
+from prefect_rlhf.flows import auto_plan, measured_plan
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.errors import OutOfDeviceMemory, PlanDoesNotFit
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.tasks import session
+from prefect_rlhf.tasks.journal import read_spans
+from tests.tiny import ppo_parameters
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect():
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    return ppo_parameters(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """Leases, plans and profiles of this test alone."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(auto_plan, "BUDGET_SECONDS", 0.5)
+
+
+def run(parameters, monkeypatch, device_bytes=8 << 30, **changes):
+    """Run PPO on two devices; the final state."""
+    cluster = ClusterShape("test", 1, 2, device_bytes)
+    held = Lease("test", "test", cluster, cluster.whole, cluster.whole.devices())
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, held.to_json())
+    return ppo(**ppo.validate_parameters(parameters | changes), return_state=True)
+
+
+def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkeypatch):
+    """The one that the estimate likes best is out of memory: it is reported, and left out. The run is predicted, too."""
+    tried, real = [], session.train
+
+    def train_but_the_first(run, *others):
+        tried.append(run)
+        if len(tried) == 1:
+            raise OutOfDeviceMemory("rank 1: planted")
+        real(run, *others)
+
+    monkeypatch.setattr(measured_plan, "train", train_but_the_first)
+    state = run(parameters, monkeypatch, plan="measure(2)", steps=1)
+    assert state.is_completed(), state.message
+    run_dir = Path(state.result()["run_dir"])
+
+    failed, ran = json.loads((run_dir / "measured_plans.json").read_text())["plans"]
+    assert failed["failure"] == "OutOfDeviceMemory: rank 1: planted"
+    assert (failed["measured_seconds"], failed["chosen"]) == (None, False)
+    assert ran["measured_seconds"] > 0 and ran["predicted_seconds"] > failed["predicted_seconds"] > 0
+    assert ran["chosen"] and (run_dir / "plan.yaml").read_text() == ran["plan"]
+    assert "planted" in Artifact.get("measured-plans").data
+    assert not any(one.run_dir.exists() for one in tried)
+    assert {one.seed for one in tried} == {1}
+
+    kept = {"plan.yaml", "certificate.json", "plan.svg", "measured_plans.json", "task_runs.jsonl", "metrics.jsonl"}
+    written = {path.name for path in run_dir.iterdir()}
+    assert written == kept | {"actor", "critic", "rollouts", "evaluation"}
+    assert json.loads((run_dir / "certificate.json").read_text())["fits"] is True
+    assert (run_dir / "plan.svg").read_text().startswith("<svg")
+    check_predictions(read_spans(run_dir))
+
+
+def check_predictions(spans):
+    """Every node with a source of times has its prediction beside what was measured; others plainly have none."""
+    unknown = {span.kind for span in spans if span.predicted_seconds is None}
+    assert unknown == {"compute", "export"}
+    predicted = [span for span in spans if span.kind not in unknown]
+    assert all(span.predicted_seconds >= 0 for span in predicted)
+    assert {"generate", "inference", "train_step"} <= {span.kind for span in predicted if span.predicted_seconds > 0}
+    assert "record_evaluation" in {span.call for span in spans}
+    table = json.loads(Artifact.get("predicted-and-measured").data)
+    rows = {row["node"]: row for row in table}
+    assert rows["actor_train"]["predicted s"] and rows["actor_train"]["measured s"] and rows["actor_train"]["ratio"]
+    assert rows["record_rollouts"]["predicted s"] == ""
+    assert rows["step"]["predicted s"] and rows["step"]["measured s"]
+    assert "data:image/svg+xml" in Artifact.get("estimate").data
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_plan_that_does_not_fit_ends_the_run_in_one_line_with_table_and_json_beside_it(
+    parameters, monkeypatch, dry_run
+):
+    state = run(parameters, monkeypatch, device_bytes=1 << 20, dry_run=dry_run)
+    assert state.is_failed()
+    assert state.message.startswith("PlanDoesNotFit: plan flattening: memory of n0:0: got '")
+    assert "\n" not in state.message
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, PlanDoesNotFit)
+    shown = Artifact.get("does-not-fit").data
+    assert error.report in shown and "What would make it fit" in shown
+    details = json.loads(shown.partition("```json\n")[2].partition("\n```")[0])
+    assert details["certificate"]["peaks"][0]["device"] == "n0:0"
+    assert details["certificate"]["fits"] is False
+
+
+def test_a_dry_run_shows_the_plan_that_would_be_measured_first(parameters, monkeypatch):
+    monkeypatch.setattr(measured_plan, "train", lambda *_: pytest.fail("a dry run takes no device"))
+    state = run(parameters, monkeypatch, plan="measure(2)", dry_run=True)
+    assert state.is_completed(), state.message
+    assert state.result()["dry_run"]
+
+
+def test_a_number_of_plans_that_cannot_be_measured_ends_the_run_in_one_line(parameters, monkeypatch):
+    state = run(parameters, monkeypatch, plan="measure(many)")
+    assert state.is_failed()
+    assert state.message.startswith("InvalidInput: plan: got 'measure(many)', expected measure(k)")
