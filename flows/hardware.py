@@ -33,7 +33,7 @@ CPU = Hardware(
 """A process with a core of its own, as a rank on a machine without GPUs. It orders plans; a profile says seconds."""
 
 ORCHESTRATION_SECONDS = 0.015
-"""What the controller adds to every task run (docs/plans.md). It depends on the controller's machine, not on devices."""
+"""What the controller adds to every task run (docs/plans.md): a matter of its own machine, not of devices."""
 
 
 def cost_sources(held: Lease, profiles: Iterable[Profile] = ()) -> CostSources:

@@ -46,7 +46,7 @@ def run(parameters, monkeypatch, device_bytes=8 << 30, **changes):
 
 
 def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkeypatch):
-    """The one that the estimate likes best is out of memory: it is reported, and left out. The run is predicted, too."""
+    """The one that the estimate likes best is out of memory: it is said, and left out. The run is predicted, too."""
     tried, real = [], session.train
 
     def train_but_the_first(run, *others):
