@@ -78,7 +78,11 @@ def main() -> None:
     """Profile, predict, run, compare, print."""
     arguments = parse_arguments()
     work = PPOWork(
-        batch_size=arguments.batch_size, steps=arguments.steps, threads=arguments.ranks, prompts=arguments.prompts
+        batch_size=arguments.batch_size,
+        epochs=arguments.epochs,
+        steps=arguments.steps,
+        threads=arguments.ranks,
+        prompts=arguments.prompts,
     )
     if missing := missing_files(work):
         sys.exit(f"{missing[0]} does not exist; `make demo` writes it")
@@ -98,6 +102,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, choices=sorted(PLANS), default=2)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--prompts", default=PPOWork.prompts)
     parser.add_argument("--plans", help="only these, by name")
     parser.add_argument("--profile", choices=["again"], help="even if there is one")
@@ -113,7 +118,7 @@ def ensure_profile(work: PPOWork, again: bool) -> None:
 
 
 def few_prompts(prompts: str, out: Path) -> str:
-    """The same with few held-out ones: evaluation, before the first step and after the last, is not what is measured."""
+    """The same with few held-out ones: evaluation, before the first step and after the last, is not measured."""
     table = pq.read_table(prompts)
     held_out = table.filter(pc.field("split") == "held_out").slice(0, HELD_OUT)
     pq.write_table(pa.concat_tables([table.filter(pc.field("split") == "train"), held_out]), out)
