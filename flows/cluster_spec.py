@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.flows.hardware import CPU, NETWORK, ORCHESTRATION_SECONDS, cost_sources
+from prefect_rlhf.flows.hardware import CPU, NETWORK, ORCHESTRATION_SECONDS
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.devices import GIB, NETWORKS, Hardware, Network, device_kind
+from prefect_rlhf.placement.devices import GIB, NETWORKS, Hardware, Network, device_kind, relative_speeds
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import DeviceKind, Lease
+from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 
 _GROUP = re.compile(r"(\d+)x(\d+):([\w. -]+)")
@@ -46,11 +46,6 @@ class Site:
     mesh: DeviceMesh
     sources: CostSources
     kind: DeviceKind
-
-    @classmethod
-    def of_lease(cls, held: Lease) -> Site:
-        """The mesh that a worker gives, or in a dry run would give."""
-        return cls(held.cluster, held.mesh, cost_sources(held), held.kind)
 
     def with_profiles(self, profiles: Iterable[Profile]) -> Site:
         """The same with measured times."""
@@ -95,6 +90,7 @@ def site(
     if len(set(memory)) > 1:
         shape = shape.with_memory(memory)
     hardware = tuple(group.hardware(between) for group in nodes)
+    shape = shape.with_speeds(relative_speeds(hardware))
     sources = CostSources(hardware, orchestration_seconds=ORCHESTRATION_SECONDS)
     return Site(shape, shape.whole, sources, "cpu" if kinds == {"cpu"} else "cuda")
 

@@ -6,7 +6,7 @@ ReaL's appendix tables 4 to 6 (H100, 7B), and hold for every kind of call, plan,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
@@ -97,6 +97,16 @@ class Hardware:
             device.host_bytes_per_second * reached,
             self.efficiency.link_latency_seconds,
         )
+
+
+def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
+    """How fast each node's devices are, in parts of the fastest's peak, for dealing rows; empty where all are alike.
+
+    >>> relative_speeds([Hardware(DEVICE_KINDS[kind], 8) for kind in ("a100-80", "v100-32")])
+    (1.0, 0.401)
+    """
+    peaks = [kind.device.bfloat16_flops for kind in nodes]
+    return () if len(set(peaks)) == 1 else tuple(round(peak / max(peaks), 3) for peak in peaks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,14 @@ from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.mesh_line import MeshLine
+from prefect_rlhf.placement.pins import pinned
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement
 from prefect_rlhf.placement.plan_problem import PlanProblem, all_candidates, plan_problem, restricted_problem
 from prefect_rlhf.placement.presets import PRESETS, Preset, preset_named
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
 from prefect_rlhf.placement.search.problem import Problem
 from prefect_rlhf.placement.strategy import Strategy
-from prefect_rlhf.placement.turns import staying_where_it_may, turns_problem
+from prefect_rlhf.placement.turns import staying_where_it_may, turns_bound, turns_problem
 
 FIRST_SHARE = 0.5  # of the budget, for the search of the whole space
 FITTING_SHARE = 0.2  # for each other way to count memory, where its plan does not fit
@@ -148,17 +149,19 @@ def plan_graph(
     method: Method = "exact",
     kind: DeviceKind = "cuda",
     progress: Callable[[Progress], None] | None = None,
+    pins: Mapping[str, DeviceMesh] | None = None,
 ) -> Planned:
     """The best plan of `graph` on the leased `mesh` that was found within about `budget_seconds` of search.
 
-    Raises InvalidInput for a budget that is not positive, a mesh outside the cluster, and when no plan fits.
+    `pins` are calls that must be on these meshes. Raises InvalidInput for a budget that is not positive, a mesh outside
+    the cluster, and when no plan fits.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     cluster.check_mesh(mesh)
     planner = Planner(graph, cluster, mesh, workload, sources, kind)
     setting = planner.setting()
-    every = all_candidates(setting)
+    setting, every = pinned(setting, all_candidates(setting), pins or {})
     posed = plan_problem(setting, every, ITERATIONS)
     first = search(posed.problem, FIRST_SHARE * budget_seconds, method, progress=progress)
     presets = tuple(_preset(planner, setting, every, name, PRESET_SHARE * budget_seconds) for name in PRESETS)
@@ -206,11 +209,8 @@ def _in_turns(
     planner: Planner, setting: Setting, every: Candidates, budget_seconds: float, method: Method
 ) -> tuple[list[ExecutionPlan], SearchResult]:
     """A plan that fits because models leave their devices in turns, if any does, and the search that bounds it."""
-    least = turns_problem(setting, every, ITERATIONS, "least")
-    bounded, posed = (
-        search(least.problem, budget_seconds / 2, method),
-        turns_problem(setting, every, ITERATIONS, "most"),
-    )
+    bounded = search(turns_bound(setting, every, ITERATIONS).problem, budget_seconds / 2, method)
+    posed = turns_problem(setting, every, ITERATIONS)
     for share in TIGHTER:
         found = search(_with_memory(posed.problem, share), budget_seconds / 2 / len(TIGHTER), method)
         plan = planner.plan("auto", posed, found)

@@ -14,28 +14,39 @@ from numpy.typing import NDArray
 
 from prefect_rlhf.placement.candidates import Candidate, Held, Setting
 from prefect_rlhf.placement.certificate import usable_bytes
+from prefect_rlhf.placement.cost.call_bytes import static_bytes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload
-from prefect_rlhf.placement.plan_problem import Counted, PlanProblem, plan_problem
+from prefect_rlhf.placement.plan_problem import PlanProblem, plan_problem
 from prefect_rlhf.placement.search.problem import PairNode, ProblemNode
 
+Candidates = Mapping[str, tuple[Candidate, ...]]
 FORBIDDEN = 10**12  # microseconds, of a move for which there is no room
 
 
-def turns_problem(
-    setting: Setting, found: Mapping[str, tuple[Candidate, ...]], iterations: int, counted: Counted
-) -> PlanProblem:
+def turns_bound(setting: Setting, found: Candidates, iterations: int) -> PlanProblem:
     """The problem in which nothing is on a device but while it is used; `found` are all candidates.
 
-    What trained models take over the host link counts as nothing. So with bytes counted at the least its bound holds
-    for plans that offload less, too.
+    What trained models take over the host link counts as nothing, so its bound holds for plans that offload less, too.
     """
-    stay = {name: _leaving_or_all(every) for name, every in found.items()}
-    leave = {name: tuple(_leaves(one, counted) for one in every) for name, every in stay.items()}
-    posed = plan_problem(setting, leave, iterations)
-    nodes = tuple(_with_room(node, stay, setting) for node in posed.problem.nodes)
-    return PlanProblem(replace(posed.problem, nodes=nodes), leave)
+    stay = {name: _offloaded_or_all(every) for name, every in found.items()}
+    leave = {name: tuple(_away(one) for one in every) for name, every in stay.items()}
+    return _with_room(plan_problem(setting, leave, iterations), stay, setting)
+
+
+def turns_problem(setting: Setting, found: Candidates, iterations: int) -> PlanProblem:
+    """The problem whose plans are run: a model stays, or comes for each call and goes after it while devices wait."""
+    stay: dict[str, tuple[Candidate, ...]] = {}
+    choice: dict[str, tuple[Candidate, ...]] = {}
+    for name, every in found.items():
+        call, resident = setting.graph.call(name), [one for one in every if one.placement.offload == "none"]
+        leaving = [_in_turn(call, one, setting) for one in resident]
+        staying = [] if call.kind == "train_step" else [replace(one, least=one.most) for one in resident]
+        stay[name], choice[name] = tuple(resident + resident[: len(staying)]), tuple(leaving + staying)
+    return _with_room(plan_problem(setting, choice, iterations), stay, setting)
 
 
 def staying_where_it_may(
@@ -62,18 +73,38 @@ def _staying(plan: ExecutionPlan, calls: Sequence[Call]) -> Iterator[ExecutionPl
         yield replace(plan, placements=tuple(placed))
 
 
-def _leaving_or_all(every: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
+def _offloaded_or_all(every: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
     """Those that are offloaded, whose time on the host link is known; of a trained model, all."""
     return tuple(one for one in every if one.placement.offload == "all") or every
 
 
-def _leaves(one: Candidate, counted: Counted) -> Candidate:
-    peak = one.least.peak if counted == "least" else one.most.peak
-    return replace(one, placement=replace(one.placement, offload="all"), least=Held(0, peak))
+def _away(one: Candidate) -> Candidate:
+    return replace(one, placement=replace(one.placement, offload="all"), least=Held(0, one.least.peak))
 
 
-def _with_room(node: ProblemNode, stay: Mapping[str, tuple[Candidate, ...]], setting: Setting) -> ProblemNode:
-    """Moves of weights, without those between overlapping meshes that cannot hold both copies."""
+def _in_turn(call: Call, one: Candidate, setting: Setting) -> Candidate:
+    """It with its weights, or all that its training keeps, brought before and taken away after it."""
+    both_ways = 2 * _host_seconds(call, one, setting)
+    placement, seconds = replace(one.placement, offload="all"), one.seconds + both_ways
+    return replace(one, placement=placement, seconds=seconds, least=Held(0, one.most.peak))
+
+
+def _host_seconds(call: Call, one: Candidate, setting: Setting) -> float:
+    """One way over the host link, without gradients, which come back as zeros."""
+    strategy, sizes = one.placement.strategy, ModelSizes.of(setting.graph.model(call.role or ""))
+    trains = call.kind == "train_step"
+    held = (static_bytes(Execution(strategy), sizes, trains, stage) for stage in {0, strategy.pp - 1})
+    links = setting.sources.links((one.placement.mesh,))
+    return links.seconds(max(one.weights + one.optimizer for one in held), "host")
+
+
+def _with_room(posed: PlanProblem, stay: Candidates, setting: Setting) -> PlanProblem:
+    """Without moves of weights between overlapping meshes that cannot hold both copies; `stay` has their bytes."""
+    nodes = tuple(_roomy(node, stay, setting) for node in posed.problem.nodes)
+    return replace(posed, problem=replace(posed.problem, nodes=nodes))
+
+
+def _roomy(node: ProblemNode, stay: Candidates, setting: Setting) -> ProblemNode:
     if not isinstance(node, PairNode) or node.microseconds.ndim == 2:
         return node
     trained, readers = stay[node.first], stay[node.second]

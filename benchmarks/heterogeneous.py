@@ -1,0 +1,146 @@
+"""Two kinds of nodes: APP's table III (33B models, 8 A100 alone, and with 8 V100 of 32 GB), planned without devices.
+
+Run: python -m benchmarks.heterogeneous [--batch-sizes 16 32 64] [--budget-seconds 10]
+
+The paper (Xiao et al. 2023, arXiv:2312.11819, section VI-B) keeps all four models at 33B, prompts and responses at 256
+tokens, one epoch of one batch, and takes the largest batch that fits; it does not say which. Nor does it say what
+connects the two kinds; 200 Gbit/s, the least that it names, is assumed. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from prefect_rlhf.flows.plan_options import PlanOptions
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.what_if import what_if
+from prefect_rlhf.placement.draw import table
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.estimate import training
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.planner import Planned, plan_graph
+
+ALONE, BOTH = "1x8:a100-80", "1x8:a100-80+1x8:v100-32"
+PAPERS = {"a100 alone": 0.69, "app": 0.79}  # samples per second, table III: Flattening, Heterogeneous Separation
+APPS_PINS = {"ref_inference": DeviceMesh.parse("n1:0-3"), "reward_inference": DeviceMesh.parse("n1:4-7")}
+"""Reference and reward model on four V100s each; the rest stays on the A100s, where the search may place it."""
+KINDS = ("A100", "V100")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row: a name, the cluster, and which calls must be where."""
+
+    name: str
+    cluster: str
+    pins: Mapping[str, DeviceMesh]
+
+
+def settings(calls: list[str]) -> Iterator[Setting]:
+    """The A100s alone, APP's placement, and the best that is found on both kinds."""
+    yield Setting("a100 alone", ALONE, {})
+    rest = {name: DeviceMesh.parse("n0:0-7") for name in calls if name not in APPS_PINS}
+    yield Setting("app", BOTH, {**APPS_PINS, **rest})
+    yield Setting("both kinds", BOTH, {})
+
+
+def planned(setting: Setting, model: str, batch_size: int, budget_seconds: float) -> Planned:
+    """The plan for PPO with four models of one size. Raises InvalidInput where none fits."""
+    update = {"update": {"mini_batches": 1, "epochs": 1}}
+    asked = what_if(
+        ppo,
+        PlanOptions(
+            cluster=setting.cluster,
+            network="200",
+            models={"actor": model, "critic": model},
+            prompt_length="256",
+            response_length="256",
+            batch_size=batch_size,
+            parameters={"algo": update},
+        ),
+    )
+    site = asked.site
+    return plan_graph(
+        training(asked.graph),
+        site.cluster,
+        site.mesh,
+        asked.workload,
+        site.sources,
+        budget_seconds,
+        pins=setting.pins,
+    )
+
+
+def row(setting: Setting, batch_size: int, found: Planned) -> dict[str, object]:
+    """What a plan says, and which calls it puts on which kind."""
+    nodes = {
+        name: {KINDS[device.node] for device in placed.mesh.devices()}
+        for name, placed in found.plan.placements
+        if placed.engine != "python"
+    }
+    return {
+        "setting": setting.name,
+        "batch_size": batch_size,
+        "seconds": found.seconds,
+        "samples_per_second": batch_size / found.seconds,
+        "lower_bound_seconds": found.lower_bound_seconds,
+        "on_v100": sorted(name for name, kinds in nodes.items() if "V100" in kinds),
+    }
+
+
+def words(found: Mapping[str, object]) -> dict[str, str]:
+    """A row for people."""
+    shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in found.items()}
+    on_v100 = found["on_v100"]
+    assert isinstance(on_v100, list)  # see row
+    return shown | {"on_v100": ", ".join(on_v100) or "-"}
+
+
+def gain(rows: list[dict[str, object]], setting: str) -> float | None:
+    """By how much its best throughput is above that of the A100s alone; None where one of them has no plan."""
+    best = {
+        name: max((_rate(one) for one in rows if one["setting"] == name), default=0.0)
+        for name in ("a100 alone", setting)
+    }
+    return best[setting] / best["a100 alone"] - 1 if all(best.values()) else None
+
+
+def _rate(found: Mapping[str, object]) -> float:
+    rate = found["samples_per_second"]
+    assert isinstance(rate, float)  # see row
+    return rate
+
+
+def main() -> None:
+    """Print a table, the gains beside the paper's, and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-33b", help="shape of all four models")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--budget-seconds", type=float, default=10.0, help="of search, for each plan")
+    options = parser.parse_args()
+    calls = ["actor_generate", "critic_inference", "actor_train", "critic_train"]
+    rows: list[dict[str, object]] = []
+    for setting in settings(calls):
+        for batch_size in options.batch_sizes:
+            try:
+                rows.append(
+                    row(setting, batch_size, planned(setting, options.model, batch_size, options.budget_seconds))
+                )
+            except InvalidInput as error:
+                print(f"{setting.name}, batch {batch_size}: {error}")
+    print(table([words(one) for one in rows]))
+    gains = {name: gain(rows, name) for name in ("app", "both kinds")}
+    for name, by in gains.items():
+        print(
+            f"{name}: {'no plan to compare' if by is None else f'{by:+.1%}'} in samples per second over the A100s alone"
+        )
+    paper = PAPERS["app"] / PAPERS["a100 alone"] - 1
+    print(f"the paper: {paper:+.1%} ({PAPERS['a100 alone']} to {PAPERS['app']} samples per second)")
+    print(json.dumps({"rows": rows, "gains": gains, "paper": paper}))
+
+
+if __name__ == "__main__":
+    main()
