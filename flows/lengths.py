@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
@@ -59,3 +59,16 @@ def distribution(lengths: Sequence[int]) -> Lengths:
 def reaching(lengths: Lengths, longest: int) -> Lengths:
     """The same, of which none but the memory certificate sees that a row may have `longest` tokens."""
     return lengths if lengths.longest >= longest else Lengths((*lengths.shares, (longest, 0.0)))
+
+
+def together(prompts: Lengths, answers: Lengths) -> Lengths:
+    """Of whole rows, whose prompts and answers have nothing to do with each other's length.
+
+    >>> together(Lengths.fixed(10), Lengths.of({1: 1, 2: 1})).shares
+    ((11, 0.5), (12, 0.5))
+    """
+    shares: dict[int, float] = defaultdict(float)
+    for prompt, one in prompts.shares:
+        for answer, other in answers.shares:
+            shares[prompt + answer] += one * other
+    return Lengths.of(dict(shares))

@@ -27,6 +27,12 @@ class Form(Settings):
             for name, field in cls.model_fields.items()
         ]
 
+    @classmethod
+    def described(cls, doc: str) -> str:
+        """`doc` with a section of arguments: there Prefect's form finds the descriptions of parameters."""
+        lines = [f"    {name}: {field.description}" for name, field in cls.model_fields.items()]
+        return "\n".join([doc, "", "Args:", *lines])
+
 
 def _default(field: FieldInfo) -> Any:
     return inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)

@@ -52,7 +52,7 @@ def entry_point(algorithm: Algorithm) -> Callable[..., Any]:
 
     body = algorithm.body
     entry.__name__, entry.__qualname__, entry.__module__ = body.__name__, body.__qualname__, body.__module__
-    entry.__doc__ = _with_descriptions(inspect.getdoc(body) or algorithm.name)
+    entry.__doc__ = RunOptions.described(inspect.getdoc(body) or algorithm.name)
     entry.__signature__ = inspect.Signature(_parameters(body), return_annotation=dict)  # type: ignore[attr-defined]  # read by inspect
     entry.__annotations__ = {parameter.name: parameter.annotation for parameter in _parameters(body)}
     entry.algorithm = algorithm  # type: ignore[attr-defined]  # functions take attributes; AlgorithmFlow.algorithm reads it
@@ -66,9 +66,3 @@ def _parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
         for name, parameter in inspect.signature(body).parameters.items()
     ]
     return [*own, *RunOptions.signature()]
-
-
-def _with_descriptions(doc: str) -> str:
-    """Prefect's form takes the descriptions of parameters from the docstring's section of arguments."""
-    lines = [f"    {name}: {field.description}" for name, field in RunOptions.model_fields.items()]
-    return "\n".join([doc, "", "Args:", *lines])
