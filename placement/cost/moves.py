@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -87,7 +88,8 @@ def host_seconds(num_bytes: float, links: Links) -> float:
     return links.seconds(num_bytes, "host")
 
 
-def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> list[Flow]:
+@lru_cache(maxsize=64)  # a plan's steps all move the same
+def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> tuple[Flow, ...]:
     """What `reshard` would move between two instances' devices, counted in closed form per pair of stages and tp parts.
 
     A device keeps what it holds already; the rest comes from holders on its node, equally from each, or from holders on
@@ -103,7 +105,7 @@ def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: Mode
             givers = _nearest(device, holders[part])
             for giver in givers:
                 flows[giver, device] += elements * sizes.item / len(givers)
-    return [Flow(giver, device, num_bytes) for (giver, device), num_bytes in flows.items()]
+    return tuple(Flow(giver, device, num_bytes) for (giver, device), num_bytes in flows.items())
 
 
 def _placed(instance: ModelInstance) -> Iterable[tuple[Device, Coordinate]]:
