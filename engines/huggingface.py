@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect_rlhf.engines.tensor_files import SINGLE, StoredTensor, stored_tensors, write_tensors
+from prefect_rlhf.engines.tensor_files import MAX_FILE_BYTES, StoredTensor, stored_tensors, write_folder_of_tensors
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.parameters import parameters
@@ -58,9 +58,13 @@ def read_shape(role: str, path: str | Path) -> TransformerShape:
 
 
 def write_folder(
-    path: str | Path, spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]], tokenizer: str | Path
+    path: str | Path,
+    spec: ModelSpec,
+    tensors: Iterable[tuple[str, Tensor]],
+    tokenizer: str | Path,
+    max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """Write a folder that plain `transformers` loads: config.json, one safetensors file, the tokenizer's files.
+    """Write a folder that plain `transformers` loads: config.json, safetensors files, the tokenizer's files.
 
     `tensors` come one by one under their Hugging Face names, whole, in any order, and are written as `spec.dtype`. The
     folder appears under its name only when it is complete.
@@ -69,7 +73,8 @@ def write_folder(
     part = target.with_name(target.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    write_tensors(part / SINGLE, {p.name: p.shape for p in parameters(spec)}, spec.dtype, tensors)
+    shapes = {p.name: p.shape for p in parameters(spec)}
+    write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes)
     (part / "config.json").write_text(json.dumps(_config_of(spec, Path(tokenizer)), indent=2) + "\n")
     for name in TOKENIZER_FILES:
         if (Path(tokenizer) / name).is_file():

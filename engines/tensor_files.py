@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
+MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +89,58 @@ def write_tensors(
 
     Raises ValueError when a tensor is missing or has another shape.
     """
-    offsets, end = {}, 0
+    _write({file: shapes}, dtype, tensors)
+
+
+def write_folder_of_tensors(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    tensors: Iterable[tuple[str, Tensor]],
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """As `write_tensors`, into as many files with an index as keep each within `max_file_bytes`, or a single one."""
+    parts = _parts(shapes, dtype, max_file_bytes)
+    if len(parts) == 1:
+        write_tensors(folder / SINGLE, shapes, dtype, tensors)
+        return
+    files = {f"model-{i:05d}-of-{len(parts):05d}.safetensors": part for i, part in enumerate(parts, start=1)}
+    _write({folder / name: part for name, part in files.items()}, dtype, tensors)
+    weight_map = {name: file for file, part in files.items() for name in part}
+    total = sum(_num_bytes(shape, dtype) for shape in shapes.values())
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
+
+
+def _parts(shapes: Mapping[str, tuple[int, ...]], dtype: str, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:
+    """The tensors in their order, cut before each that would not fit any more."""
+    parts: list[dict[str, tuple[int, ...]]] = [{}]
+    filled = 0
     for name, shape in shapes.items():
-        offsets[name] = (end, end := end + _num_elements(shape) * ITEM_BYTES[FORMATS[dtype]])
+        size = _num_bytes(shape, dtype)
+        if parts[-1] and filled + size > max_bytes:
+            parts.append({})
+            filled = 0
+        parts[-1][name] = shape
+        filled += size
+    return parts
+
+
+def _write(
+    files: Mapping[Path, Mapping[str, tuple[int, ...]]], dtype: str, tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Make room for all tensors in all files, then write each where it belongs as it comes."""
+    shapes = {name: shape for part in files.values() for name, shape in part.items()}
+    places: dict[str, tuple[Any, int]] = {}
     missing = set(shapes)
-    with file.open("wb") as out:
-        data_start = _write_header(out, shapes, dtype, offsets)
-        out.truncate(data_start + end)
+    with ExitStack() as stack:
+        for file, part in files.items():
+            out = stack.enter_context(file.open("wb"))
+            places |= {name: (out, offset) for name, offset in _reserve(out, part, dtype).items()}
         for name, tensor in tensors:
             if tuple(tensor.shape) != shapes.get(name):
                 raise ValueError(f"tensor {name}: got shape {tuple(tensor.shape)}, expected {shapes.get(name)}")
-            out.seek(data_start + offsets[name][0])
+            out, offset = places[name]
+            out.seek(offset)
             out.write(_bytes_of(tensor, dtype))
             missing.discard(name)
     if missing:
@@ -133,30 +177,30 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
     return header, size - 8 - length
 
 
-def _write_header(
-    out: Any, shapes: Mapping[str, tuple[int, ...]], dtype: str, offsets: Mapping[str, tuple[int, int]]
-) -> int:
-    """Write the header; return where the data starts."""
+def _reserve(out: Any, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, int]:
+    """Write the header and make the file as long as it will be; return where each tensor's bytes begin."""
+    spans, end = {}, 0
+    for name, shape in shapes.items():
+        spans[name] = (end, end := end + _num_bytes(shape, dtype))
     entries: dict[str, Any] = {
-        name: {"dtype": FORMATS[dtype], "shape": list(shape), "data_offsets": list(offsets[name])}
+        name: {"dtype": FORMATS[dtype], "shape": list(shape), "data_offsets": list(spans[name])}
         for name, shape in shapes.items()
     }
     text = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
     text += b" " * (-len(text) % 8)  # readers want aligned data
     out.write(struct.pack("<Q", len(text)) + text)
-    return 8 + len(text)
+    data_start = 8 + len(text)
+    out.truncate(data_start + end)
+    return {name: data_start + first for name, (first, _) in spans.items()}
 
 
-def _bytes_of(tensor: Tensor, dtype: str) -> bytes:
+def _bytes_of(tensor: Tensor, dtype: str) -> memoryview:
     import torch  # only here: reading headers must not need it
 
     wanted = torch.float32 if dtype == "float32" else torch.bfloat16
-    raw: bytes = tensor.detach().cpu().to(wanted).contiguous().view(torch.uint8).numpy().tobytes()
+    raw: memoryview = tensor.detach().cpu().to(wanted).contiguous().view(-1).view(torch.uint8).numpy().data
     return raw
 
 
-def _num_elements(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product
+def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return prod(shape) * ITEM_BYTES[FORMATS[dtype]]
