@@ -51,33 +51,37 @@ def scratch_for(t: Tables) -> Scratch:
 
 
 @inner
-def fill_areas(t: Tables, option: Ints, overlap: Ints, us: Ints, area: Ints) -> None:
-    """Write each node's area: microseconds times the fewest devices that it can occupy."""
+def fill_areas(t: Tables, option: Ints, least_area: Ints, least_size: Ints, us: Ints, area: Ints) -> None:
+    """Write each node's area: microseconds times the fewest devices that it can occupy.
+
+    `least_area` and `least_size` are those of the undecided calls.
+    """
     for node in range(t.num_nodes):
         first = t.first[node]
         if t.kind[node] == LINK:
             area[node] = 0
         elif t.kind[node] == PAIR:
-            area[node] = us[node] * pair_size(t, option, overlap, node)
+            area[node] = us[node] * pair_size(t, option, least_size, node)
         elif option[first] >= 0:
-            area[node] = us[node] * call_size(t, option, first)
+            area[node] = us[node] * call_size(t, option, least_size, first)
         else:
-            area[node] = t.least_area[first]
+            area[node] = least_area[first]
 
 
 @inner
-def call_size(t: Tables, option: Ints, call: int) -> int:
+def call_size(t: Tables, option: Ints, least_size: Ints, call: int) -> int:
     """Devices of a call's mesh; the fewest possible where it is undecided."""
     if option[call] < 0:
-        return t.least_size[call]
+        return least_size[call]
     return t.class_size[t.option_class[t.option_start[call] + option[call]]]
 
 
 @inner
-def pair_size(t: Tables, option: Ints, overlap: Ints, node: int) -> int:
+def pair_size(t: Tables, option: Ints, least_size: Ints, node: int) -> int:
     """Devices of the mesh or meshes that a pair node occupies, at least."""
     first, second = t.first[node], t.second[node]
-    size_first, size_second = call_size(t, option, first), call_size(t, option, second)
+    size_first = call_size(t, option, least_size, first)
+    size_second = call_size(t, option, least_size, second)
     if t.resources[node] == 1 << first:
         return size_first
     if t.resources[node] == 1 << second:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import compiled, inner
+from prefect_rlhf.placement.search.domains import deeper, narrow
 from prefect_rlhf.placement.search.lay_out import lay_out
 from prefect_rlhf.placement.search.partial import (
     Partial,
@@ -34,6 +35,7 @@ from prefect_rlhf.placement.search.simulate import Agenda, agenda_for, fill_dura
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
 
 INFINITE = 1 << 62
+FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
 
 class Round(NamedTuple):
@@ -43,6 +45,7 @@ class Round(NamedTuple):
     sorted_options: Ints  # options of each call by mesh class, then duration, at option_start
     last_of_class: Ints  # for each of these, where in the call's order the last of its class stands
     level_call: Ints  # [L]
+    level_depth: Ints  # [L]: calls before it
     level_other: Ints  # [L]: the earlier call that a relation is with; UNDECIDED where the level is an option
     cursor: Ints  # [L]
     partial: Partial
@@ -51,15 +54,17 @@ class Round(NamedTuple):
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
+    left: Ints  # [2]: see below
     numbers: Ints  # see below
 
 
-LEVEL, FLOOR, THRESHOLD, LEAST_LEFT, BEST, EVALUATIONS = range(6)  # what stands where in `Round.numbers`
+LEVEL, FLOOR, THRESHOLD, BEST = range(4)  # what stands where in `Round.numbers`
+LEAST_LEFT, EVALUATIONS = range(2)  # and in `Round.left`
 
 
 def empty_round(t: Tables, order: Sequence[int]) -> Round:
     """Before the first round: no plan known, no threshold."""
-    levels = [(call, other) for k, call in enumerate(order) for other in [UNDECIDED, *order[:k]]]
+    levels = [(call, other, k) for k, call in enumerate(order) for other in [UNDECIDED, *order[:k]]]
     spans = [slice(t.option_start[call], t.option_start[call + 1]) for call in range(t.num_calls)]
     by_duration = [np.lexsort((t.option_cost[span], t.option_class[span])) for span in spans]
     classes = [t.option_class[span][sorted] for span, sorted in zip(spans, by_duration, strict=True)]
@@ -67,8 +72,9 @@ def empty_round(t: Tables, order: Sequence[int]) -> Round:
         order=np.array(order, dtype=np.int64),
         sorted_options=np.concatenate(by_duration).astype(np.int64),
         last_of_class=np.concatenate([np.searchsorted(found, found, side="right") - 1 for found in classes]),
-        level_call=np.array([call for call, _ in levels], dtype=np.int64),
-        level_other=np.array([other for _, other in levels], dtype=np.int64),
+        level_call=np.array([call for call, _, _ in levels], dtype=np.int64),
+        level_depth=np.array([depth for _, _, depth in levels], dtype=np.int64),
+        level_other=np.array([other for _, other, _ in levels], dtype=np.int64),
         cursor=np.full(len(levels), -1, dtype=np.int64),
         partial=empty_partial(t),
         agenda=agenda_for(t),
@@ -76,7 +82,8 @@ def empty_round(t: Tables, order: Sequence[int]) -> Round:
         trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        numbers=np.array([0, 0, 0, INFINITE, INFINITE, 0], dtype=np.int64),
+        left=np.array([INFINITE, 0], dtype=np.int64),
+        numbers=np.array([0, 0, 0, INFINITE], dtype=np.int64),
     )
 
 
@@ -85,30 +92,45 @@ def decision_order(t: Tables) -> list[int]:
     return sorted(range(t.num_calls), key=lambda call: (-int(t.least_area[call]), call))
 
 
-def begin(r: Round, threshold: int) -> None:
+def begin(t: Tables, r: Round, threshold: int) -> None:
     """Start a round: look for plans that end before `threshold`."""
+    _clear(r, threshold)
+    _enter(t, r, 0)
+
+
+def _clear(r: Round, threshold: int) -> None:
     r.cursor[:] = -1
     r.partial.option[:] = UNDECIDED
     r.partial.relation[:] = UNDECIDED
     r.partial.overlap[:] = 1 << np.arange(len(r.order))
     r.partial.apart[:] = 0
     r.numbers[LEVEL] = 0
-    r.numbers[LEAST_LEFT] = INFINITE
+    r.left[LEAST_LEFT] = INFINITE
     r.numbers[THRESHOLD] = min(threshold, r.numbers[BEST])
 
 
-def begin_within(r: Round, placed: Placed, num_kept: int) -> None:
+def _enter(t: Tables, r: Round, num_kept: int) -> None:
+    """Stand before the first call that is not kept; at the end at once, when it has no option left."""
+    partial, whole = r.partial, empty_partial(t)
+    partial.depth[0] = num_kept
+    partial.domain[:], partial.least[:] = whole.domain, whole.least
+    r.numbers[LEVEL] = r.numbers[FLOOR] = num_kept * (num_kept + 1) // 2
+    if not narrow(t, partial, int(r.numbers[THRESHOLD]), r.left):
+        r.numbers[LEVEL] -= 1
+
+
+def begin_within(t: Tables, r: Round, placed: Placed, num_kept: int) -> None:
     """Start a round among the plans that keep the options and relations of the first calls of the order.
 
     All relations of `placed` must be written, as `evaluate` does.
     """
-    begin(r, int(r.numbers[BEST]))
+    _clear(r, int(r.numbers[BEST]))
     kept = [int(call) for call in r.order[:num_kept]]
     for index, call in enumerate(kept):
         r.partial.option[call], r.partial.mesh[call] = placed.option[call], placed.mesh[call]
         for other in kept[:index]:
             relate(r.partial, call, other, int(placed.relation[call, other]))
-    r.numbers[LEVEL] = r.numbers[FLOOR] = num_kept * (num_kept + 1) // 2
+    _enter(t, r, num_kept)
 
 
 def lower(r: Round, makespan: int) -> None:
@@ -120,19 +142,28 @@ def lower(r: Round, makespan: int) -> None:
 @compiled
 def advance(t: Tables, r: Round, work: int) -> bool:
     """Go on with the round for about `work` evaluations. Returns whether it ended."""
-    until = r.numbers[EVALUATIONS] + work
-    while r.numbers[LEVEL] >= r.numbers[FLOOR] and r.numbers[EVALUATIONS] < until:
+    until = r.left[EVALUATIONS] + work
+    while r.numbers[LEVEL] >= r.numbers[FLOOR] and r.left[EVALUATIONS] < until:
         level = r.numbers[LEVEL]
         call, other = r.level_call[level], r.level_other[level]
+        r.partial.depth[0] = r.level_depth[level]
         if not next_alternative(t, r, level, call, other):
             r.numbers[LEVEL] -= 1
         elif admissible(t, r, level, call, other):
             if level + 1 == len(r.level_call):
                 finish(t, r)
-            else:
+            elif r.level_other[level + 1] != UNDECIDED or descend(t, r):
                 r.cursor[level + 1] = -1
                 r.numbers[LEVEL] += 1
     return r.numbers[LEVEL] < r.numbers[FLOOR]
+
+
+@inner
+def descend(t: Tables, r: Round) -> bool:
+    """Go on to the next call; False when some undecided call has no class of meshes left."""
+    deeper(t, r.partial)
+    few = t.num_calls - r.partial.depth[0] < FEW
+    return few or narrow(t, r.partial, r.numbers[THRESHOLD], r.left)
 
 
 @inner
@@ -141,11 +172,16 @@ def next_alternative(t: Tables, r: Round, level: int, call: int, other: int) -> 
     p = r.partial
     r.cursor[level] += 1
     if other == UNDECIDED:
-        if r.cursor[level] >= t.option_start[call + 1] - t.option_start[call]:
-            p.option[call] = UNDECIDED
-            return False
-        p.option[call] = r.sorted_options[t.option_start[call] + r.cursor[level]]
-        return True
+        domain = p.domain[p.depth[0]]
+        while r.cursor[level] < t.option_start[call + 1] - t.option_start[call]:
+            option = r.sorted_options[t.option_start[call] + r.cursor[level]]
+            place = t.size_place[t.option_class[t.option_start[call] + option]]
+            if domain[0, call] <= place <= domain[1, call]:
+                p.option[call] = option
+                return True
+            r.cursor[level] = r.last_of_class[t.option_start[call] + r.cursor[level]] + 1
+        p.option[call] = UNDECIDED
+        return False
     if r.cursor[level] > EQUAL:
         relate(p, call, other, UNDECIDED)
         return False
@@ -176,15 +212,15 @@ def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
     """Whether the bound is below the threshold. Where it is for no option of this class that is as slow, skip those."""
     p = r.partial
     threshold = r.numbers[THRESHOLD]
-    r.numbers[EVALUATIONS] += 1
+    r.left[EVALUATIONS] += 1
     value = bound_partial(t, p, threshold)
     if value < threshold:
         return True
-    r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], value)
+    r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], value)
     if r.level_other[level] == UNDECIDED:
         value = bound_slower(t, p, call, threshold)
         if value >= threshold:
-            r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], value)
+            r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], value)
             r.cursor[level] = r.last_of_class[t.option_start[call] + r.cursor[level]]
     return False
 
@@ -212,10 +248,10 @@ def can_lie(t: Tables, r: Round, call: int) -> bool:
 def finish(t: Tables, r: Round) -> None:
     """Simulate a complete plan, and keep it if it is the best."""
     p = r.partial
-    r.numbers[EVALUATIONS] += 1
-    fill_durations(t, p.option, p.relation, p.us)
+    r.left[EVALUATIONS] += 1
+    fill_durations(t, p.option, p.relation, t.least_size, p.us)  # all calls are decided
     makespan = list_schedule(t, p.us, p.overlap, r.agenda)
-    r.numbers[LEAST_LEFT] = min(r.numbers[LEAST_LEFT], makespan)
+    r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], makespan)
     if makespan < r.numbers[BEST]:
         r.numbers[BEST] = makespan
         r.numbers[THRESHOLD] = min(r.numbers[THRESHOLD], makespan)

@@ -60,7 +60,7 @@ class Frontier:
     @property
     def evaluations(self) -> int:
         """Bounds and schedules computed so far."""
-        return int(self.round.numbers[EVALUATIONS]) + self.improving_evaluations
+        return int(self.round.left[EVALUATIONS]) + self.improving_evaluations
 
 
 @final
@@ -79,14 +79,14 @@ class IterativeDeepening:
     def init(self, t: Tables) -> Frontier:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
         round = empty_round(t, decision_order(t))
-        return _next_round(Frontier(round, begin_annealing(t, self.seed), lower_bound, self.growth))
+        return _next_round(t, Frontier(round, begin_annealing(t, self.seed), lower_bound, self.growth))
 
     def step(self, t: Tables, state: Frontier) -> Frontier:
-        if state.improving_evaluations < self.improving_share * state.round.numbers[EVALUATIONS]:
+        if state.improving_evaluations < self.improving_share * state.round.left[EVALUATIONS]:
             return _improve(t, state)
         ended = advance(t, state.round, CHUNK)
         state = _adopt(state, found_by(state.round))
-        return self._after_round(state) if ended else state
+        return self._after_round(t, state) if ended else state
 
     def terminate(self, t: Tables, state: Frontier) -> Outcome | None:
         if state.incumbent is None:
@@ -96,21 +96,21 @@ class IterativeDeepening:
             return Outcome.OPTIMAL
         return Outcome.WITHIN_GAP if makespan <= bound * (1 + self.max_gap) else None
 
-    def _after_round(self, state: Frontier) -> Frontier:
+    def _after_round(self, t: Tables, state: Frontier) -> Frontier:
         """All plans that the round left take `least_left` or more, and of the others the best is known."""
-        best, left = (int(state.round.numbers[index]) for index in (BEST, LEAST_LEFT))
+        best, left = int(state.round.numbers[BEST]), int(state.round.left[LEAST_LEFT])
         if left >= best:
             return replace(state, lower_bound_us=min(best, INFINITE), ended=True)
-        spent = int(state.round.numbers[EVALUATIONS]) - state.began_at
+        spent = int(state.round.left[EVALUATIONS]) - state.began_at
         dearer = spent / max(SMALL_ROUND, state.last_round)
         growth = min(MOST_GROWTH, state.growth * min(2.0, max(0.5, DEARER / max(dearer, 0.1))))
         bound = max(left, state.lower_bound_us)
-        return _next_round(replace(state, lower_bound_us=bound, growth=growth, last_round=spent))
+        return _next_round(t, replace(state, lower_bound_us=bound, growth=growth, last_round=spent))
 
 
-def _next_round(state: Frontier) -> Frontier:
-    begin(state.round, int(state.lower_bound_us * (1 + state.growth)) + 1)
-    return replace(state, began_at=int(state.round.numbers[EVALUATIONS]))
+def _next_round(t: Tables, state: Frontier) -> Frontier:
+    begin(t, state.round, int(state.lower_bound_us * (1 + state.growth)) + 1)
+    return replace(state, began_at=int(state.round.left[EVALUATIONS]))
 
 
 def _improve(t: Tables, state: Frontier) -> Frontier:

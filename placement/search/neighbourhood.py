@@ -53,7 +53,7 @@ def step_neighbourhood(t: Tables, state: Neighbourhoods) -> Neighbourhoods | Non
     free = free_sets[state.number]
     r = _round_within(t, state.center, free)
     advance(t, r, MOST_EVALUATIONS)
-    searched = replace(state, number=state.number + 1, evaluations=state.evaluations + int(r.numbers[EVALUATIONS]))
+    searched = replace(state, number=state.number + 1, evaluations=state.evaluations + int(r.left[EVALUATIONS]))
     if r.numbers[BEST] >= state.center.makespan_us:
         return searched
     return searched.around(found_by(r))
@@ -69,5 +69,5 @@ def _round_within(t: Tables, center: Incumbent, free: Sequence[int]) -> Round:
     kept = [call for call in order if call not in free]
     r = empty_round(t, [*kept, *(call for call in order if call in free)])
     lower(r, center.makespan_us)
-    begin_within(r, center.placed(t), len(kept))
+    begin_within(t, r, center.placed(t), len(kept))
     return r

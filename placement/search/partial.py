@@ -13,6 +13,9 @@ from prefect_rlhf.placement.search.lay_out import mesh_class
 from prefect_rlhf.placement.search.simulate import fill_durations
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
 
+LEASTS = 3
+US, AREA, SIZE = range(LEASTS)
+
 
 class Partial(NamedTuple):
     """Decisions so far; arrays are changed in place."""
@@ -25,6 +28,10 @@ class Partial(NamedTuple):
     us: Ints  # [V]: durations
     area: Ints  # [V]
     explain: Ints  # [5]: see `bound_of`
+    depth: Ints  # [1]: how many calls come before the one that is being decided
+    least: Ints  # [C + 1, LEASTS, C]: at each depth what an undecided call takes at least, see `domains`
+    domain: Ints  # [C + 1, 2, C]: at each depth first and last place by size of the classes left to a call
+    sure: Ints  # [C]: as `overlap`, with those that have not the devices to lie apart
     weights: Ints  # [C]: scratch
     scratch: Scratch
 
@@ -32,6 +39,10 @@ class Partial(NamedTuple):
 def empty_partial(t: Tables) -> Partial:
     """Nothing is decided."""
     nodes = (np.zeros(t.num_nodes, dtype=np.int64) for _ in range(2))
+    least = np.zeros((t.num_calls + 1, LEASTS, t.num_calls), dtype=np.int64)
+    least[:] = np.stack([t.least_cost[t.node_of], t.least_area, t.least_size])
+    domain = np.zeros((t.num_calls + 1, 2, t.num_calls), dtype=np.int64)
+    domain[:, 1] = len(t.class_size) - 1
     return Partial(
         option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         relation=np.full((t.num_calls, t.num_calls), UNDECIDED, dtype=np.int64),
@@ -41,6 +52,10 @@ def empty_partial(t: Tables) -> Partial:
         us=next(nodes),
         area=next(nodes),
         explain=np.zeros(5, dtype=np.int64),
+        depth=np.zeros(1, dtype=np.int64),
+        least=least,
+        domain=domain,
+        sure=np.zeros(t.num_calls, dtype=np.int64),
         weights=np.zeros(t.num_calls, dtype=np.int64),
         scratch=scratch_for(t),
     )
@@ -59,9 +74,25 @@ def relate(p: Partial, first: int, second: int, relation: int) -> None:
 @compiled
 def bound_partial(t: Tables, p: Partial, enough: int) -> int:
     """No completion of the plan ends sooner than this many microseconds."""
-    fill_durations(t, p.option, p.relation, p.us)
-    fill_areas(t, p.option, p.overlap, p.us, p.area)
-    return bound_of(t, p.us, p.area, p.overlap, p.scratch, enough, p.explain)
+    least = p.least[p.depth[0]]
+    fill_durations(t, p.option, p.relation, least[US], p.us)
+    fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.area)
+    fill_sure(t, p, least[SIZE])
+    return bound_of(t, p.us, p.area, p.sure, p.scratch, enough, p.explain)
+
+
+@inner
+def fill_sure(t: Tables, p: Partial, least_size: Ints) -> None:
+    """Write which calls overlap, or must, since together their meshes have more devices than there are."""
+    for call in range(t.num_calls):
+        p.sure[call] = p.overlap[call]
+    for first in range(t.num_calls):
+        size = call_size(t, p.option, least_size, first)
+        for second in range(first):
+            both = size + call_size(t, p.option, least_size, second)
+            if both > t.num_devices:
+                p.sure[first] |= 1 << second
+                p.sure[second] |= 1 << first
 
 
 @inner
@@ -71,15 +102,22 @@ def bound_slower(t: Tables, p: Partial, call: int, enough: int) -> int:
     Such an option may make moves shorter, so these get their shortest durations.
     """
     own = p.option[call]
-    us = t.option_cost[t.option_start[call] + own]
-    size = call_size(t, p.option, call)
+    mesh_class = t.option_class[t.option_start[call] + own]
     p.option[call] = UNDECIDED
-    fill_durations(t, p.option, p.relation, p.us)
-    fill_areas(t, p.option, p.overlap, p.us, p.area)
+    value = bound_probe(t, p, call, t.option_cost[t.option_start[call] + own], t.class_size[mesh_class], enough)
     p.option[call] = own
-    p.us[t.node_of[call]] = us
-    p.area[t.node_of[call]] = us * size
-    return bound_of(t, p.us, p.area, p.overlap, p.scratch, enough, p.explain)
+    return value
+
+
+@inner
+def bound_probe(t: Tables, p: Partial, call: int, us: int, size: int, enough: int) -> int:
+    """A bound if an undecided call takes at least so many microseconds, on so many devices."""
+    least = p.least[p.depth[0]]
+    before = least[US, call], least[AREA, call], least[SIZE, call]
+    least[US, call], least[AREA, call], least[SIZE, call] = us, us * size, size
+    value = bound_partial(t, p, enough)
+    least[US, call], least[AREA, call], least[SIZE, call] = before
+    return value
 
 
 @inner
@@ -95,7 +133,7 @@ def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
     """Whether all meshes that are disjoint from each other, these two among them, have devices enough."""
     sizes = p.weights
     for call in range(t.num_calls):
-        sizes[call] = call_size(t, p.option, call)
+        sizes[call] = call_size(t, p.option, p.least[p.depth[0], SIZE], call)
     most, _ = heaviest_clique(p.apart, sizes, p.apart[first] & p.apart[second], p.scratch.stack)
     return most + sizes[first] + sizes[second] <= t.num_devices
 

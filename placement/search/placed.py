@@ -58,7 +58,7 @@ def makespan_of(t: Tables, p: Placed) -> int:
             p.relation[a, b] = OVERLAP if relation == EQUAL and not t.tells_equal[a, b] else relation
             if relation != DISJOINT:
                 p.overlap[a] |= 1 << b
-    fill_durations(t, p.option, p.relation, p.us)
+    fill_durations(t, p.option, p.relation, t.least_size, p.us)  # all calls are decided
     return list_schedule(t, p.us, p.overlap, p.agenda)
 
 

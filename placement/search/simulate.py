@@ -16,11 +16,16 @@ from prefect_rlhf.placement.search.tables import CALL, LINK, UNDECIDED, Ints, Ta
 
 
 @compiled
-def fill_durations(t: Tables, option: Ints, relation: Ints, us: Ints) -> None:
-    """Write each node's duration in microseconds: the smallest possible where the plan is undecided."""
+def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: Ints) -> None:
+    """Write each node's duration in microseconds: the smallest possible where the plan is undecided.
+
+    `least_us` are those of the undecided calls.
+    """
     for node in range(t.num_nodes):
         a, b = option[t.first[node]], option[t.second[node]]
-        if t.kind[node] == CALL or t.kind[node] == LINK:
+        if t.kind[node] == CALL:
+            us[node] = t.cost[t.cost_start[node] + a] if a >= 0 else least_us[t.first[node]]
+        elif t.kind[node] == LINK:
             us[node] = t.cost[t.cost_start[node] + a] if a >= 0 else t.least_cost[node]
         elif a >= 0 and b >= 0:
             us[node] = pair_duration(t, node, a, b, relation[t.first[node], t.second[node]])

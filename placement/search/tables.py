@@ -19,7 +19,7 @@ from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCal
 Ints = NDArray[np.int64]
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK = 0, 1, 2
-NEVER = 1 << 40  # a lag that no path has
+NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
 
 
 class Tables(NamedTuple):
@@ -55,10 +55,13 @@ class Tables(NamedTuple):
     option_copy: Ints  # number of the copy, or -1
     least_area: Ints  # device-microseconds, [C]
     least_size: Ints  # [C]
+    least_in_class: Ints  # [C, K]: microseconds of the fastest option on a class; NEVER when there is none
     # meshes
     class_size: Ints  # [K]
     class_start: Ints  # [K + 1]
     class_mesh: Ints
+    class_by_size: Ints  # [K]
+    size_place: Ints  # [K]: where each class stands in `class_by_size`
     mesh_start: Ints
     mesh_stop: Ints
     device_bytes: Ints
@@ -92,6 +95,7 @@ def build_tables(problem: Problem) -> Tables:
         most_bytes=max(problem.device_bytes),
         **_node_arrays(problem, calls),
         **_option_arrays(problem),
+        least_in_class=_least_in_class(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
         **_edge_arrays(problem),
@@ -175,12 +179,15 @@ def _option_arrays(problem: Problem) -> dict[str, Ints]:
 
 def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
     classes = problem.mesh_classes
+    sizes = [problem.meshes[members[0]].num_devices for members in classes]
     may = np.zeros((3, len(classes), len(classes)), dtype=np.int64)
     for a, first in enumerate(classes):
         for b, second in enumerate(classes):
             may[:, a, b] = _possible(problem, first, second)
     return {
-        "class_size": _ints([problem.meshes[members[0]].num_devices for members in classes]),
+        "class_by_size": np.argsort(sizes, kind="stable"),
+        "size_place": np.argsort(np.argsort(sizes, kind="stable"), kind="stable"),
+        "class_size": _ints(sizes),
         "class_start": _starts([len(members) for members in classes]),
         "class_mesh": _ints([mesh for members in classes for mesh in members]),
         "mesh_start": _ints([mesh.start for mesh in problem.meshes]),
@@ -189,6 +196,13 @@ def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
         "kind_start": np.flatnonzero(np.diff(problem.device_bytes)) + 1,
         "may": may,
     }
+
+
+def _least_in_class(problem: Problem) -> Ints:
+    least = np.full((len(problem.calls), len(problem.mesh_classes)), NEVER, dtype=np.int64)
+    for row, call in zip(least, problem.calls, strict=True):
+        np.minimum.at(row, [o.mesh_class for o in call.options], [o.microseconds for o in call.options])
+    return least
 
 
 def _possible(problem: Problem, first: Sequence[int], second: Sequence[int]) -> tuple[bool, bool, bool]:
