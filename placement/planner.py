@@ -18,6 +18,7 @@ from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.completion import completed
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.divisions import divisions
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.estimate import ITERATIONS, Estimate, estimate, training
 from prefect_rlhf.placement.fit import STEPS_CERTIFIED
@@ -166,7 +167,7 @@ def plan_graph(
     first = search(posed.problem, FIRST_SHARE * budget_seconds, method, progress=progress)
     presets = tuple(_preset(planner, setting, every, name, PRESET_SHARE * budget_seconds) for name in PRESETS)
     fitting = _fitting(planner, setting, every, posed, first, FITTING_SHARE * budget_seconds, method)
-    timed = [(plan, planner.estimate(plan)) for plan in fitting]
+    timed = [(plan, planner.estimate(plan)) for plan in (*fitting, *_divided(planner, setting, every, budget_seconds))]
     timed += [(one.plan, one.estimate) for one in presets if one.plan and one.estimate]
     if not timed:
         turns, first = _in_turns(planner, setting, every, FIRST_SHARE * budget_seconds, method)
@@ -205,18 +206,34 @@ def _fitting(
             return
 
 
+def _divided(planner: Planner, setting: Setting, every: Candidates, budget_seconds: float) -> Iterator[ExecutionPlan]:
+    """Plans that keep kinds of nodes apart, where there are several; the search of the whole may miss them."""
+    for part in divisions(setting, every):
+        posed = plan_problem(setting, part, ITERATIONS, "most")
+        plan = planner.fitting_plan("auto", posed, search(posed.problem, PRESET_SHARE * budget_seconds))
+        if plan is not None:
+            yield plan
+
+
 def _in_turns(
     planner: Planner, setting: Setting, every: Candidates, budget_seconds: float, method: Method
 ) -> tuple[list[ExecutionPlan], SearchResult]:
-    """A plan that fits because models leave their devices in turns, if any does, and the search that bounds it."""
+    """Plans that fit because models leave their devices in turns, if any do, and the search that bounds them."""
     bounded = search(turns_bound(setting, every, ITERATIONS).problem, budget_seconds / 2, method)
-    posed = turns_problem(setting, every, ITERATIONS)
+    parts = (every, *divisions(setting, every))
+    each = budget_seconds / 2 / len(parts) / len(TIGHTER)
+    plans = (_taking_turns(planner, turns_problem(setting, part, ITERATIONS), each) for part in parts)
+    return [plan for plan in plans if plan is not None], bounded
+
+
+def _taking_turns(planner: Planner, posed: PlanProblem, budget_seconds: float) -> ExecutionPlan | None:
+    """The first plan that fits, of searches in ever less memory."""
     for share in TIGHTER:
-        found = search(_with_memory(posed.problem, share), budget_seconds / 2 / len(TIGHTER), method)
-        plan = planner.plan("auto", posed, found)
-        if plan is not None and planner.fits(plan):
-            return [staying_where_it_may(plan, planner.graph, planner.fits, planner.seconds)], bounded
-    return [], bounded
+        found = search(_with_memory(posed.problem, share), budget_seconds)
+        plan = planner.fitting_plan("auto", posed, found)
+        if plan is not None:
+            return staying_where_it_may(plan, planner.graph, planner.fits, planner.seconds)
+    return None
 
 
 def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, budget_seconds: float) -> Compared:
