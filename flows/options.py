@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
-from pydantic.fields import FieldInfo
 
 from prefect_rlhf.tasks.settings import Settings
 
@@ -21,7 +20,7 @@ class Form(Settings):
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=_default(field),
+                default=inspect.Parameter.empty if field.is_required() else field.default,
                 annotation=Annotated[field.annotation, field],  # keeps bounds and description in the form
             )
             for name, field in cls.model_fields.items()
@@ -34,15 +33,11 @@ class Form(Settings):
         return "\n".join([doc, "", "Args:", *lines])
 
 
-def _default(field: FieldInfo) -> Any:
-    return inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
-
-
 class RunOptions(Form):
     """Shown in the form of each deployment, after the algorithm's own parameters."""
 
     steps: int = Field(10, ge=0, description="Iterations of the algorithm.")
-    plan: str = Field("flattening", description="auto (searched), a preset's name, or a plan file's path.")
+    plan: str = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")
     seed: int = Field(1, ge=0, description="Decides the order of rows and every sampled token, under any plan.")
     checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints; without it, none.")
     keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints of this run that stay on disk.")

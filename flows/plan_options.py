@@ -18,15 +18,13 @@ class PlanOptions(Form):
 
     algorithm: str = Field("ppo", description="ppo, dpo, grpo, remax, reward, or module:function of your own.")
     models: dict[str, str] = Field(
-        default_factory=dict, description="Of each role: a known shape such as llama-70b, or a Hugging Face folder."
+        {}, description="Of each role: a known shape such as llama-70b, or a Hugging Face folder."
     )
-    parameters: dict[str, Any] = Field(
-        default_factory=dict, description="The algorithm's own parameters, as its deployment takes them."
-    )
+    parameters: dict[str, Any] = Field({}, description="The algorithm's own parameters, as its deployment takes them.")
     cluster: str = Field("", description="Such as 16x8:h100; empty is the mesh that the work pool would lease.")
     network: str = Field("", description="Between nodes: Gbit/s of a node, or a name such as roce-3200.")
     device_memory_gib: float | None = Field(None, gt=0, description="Of one device; empty takes its datasheet's.")
-    profiles: list[str] = Field(default_factory=list, description="Files of measured times, in place of datasheets.")
+    profiles: list[str] = Field([], description="Files of measured times, in place of datasheets.")
     prompt_length: str = Field(
         "",
         description="Tokens: 1024, or 512:3,1024:1 (three of one to one of the other), or a run's rollouts (Parquet).",
@@ -36,7 +34,7 @@ class PlanOptions(Form):
     method: Method = Field("exact", description="How plans are searched.")
     budget_seconds: float = Field(3.0, description="Processor time of the search.")
     explain: bool = Field(False, description="Say of each call why it is placed so, and what the runner-up costs.")
-    sweep: list[int] = Field(default_factory=list, description="Numbers of nodes to plan for besides, to compare.")
+    sweep: list[int] = Field([], description="Numbers of nodes to plan for besides, to compare.")
     output_dir: str = Field("plans", description="Folder for plan file, report, certificate and pictures.")
 
 
