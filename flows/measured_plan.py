@@ -24,7 +24,6 @@ from prefect_rlhf.placement.estimate import training
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.plan_file import plan_yaml
-from prefect_rlhf.placement.planner import Planned
 from prefect_rlhf.placement.prediction import Prediction
 from prefect_rlhf.tasks.comparison import order, shown, step_ends
 from prefect_rlhf.tasks.dispatch import Outcome
@@ -60,14 +59,6 @@ def plans_to_measure(name: str) -> int | None:
     if found is None or not 1 <= int(found[1]) <= MOST_PLANS:
         raise InvalidInput("plan", name, f"{WORD}(k), where k plans are run, from 1 to {MOST_PLANS}")
     return int(found[1])
-
-
-def best_plans(found: Planned, count: int) -> list[ExecutionPlan]:
-    """Up to so many different plans, the fastest by the estimate first."""
-    timed = [(found.seconds, found.plan)]
-    timed += [(one.estimate.seconds, one.plan) for one in found.presets if one.plan and one.estimate]
-    different = {plan.placements: plan for _, plan in sorted(timed, key=lambda pair: -pair[0])}
-    return list(reversed(different.values()))[:count]
 
 
 def first_steps(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:

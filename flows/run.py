@@ -16,7 +16,6 @@ from prefect_rlhf.flows.auto_plan import AUTO, auto_plan, say_in_log, search_pla
 from prefect_rlhf.flows.inputs import Inputs, read_inputs
 from prefect_rlhf.flows.measured_plan import (
     Tried,
-    best_plans,
     fastest,
     first_steps,
     measure,
@@ -38,10 +37,12 @@ from prefect_rlhf.placement.fit import check_fits
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.next_best import next_best
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import plan_yaml, read_plan
+from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.placement.prediction import Prediction, predict
-from prefect_rlhf.placement.presets import PRESETS, preset
+from prefect_rlhf.placement.presets import is_preset, preset
 from prefect_rlhf.placement.problem import problem_of
 from prefect_rlhf.tasks.algorithm import Algorithm
 from prefect_rlhf.tasks.checkpoints import Checkpoint, check_resumable, clear_unfinished, find_checkpoint
@@ -168,7 +169,7 @@ def choose_plan(name: str, graph: DataflowGraph, held: Lease, workload: Workload
         plan = plans_of(graph, held, workload, 1)[0]
     elif name == AUTO:
         plan = auto_plan(graph, held, workload, say_in_log)
-    elif name in PRESETS:
+    elif is_preset(name):
         plan = preset(name, graph, cluster, held.mesh, workload.longest, held.kind)
     else:
         plan = read_plan(Path(name), cluster)
@@ -176,8 +177,10 @@ def choose_plan(name: str, graph: DataflowGraph, held: Lease, workload: Workload
 
 
 def plans_of(graph: DataflowGraph, held: Lease, workload: Workload, count: int) -> list[ExecutionPlan]:
-    """The best plans of a search."""
-    return best_plans(search_plan(graph, held, workload, measured_sources(graph.models, held), say_in_log), count)
+    """The best plans that a search knows."""
+    sources = measured_sources(graph.models, held)
+    planner = Planner(graph, held.cluster, held.mesh, workload, sources, held.kind)
+    return next_best(planner, search_plan(graph, held, workload, sources, say_in_log), count)
 
 
 def measured_plans(asked: Asked, held: Lease, options: RunOptions) -> list[Tried]:

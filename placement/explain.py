@@ -147,7 +147,7 @@ def _best_two(
             break
         if not has_room and too_large is not None:
             continue
-        changed = _changed(planner, plan, call, placement)
+        changed = changed_plan(planner, plan, call, placement)
         if changed is None:
             continue
         tried += 1
@@ -159,7 +159,7 @@ def _best_two(
     return too_large, None
 
 
-def _changed(planner: Planner, plan: ExecutionPlan, call: str, placement: Placement) -> ExecutionPlan | None:
+def changed_plan(planner: Planner, plan: ExecutionPlan, call: str, placement: Placement) -> ExecutionPlan | None:
     """The plan with one call placed otherwise; None where that is not legal. Evaluation follows its siblings."""
     graph = planner.graph
     every = {name: replace(old, order=()) for name, old in plan.placements}

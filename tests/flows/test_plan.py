@@ -13,7 +13,6 @@ from prefect_rlhf.flows.hardware import cost_sources
 from prefect_rlhf.flows.measured_plan import (
     MOST_PLANS,
     Tried,
-    best_plans,
     fastest,
     first_steps,
     plans_to_measure,
@@ -25,11 +24,12 @@ from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.workload import Lengths
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.estimate import estimate
 from prefect_rlhf.placement.fit import certify_plan, longest_rows
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.next_best import next_best
 from prefect_rlhf.placement.plan_file import parse_plan, read_plan
+from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.placement.presets import PRESETS
 from tests.strategies import GIB, TWO_DEVICES, dpo, ppo, remax
 
@@ -165,13 +165,15 @@ def found():
     )
 
 
-def test_the_plans_to_measure_differ_and_the_estimate_orders_them(found):
-    best = best_plans(found, MOST_PLANS)
-    assert len({plan.placements for plan in best}) == len(best) > 2
-    seconds = [estimate(ppo(evaluate_every=2), plan, WORK, cost_sources(HELD)).seconds for plan in best]
-    assert seconds == sorted(seconds)
+@pytest.mark.parametrize("count", [1, 2, MOST_PLANS])
+def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
+    planner = Planner(ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD), "cpu")
+    best = next_best(planner, found, count)
+    assert len(best) == len({plan.placements for plan in best}) == len({plan.name for plan in best}) == count
     assert best[0].placements == found.plan.placements
-    assert best_plans(found, 2) == best[:2]
+    assert all(check_plan(plan, planner.graph, planner.mesh) and planner.fits(plan) for plan in best)
+    presets = [planner.seconds(plan) for plan in best if not plan.name.startswith("other ")]
+    assert presets == sorted(presets)
 
 
 def test_what_is_measured_are_two_steps_without_evaluation_and_export(found):
