@@ -44,6 +44,8 @@ def read_model_spec(
 
     Raises InvalidInput, with field `<role>.path` or `<role>.config...`, for a folder that this role cannot use.
     """
+    if head not in ARCHITECTURES:
+        raise InvalidInput(f"{role}.head", head, f"{' or '.join(ARCHITECTURES)}: two heads can be planned, not run")
     folder = Path(path)
     config = _read_config(folder, role)
     shape = _read_shape(config, f"{role}.config.json")

@@ -116,7 +116,7 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
             yield InvalidInput(_field(call.name, "tp"), tp, f"a divisor of the {count} {what} of {model.role}")
     if pp > shape.num_layers:
         yield InvalidInput(_field(call.name, "pp"), pp, f"at most {shape.num_layers}, the layers of {model.role}")
-    if call.kind == "generate" and model.head != "lm":
+    if call.kind == "generate" and "lm" not in model.head:
         yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
 
 

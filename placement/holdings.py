@@ -86,7 +86,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
         return (("weights", sum(tensors) * sizes.item),)
     multiple = lcm(strategy.dp, _BUCKET)
     buffer = _padded(sum(_padded(size, _START) for size in tensors), multiple)
-    if strategy.pp > 1 and sizes.tied and sizes.head == "lm":
+    if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
         buffer += multiple  # an embedding tied over the pipeline has a bucket of its own
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
     return (
@@ -122,9 +122,9 @@ def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -
         yield from (2 * sizes.inner * sizes.hidden // tp, sizes.inner * sizes.hidden // tp)
     if last:
         yield sizes.hidden
-        if sizes.head == "scalar":
+        if "scalar" in sizes.head:
             yield sizes.hidden
-        elif not (sizes.tied and first):
+        if "lm" in sizes.head and not (sizes.tied and first):
             yield table
 
 

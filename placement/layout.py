@@ -135,7 +135,7 @@ def _on_stage(parameter: Parameter, at: Coordinate, strategy: Strategy, model: M
     if parameter.layer is not None:
         return parameter.layer in stages(model.shape.num_layers, strategy.pp)[at.pp]
     if parameter.name == "model.embed_tokens.weight":
-        return at.pp == 0 or (at.pp == last and model.head == "lm" and model.shape.tied_embeddings)
+        return at.pp == 0 or (at.pp == last and "lm" in model.head and model.shape.tied_embeddings)
     return at.pp == last
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Head = Literal["lm", "scalar"]
+Head = Literal["lm", "scalar", "lm+scalar"]
+"""How a model ends: in tokens, in one number a token, or in both on one trunk (an actor and critic that share it)."""
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -41,7 +42,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A role's model: the Hugging Face folder `path`, how it ends (`lm` or `scalar`), and its formats.
+    """A role's model: the Hugging Face folder `path`, how it ends, and its formats.
 
     `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. A scalar role whose
     checkpoint has no scalar head starts with a zero head only when `new_head` is true.

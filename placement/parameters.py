@@ -41,9 +41,9 @@ def _parameters(model: ModelSpec) -> Iterator[Parameter]:
     for layer in range(shape.num_layers):
         yield from _layer(shape, layer)
     yield Parameter("model.norm.weight", (shape.hidden_size,))
-    if model.head == "scalar":
+    if "scalar" in model.head:
         yield Parameter("score.weight", (1, shape.hidden_size))
-    elif not shape.tied_embeddings:
+    if "lm" in model.head and not shape.tied_embeddings:
         yield Parameter("lm_head.weight", table, 0, over_vocabulary=True)
 
 

@@ -169,7 +169,7 @@ def _operation(word: str, settings: Settings) -> Operation:
 
 def _check_head(trace: Trace, role: str, output: Output, call: str) -> None:
     wanted = "lm" if output == "logprobs" else "scalar"
-    if trace.models[role].head != wanted:
+    if wanted not in trace.models[role].head:
         raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {wanted}")
 
 

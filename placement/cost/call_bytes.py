@@ -120,7 +120,8 @@ class _Active:
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
         """The cache of all rows in flight, one forward pass of prompts, and the logits of a step."""
-        rows = -(-self._replica_rows // self._portions)
+        portions, pieces = self.execution.pieces(self._replica_rows, train=False)
+        rows = -(-self._replica_rows // portions)
         flying = min(rows, self.execution.rows_at_once or rows)
         per_token = self._layers * self.sizes.cache_bytes_per_token(self._tp)
         prompts = flying * self.work.workload.prompts.longest
@@ -128,7 +129,7 @@ class _Active:
             blocks = flying * -(-self.max_length // CACHE_BLOCK) + 2
             cached, passing = blocks * CACHE_BLOCK, min(prompts, max(VLLM_BATCHED_TOKENS, self.max_length))
         else:
-            cached, passing = flying * self.max_length, prompts
+            cached, passing = flying * self.max_length, -(-prompts // pieces)  # one group's prompts at a time
         logits = flying * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
         return _with(
             static,
@@ -252,7 +253,7 @@ class _Active:
 
     def _logits(self, tokens: int) -> int:
         """Our head makes some of the vocabulary at a time; ReaL's makes all (its section 8, footnote 1)."""
-        if not self._is_last or self.sizes.head == "scalar":
+        if not self._is_last or "lm" not in self.sizes.head:
             return 0
         wanted = self._head_tokens(tokens) * (-(-self.sizes.vocab // self._tp))
         if self.execution.rules.head_on_prompts:

@@ -119,7 +119,7 @@ class DatasheetTimes:
         return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - compute - traffic))
 
     def _head(self, tokens: float, tp: int, passes: int) -> Seconds:
-        if self.sizes.head == "scalar":
+        if "lm" not in self.sizes.head:
             return Seconds()
         flops = 2 * tokens * self.sizes.table / tp
         logits = LOGIT_PASSES * LOGIT_BYTES * tokens * self.sizes.vocab / tp

@@ -156,8 +156,8 @@ def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSiz
     if stage == 0 and other == 0:
         split += sizes.table
     if last and other_last:
-        whole += sizes.hidden + (sizes.hidden if sizes.head == "scalar" else 0)
-        if sizes.head == "lm" and not (sizes.tied and stage == 0):
+        whole += sizes.hidden + (sizes.hidden if "scalar" in sizes.head else 0)
+        if "lm" in sizes.head and not (sizes.tied and stage == 0):
             split += sizes.table
     return _Ends(split, whole)
 

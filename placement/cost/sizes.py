@@ -79,8 +79,8 @@ class ModelSizes:
     @property
     def num_parameters(self) -> int:
         """All elements of the model."""
-        ends = self.table + self.hidden + (self.hidden if self.head == "scalar" else 0)
-        output = self.table if self.head == "lm" and not self.tied else 0
+        ends = self.table + self.hidden + (self.hidden if "scalar" in self.head else 0)
+        output = self.table if "lm" in self.head and not self.tied else 0
         return self.num_layers * (self.layer_matrices + self.layer_norms) + ends + output
 
     def stage_layers(self, pp: int, stage: int = 0) -> int:
@@ -105,8 +105,8 @@ class ModelSizes:
         if first:
             found += table
         if last:
-            found += self.hidden + (self.hidden if self.head == "scalar" else 0)
-            if self.head == "lm" and not (self.tied and first):
+            found += self.hidden + (self.hidden if "scalar" in self.head else 0)
+            if "lm" in self.head and not (self.tied and first):
                 found += table
         return found
 
