@@ -14,6 +14,7 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.run import prepare
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
+from tests.finished_steps import write_checkpoint
 from tests.tiny import make_model, make_prompts, ppo_parameters
 
 PROJECT = Path(__file__).parents[1]
@@ -55,7 +56,16 @@ def folder(tmp_path_factory):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
                 (folder / attributes.removeprefix("file=")).write_text(text)
+    write_checkpoint(prepared(folder).augmented, folder / "runs" / "amber-fox", step=1)
     return folder
+
+
+def prepared(folder, **changes):
+    """What a run in that folder decides before it uses a device."""
+    parameters = ppo.validate_parameters(ppo_parameters(folder) | changes)
+    options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields if key in parameters})
+    lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
+    return prepare(ppo.algorithm, parameters, options, lease)
 
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("python"))
@@ -70,10 +80,8 @@ def test_python_runs(folder, monkeypatch, attributes, text):
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("yaml"))
 def test_a_plan_in_the_docs_is_one_that_runs(folder, attributes, text):
-    parameters = ppo.validate_parameters(ppo_parameters(folder) | {"plan": str(folder / attributes.partition("=")[2])})
-    options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields if key in parameters})
-    lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
-    assert prepare(ppo.algorithm, parameters, options, lease).augmented.plan.name == yaml.safe_load(text)["name"]
+    found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
+    assert found.name == yaml.safe_load(text)["name"]
 
 
 @pytest.mark.slow

@@ -6,23 +6,19 @@ import os
 import shutil
 
 import pytest
-import torch
 
-from prefect_rlhf.engines.checkpoint_files import write_shard
-from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.parameters import parameters
 from prefect_rlhf.placement.presets import preset
 from prefect_rlhf.placement.problem import problem_of
 from prefect_rlhf.tasks import checkpoints
-from prefect_rlhf.tasks.checkpoints import beside, check_resumable, find_checkpoint, finish, folder_of, keep_newest
+from prefect_rlhf.tasks.checkpoints import check_resumable, find_checkpoint, folder_of, keep_newest
+from tests.finished_steps import write_checkpoint, write_shards
 from tests.strategies import GIB, ppo
 from tests.tasks import row_world
 
 ONE = ClusterShape("one", 1, 1, 8 * GIB)
-TRAINED = ("actor", "critic")
 
 
 def augmented(staleness=0):
@@ -30,32 +26,9 @@ def augmented(staleness=0):
     return augment(graph, preset("flattening", graph, ONE, ONE.whole), num_steps=9)
 
 
-def write_shards(run_dir, step, without=""):
-    """What ranks write: one shard of zeros for each role, before the optimizer's first step."""
-    for role in TRAINED:
-        spec = augmented().graph.model(role)
-        parts = [
-            StatePart("main", p.name, tuple((0, size) for size in p.shape), torch.zeros(p.shape).flatten())
-            for p in parameters(spec)
-            if p.name != without
-        ]
-        write_shard(beside(folder_of(run_dir, step)) / role, 0, 0, parts)
-
-
-def checkpoint(run_dir, step, at=None, every=None, staleness=0, without=""):
-    """A finished checkpoint; `at` is when its last file was written."""
-    whole = augmented(staleness)
-    write_shards(run_dir, step, without)
-    fingerprints = {model.role: {"model.norm.weight": 7} for model in whole.graph.models}
-    folder = finish(whole, run_dir, step, problem_of(whole.graph, 1, every), fingerprints, {})
-    if at is not None:
-        os.utime(folder / "checkpoint.json", (at, at))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    return checkpoint(tmp_path_factory.mktemp("written") / "run", 2)
+    return write_checkpoint(augmented(), tmp_path_factory.mktemp("written") / "run", 2)
 
 
 @pytest.fixture
@@ -106,7 +79,7 @@ def test_a_run_stands_for_its_newest_checkpoint_and_a_checkpoint_for_itself(run_
 )
 def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path, named, says):
     """A folder whose writing was cut short is none, whatever is in it."""
-    write_shards(tmp_path / "empty", 4)
+    write_shards(augmented(), tmp_path / "empty", 4)
     (tmp_path / "file").touch()
     with pytest.raises(InvalidInput, match=says) as error:
         find_checkpoint(named if named == "latest" else str(tmp_path / named), tmp_path)
@@ -144,7 +117,7 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused_when_it_is_found(r
 
 def test_a_checkpoint_that_lacks_a_parameter_is_never_finished(run_dir):
     with pytest.raises(InvalidInput, match=r"checkpoint\.actor: got '0 elements of main model\.norm\.weight'"):
-        checkpoint(run_dir, 4, without="model.norm.weight")
+        write_checkpoint(augmented(), run_dir, 4, without="model.norm.weight")
     assert checkpoints.newest_finished(run_dir) == folder_of(run_dir, 2)
 
 
@@ -154,7 +127,7 @@ def test_a_full_disk_while_finishing_leaves_the_checkpoint_before(run_dir, monke
 
     monkeypatch.setattr(checkpoints, "write_json", full)
     with pytest.raises(OSError, match="No space"):
-        checkpoint(run_dir, 4)
+        write_checkpoint(augmented(), run_dir, 4)
     assert find_checkpoint(str(run_dir), run_dir.parent).step == 2
 
 
@@ -184,7 +157,7 @@ def test_an_end_while_throwing_away_leaves_no_half_checkpoint(run_dir, monkeypat
 @pytest.mark.parametrize(("staleness", "accepted"), [(0, True), (1, False)])
 def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, staleness, accepted):
     """Checkpoints then decide which weights are read."""
-    checkpoint(tmp_path / "run", 4, every=2, staleness=staleness)
+    write_checkpoint(augmented(staleness), tmp_path / "run", 4, every=2)
     found, graph = find_checkpoint("latest", tmp_path), augmented(staleness).graph
     check_resumable(found, graph, problem_of(graph, 1, 2), 9)
     if accepted:
@@ -196,4 +169,9 @@ def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, s
 
 def test_what_is_small_is_plain_json(written):
     content = json.loads((written / "checkpoint.json").read_text())
-    assert content["manifest"]["step"] == 2 and content["manifest"]["fingerprints"].keys() >= set(TRAINED)
+    assert content["manifest"]["step"] == 2 and content["manifest"]["fingerprints"].keys() >= {
+        "actor",
+        "critic",
+        "ref",
+        "reward",
+    }

@@ -1,0 +1,34 @@
+"""Checkpoints without a run: shards of zeros for every trained role, and a commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from prefect_rlhf.engines.checkpoint_files import write_shard
+from prefect_rlhf.engines.engine import StatePart
+from prefect_rlhf.placement.augmented import AugmentedGraph
+from prefect_rlhf.placement.parameters import parameters
+from prefect_rlhf.placement.problem import problem_of
+from prefect_rlhf.tasks.checkpoints import beside, finish, folder_of
+
+
+def write_shards(augmented: AugmentedGraph, run_dir: Path, step: int, without: str = "") -> None:
+    """What ranks write: one shard for each role, as before the optimizer's first step."""
+    for spec in (model for model in augmented.graph.models if augmented.graph.trained_by(model.role)):
+        parts = [
+            StatePart("main", p.name, tuple((0, size) for size in p.shape), torch.zeros(p.shape).flatten())
+            for p in parameters(spec)
+            if p.name != without
+        ]
+        write_shard(beside(folder_of(run_dir, step)) / spec.role, 0, 0, parts)
+
+
+def write_checkpoint(
+    augmented: AugmentedGraph, run_dir: Path, step: int, every: int | None = None, without: str = ""
+) -> Path:
+    """A finished checkpoint of a run from seed 1; its folder."""
+    write_shards(augmented, run_dir, step, without)
+    fingerprints = {model.role: {"model.norm.weight": 7} for model in augmented.graph.models}
+    return finish(augmented, run_dir, step, problem_of(augmented.graph, 1, every), fingerprints, {})
