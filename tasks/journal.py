@@ -65,7 +65,7 @@ class Journal:
     def carry_over(self, earlier: Path, before: int) -> list[Mapping[str, float]]:
         """Begin `metrics.jsonl` with the steps under `before` of an earlier run's, if that is still there."""
         path = earlier / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() and earlier != self.run_dir else []
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         steps: list[Mapping[str, float]] = [values for line in lines if (values := json.loads(line))["step"] < before]
         for values in steps:
             _append(self.run_dir / "metrics.jsonl", values)
