@@ -10,11 +10,13 @@ from functools import reduce
 from importlib import import_module
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import PydanticUserError, TypeAdapter
 from pydantic_core import PydanticSerializationError
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from prefect_rlhf.placement.errors import InvalidInput
+
+_UNFIT = (PydanticUserError, PydanticSerializationError)  # of types that pydantic does not know, and of their values
 
 
 class SavedState(TypedDict):
@@ -36,7 +38,7 @@ def encode(state: object, call: str) -> SavedState:
         value = TypeAdapter[Any](kind).dump_python(state, mode="json") if state is not None else None
         saved: SavedState = {"type": f"{kind.__module__}:{kind.__qualname__}", "value": json.loads(json.dumps(value))}
         same = decode(saved) == state
-    except (PydanticSerializationError, TypeError, ValueError, AttributeError, ImportError) as error:
+    except (*_UNFIT, TypeError, ValueError, AttributeError, ImportError) as error:
         raise InvalidInput(f"state of {call}", kind.__qualname__, expected) from error
     if not same:
         raise InvalidInput(f"state of {call}", kind.__qualname__, expected)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
-from prefect_rlhf.engines.faults import reason
 from prefect_rlhf.engines.gang import Gang
 from prefect_rlhf.engines.orders import (
     BuildOrder,
@@ -191,7 +190,7 @@ class Dispatcher:
             finish(run.augmented, run.run_dir, version, problem, fingerprints, states)
             keep_newest(run.run_dir, run.keep_checkpoints)
         except OSError as error:
-            raise RlhfError(f"{node.title}: {reason(error)}") from error
+            raise RlhfError(f"{node.title}: {error}") from error
         return Outcome(time.perf_counter() - began, fingerprint_seconds=0.0, bytes_moved=0, num_tokens=0)
 
     def _check_checkpoint(self) -> None:
