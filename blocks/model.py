@@ -15,7 +15,7 @@ class ModelFields(BaseModel):
     """What a Model and a ModelBlock say."""
 
     path: str = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
-    head: Head = Field("lm", description="lm gives tokens, scalar one number a token; lm+scalar (both) can be planned only.")
+    head: Head = Field("lm", description="lm gives tokens, scalar one number a token; lm+scalar can only be planned.")
     dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
     new_head: bool = Field(False, description="Start with an untrained scalar head if the folder has none.")
 
