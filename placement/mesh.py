@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -57,11 +58,7 @@ class DeviceMesh:
 
     def devices(self) -> tuple[Device, ...]:
         """All devices, node by node."""
-        return tuple(
-            Device(node, device)
-            for node in range(self.first_node, self.first_node + self.num_nodes)
-            for device in range(self.first_device, self.first_device + self.devices_per_node)
-        )
+        return _devices(self)
 
     def contains(self, other: DeviceMesh) -> bool:
         """Whether every device of `other` is in this mesh."""
@@ -151,3 +148,12 @@ class ClusterShape:
 
 def _span(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+@lru_cache(maxsize=4096)  # planning asks for the devices of the same few hundred meshes again and again
+def _devices(mesh: DeviceMesh) -> tuple[Device, ...]:
+    return tuple(
+        Device(node, device)
+        for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes)
+        for device in range(mesh.first_device, mesh.first_device + mesh.devices_per_node)
+    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.dealing import Dealing, Rows
@@ -113,9 +113,11 @@ def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
 
 def replica_speeds(placement: Placement | ModelInstance, of_node: Sequence[float]) -> tuple[float, ...]:
     """The speed of each replica, that of its slowest device, in parts of the fastest replica's."""
+    if not of_node:
+        return (1.0,) * placement.strategy.dp
     slowest = [math.inf] * placement.strategy.dp
     for device, at in _coordinates(placement):
-        slowest[at.dp] = min(slowest[at.dp], of_node[device.node] if of_node else 1.0)
+        slowest[at.dp] = min(slowest[at.dp], of_node[device.node])
     return tuple(speed / max(slowest) for speed in slowest)
 
 
@@ -192,9 +194,13 @@ def row_transfers(
     return tuple(found)
 
 
-def nearest(target: Device, sources: Iterable[Device], load: Mapping[Device, int]) -> Device:
-    """The source on the target's node that sends least so far; without one, the least loaded of all."""
-    return min(sources, key=lambda source: (source.node != target.node, load.get(source, 0), source))
+def nearest(target: Device, sources: Sequence[Device], load: Mapping[Device, int]) -> Device:
+    """The source on the target's node that sends least so far; without one, the least loaded of all.
+
+    `sources` are in ascending order: of equal ones it is the first.
+    """
+    here = [source for source in sources if source.node == target.node]
+    return min(here or sources, key=lambda source: load.get(source, 0))
 
 
 def _coordinates(placement: Placement | ModelInstance) -> Iterator[tuple[Device, Coordinate]]:
@@ -238,8 +244,8 @@ def _lacking(
 
 def _holders(held: Mapping[Device, Share], lengths: Lengths | None) -> dict[int, list[Device]]:
     found: dict[int, list[Device]] = defaultdict(list)
-    for device, share in held.items():
-        for row in share.rows(lengths):
+    for device in sorted(held):
+        for row in held[device].rows(lengths):
             found[row].append(device)
     return found
 

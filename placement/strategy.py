@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 
@@ -32,8 +33,7 @@ class Strategy:
         >>> [(c.pp, c.dp, c.tp) for c in Strategy(dp=2, pp=2).coordinates()]
         [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
         """
-        degrees = product(range(self.pp), range(self.dp), range(self.tp))
-        return tuple(Coordinate(dp, tp, pp) for pp, dp, tp in degrees)
+        return _coordinates(self)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,3 +43,9 @@ class Coordinate:
     dp: int
     tp: int
     pp: int
+
+
+@lru_cache(maxsize=4096)  # planning asks for those of the same few hundred strategies again and again
+def _coordinates(strategy: Strategy) -> tuple[Coordinate, ...]:
+    degrees = product(range(strategy.pp), range(strategy.dp), range(strategy.tp))
+    return tuple(Coordinate(dp, tp, pp) for pp, dp, tp in degrees)
