@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prefect_rlhf.placement.search.bound import Scratch, bound_of, fill_areas, scratch_for
 from prefect_rlhf.placement.search.chance import below, fraction
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.incumbent import Incumbent
-from prefect_rlhf.placement.search.placed import Placed, empty_placed, makespan_of, overflow
+from prefect_rlhf.placement.search.placed import Placed, empty_placed, fill_relations, overflow
+from prefect_rlhf.placement.search.simulate import list_schedule
 from prefect_rlhf.placement.search.tables import PAIR, Ints, Tables
 
 HOT, COLD = 0.08, 0.0003  # temperatures, in units of the plan's cost
-FIRST_RUN, LONGEST_RUN = 20_000, 500_000  # proposals
+FIRST_RUN, LONGEST_RUN = 20_000, 2_000_000  # proposals
 CHUNK = 2_000
 SIMILAR = 2  # classes up or down
 MISFIT = 1 << 60  # the cost of a plan that overflows is this and the bytes too many
@@ -38,6 +39,9 @@ class Walk(NamedTuple):
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
     random: Ints  # [1]
+    area: Ints  # [V]: scratch, as all below
+    explain: Ints  # [5]
+    scratch: Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +66,20 @@ def begin_annealing(t: Tables, seed: int) -> AnnealingState:
     """Start with each call's first option on the first mesh for it."""
     placed = empty_placed(t)
     kept, kept_start = options_worth_proposing(t)
-    cost = np.array([cost_of(t, placed), NONE], dtype=np.int64)
-    random = np.array([seed], dtype=np.int64)
-    return AnnealingState(Walk(placed, kept, kept_start, cost, placed.option.copy(), placed.mesh.copy(), random))
+    walk = Walk(
+        placed=placed,
+        kept=kept,
+        kept_start=kept_start,
+        cost=np.array([NONE, NONE], dtype=np.int64),
+        best_option=placed.option.copy(),
+        best_mesh=placed.mesh.copy(),
+        random=np.array([seed], dtype=np.int64),
+        area=np.zeros(t.num_nodes, dtype=np.int64),
+        explain=np.zeros(5, dtype=np.int64),
+        scratch=scratch_for(t),
+    )
+    walk.cost[0] = cost_of(t, walk, NONE)
+    return AnnealingState(walk)
 
 
 def step_annealing(t: Tables, state: AnnealingState) -> AnnealingState:
@@ -102,15 +117,20 @@ def _unbeaten(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[np.bo
     )
     no_worse = (costs[:, :, None] <= costs[:, None, :]).all(axis=0)  # [a, b]: a is no worse than b
     first = np.arange(len(options))[:, None] < np.arange(len(options))[None, :]
-    beaten: NDArray[np.bool_] = (no_worse & (~no_worse.T | first)).any(axis=0)
-    return ~beaten
+    return np.asarray(~(no_worse & (~no_worse.T | first)).any(axis=0))
 
 
 @compiled
-def cost_of(t: Tables, placed: Placed) -> int:
-    """Microseconds; of a plan that overflows, MISFIT and the bytes too many."""
+def cost_of(t: Tables, walk: Walk, limit: int) -> int:
+    """Microseconds; of a plan that overflows, MISFIT and the bytes too many. Above `limit` a bound will do."""
+    placed = walk.placed
     excess = overflow(t, placed)
-    return MISFIT + excess if excess > 0 else makespan_of(t, placed)
+    if excess > 0:
+        return MISFIT + excess
+    fill_relations(t, placed)
+    fill_areas(t, placed.option, t.least_area, t.least_size, placed.us, walk.area)
+    bound = bound_of(t, placed.us, walk.area, placed.overlap, walk.scratch, limit + 1, walk.explain)
+    return bound if bound > limit else list_schedule(t, placed.us, placed.overlap, placed.agenda)
 
 
 @compiled
@@ -123,8 +143,9 @@ def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
         option, mesh = placed.option[call], placed.mesh[call]
         if not propose(t, walk, call):
             continue
-        cost = cost_of(t, placed)
-        if not accepted(walk, cost, temperature):
+        limit = acceptable(walk, temperature)
+        cost = cost_of(t, walk, limit)
+        if cost > limit:
             placed.option[call], placed.mesh[call] = option, mesh
             continue
         walk.cost[0] = cost
@@ -135,16 +156,11 @@ def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
 
 
 @inner
-def accepted(walk: Walk, cost: int, temperature: float) -> bool:
-    """Always if better; else the less likely the worse."""
+def acceptable(walk: Walk, temperature: float) -> int:
+    """The cost up to which the next plan is taken: a drawn part above that of the present one."""
     before = walk.cost[0]
-    if cost <= before:
-        return True
-    if cost >= MISFIT:
-        if before < MISFIT:
-            return False
-        cost, before = cost - MISFIT, before - MISFIT
-    return fraction(walk.random) < math.exp((before - cost) / (temperature * before))
+    base = MISFIT if before >= MISFIT else 0
+    return before + int(-math.log(fraction(walk.random)) * temperature * (before - base))
 
 
 @inner

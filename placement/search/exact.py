@@ -74,7 +74,7 @@ class IterativeDeepening:
     seed: int = 0
     max_gap: float = 0.0
     growth: float = 0.0015
-    improving_share: float = 0.5
+    improving_share: float = 1.0
 
     def init(self, t: Tables) -> Frontier:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))

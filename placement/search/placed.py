@@ -51,6 +51,13 @@ def evaluate(t: Tables, p: Placed) -> int:
 @compiled
 def makespan_of(t: Tables, p: Placed) -> int:
     """Microseconds, whether or not the plan fits."""
+    fill_relations(t, p)
+    return list_schedule(t, p.us, p.overlap, p.agenda)
+
+
+@compiled
+def fill_relations(t: Tables, p: Placed) -> None:
+    """Write how the meshes lie to each other, and how long each node then takes."""
     for a in range(t.num_calls):
         p.overlap[a] = 0
         for b in range(t.num_calls):
@@ -59,7 +66,6 @@ def makespan_of(t: Tables, p: Placed) -> int:
             if relation != DISJOINT:
                 p.overlap[a] |= 1 << b
     fill_durations(t, p.option, p.relation, t.least_size, p.us)  # all calls are decided
-    return list_schedule(t, p.us, p.overlap, p.agenda)
 
 
 @compiled
