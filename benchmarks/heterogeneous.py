@@ -1,6 +1,6 @@
 """Two kinds of nodes: APP's table III (33B models, 8 A100 alone, and with 8 V100 of 32 GB), planned without devices.
 
-Run: python -m benchmarks.heterogeneous [--batch-sizes 16 32 64] [--budget-seconds 10]
+Run: python -m benchmarks.heterogeneous [--batch-sizes 16 32] [--budget-seconds 10]
 
 The paper (Xiao et al. 2023, arXiv:2312.11819, section VI-B) keeps all four models at 33B, prompts and responses at 256
 tokens, one epoch of one batch, and takes the largest batch that fits; it does not say which. Nor does it say what
@@ -26,7 +26,7 @@ from prefect_rlhf.placement.planner import Planned, plan_graph
 ALONE, BOTH = "1x8:a100-80", "1x8:a100-80+1x8:v100-32"
 PAPERS = {"a100 alone": 0.69, "app": 0.79}  # samples per second, table III: Flattening, Heterogeneous Separation
 APPS_PINS = {"ref_inference": DeviceMesh.parse("n1:0-3"), "reward_inference": DeviceMesh.parse("n1:4-7")}
-"""Reference and reward model on four V100s each; the rest stays on the A100s, where the search may place it."""
+"""Reference and reward model on four V100s each; all else is on the A100s."""
 KINDS = ("A100", "V100")
 
 
@@ -40,10 +40,11 @@ class Setting:
 
 
 def settings(calls: list[str]) -> Iterator[Setting]:
-    """The A100s alone, APP's placement, and the best that is found on both kinds."""
+    """The A100s alone, APP's placement without and with its copy that generates, and the best found on both kinds."""
     yield Setting("a100 alone", ALONE, {})
     rest = {name: DeviceMesh.parse("n0:0-7") for name in calls if name not in APPS_PINS}
     yield Setting("app", BOTH, {**APPS_PINS, **rest})
+    yield Setting("app, generation on 2", BOTH, {**APPS_PINS, **rest, "actor_generate": DeviceMesh.parse("n0:0-1")})
     yield Setting("both kinds", BOTH, {})
 
 
@@ -118,7 +119,7 @@ def main() -> None:
     """Print a table, the gains beside the paper's, and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-33b", help="shape of all four models")
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32, 64])
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[16, 32])
     parser.add_argument("--budget-seconds", type=float, default=10.0, help="of search, for each plan")
     options = parser.parse_args()
     calls = ["actor_generate", "critic_inference", "actor_train", "critic_train"]
