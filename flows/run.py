@@ -12,7 +12,8 @@ from typing import Any
 from prefect.runtime import flow_run
 
 from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows.auto_plan import AUTO, auto_plan, say_in_log, search_plan
+from prefect_rlhf.flows.auto_plan import say_in_log
+from prefect_rlhf.flows.choose_plan import best_plans, choose_plan
 from prefect_rlhf.flows.inputs import Inputs, read_inputs
 from prefect_rlhf.flows.measured_plan import (
     Tried,
@@ -26,23 +27,18 @@ from prefect_rlhf.flows.measured_plan import (
 from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.flows.profiles import measured_sources, said_of
 from prefect_rlhf.flows.workload import run_workload
-from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.augmented import AugmentedGraph
 from prefect_rlhf.placement.certificate import Certificate
-from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.fit import check_fits
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.next_best import next_best
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.plan_file import plan_yaml, read_plan
-from prefect_rlhf.placement.planner import Planner
+from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.prediction import Prediction, predict
-from prefect_rlhf.placement.presets import is_preset, preset
 from prefect_rlhf.placement.problem import problem_of
 from prefect_rlhf.tasks.algorithm import Algorithm
 from prefect_rlhf.tasks.checkpoints import Checkpoint, check_resumable, clear_unfinished, find_checkpoint
@@ -158,37 +154,12 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
         return {"run_dir": str(run.run_dir), "models": trained_models(run)}
 
 
-def choose_plan(name: str, graph: DataflowGraph, held: Lease, workload: Workload) -> ExecutionPlan:
-    """The searched plan (`auto`), the preset of that name, or the plan in that file; checked against graph, models and
-    lease. Of `measure(k)`, the one that would be measured first.
-
-    Where it states no order of devices, copies of trained weights get the one that moves the least.
-    """
-    cluster = held.cluster
-    if plans_to_measure(name):
-        plan = plans_of(graph, held, workload, 1)[0]
-    elif name == AUTO:
-        plan = auto_plan(graph, held, workload, say_in_log)
-    elif is_preset(name):
-        plan = preset(name, graph, cluster, held.mesh, workload.longest, held.kind)
-    else:
-        plan = read_plan(Path(name), cluster)
-    return aligned(check_plan(plan, graph, held.mesh), graph)
-
-
-def plans_of(graph: DataflowGraph, held: Lease, workload: Workload, count: int) -> list[ExecutionPlan]:
-    """The best plans that a search knows."""
-    sources = measured_sources(graph.models, held)
-    planner = Planner(graph, held.cluster, held.mesh, workload, sources, held.kind)
-    return next_best(planner, search_plan(graph, held, workload, sources, say_in_log), count)
-
-
 def measured_plans(asked: Asked, held: Lease, options: RunOptions) -> list[Tried]:
     """The plans of `measure(k)`, each of which ran for two steps; none for any other plan, and for a dry run."""
     count = plans_to_measure(options.plan)
     if count is None or options.dry_run:
         return []
-    found = plans_of(asked.graph, held, asked.workload, count)
+    found = best_plans(asked.graph, held, asked.workload, count)
     if len(found) < count:
         say_in_log(f"{options.plan}: there are no more than {len(found)} different plans to measure")
     return measure(found, lambda plan: two_steps(asked, plan, held, options), say_in_log)

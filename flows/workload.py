@@ -18,9 +18,9 @@ def run_workload(graph: DataflowGraph, inputs: Inputs) -> Workload:
     where the models take no row that long.
     """
     longest = longest_sequence(graph, inputs)
-    trained = next(call for call in graph if call.every is None)
-    lengths = _lengths(inputs, trained.rows_from)
-    sampled = [Sampling.model_validate_json(call.operation.settings) for call in graph if call.kind == "generate"]
+    trained = [call for call in graph if call.every is None]
+    lengths = _lengths(inputs, trained[0].rows_from)
+    sampled = [Sampling.model_validate_json(call.operation.settings) for call in trained if call.kind == "generate"]
     if not sampled:
         return Workload(Lengths.fixed(0), reaching(lengths, longest))
     new = max(sampling.max_new_tokens for sampling in sampled)

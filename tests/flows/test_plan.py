@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from prefect_rlhf.flows import auto_plan as auto
+from prefect_rlhf.flows.choose_plan import choose_plan
 from prefect_rlhf.flows.hardware import cost_sources
 from prefect_rlhf.flows.measured_plan import (
     MOST_PLANS,
@@ -19,7 +20,7 @@ from prefect_rlhf.flows.measured_plan import (
     tried_json,
     tried_rows,
 )
-from prefect_rlhf.flows.run import choose_plan, prediction
+from prefect_rlhf.flows.run import prediction
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.workload import Lengths
