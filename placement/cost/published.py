@@ -28,7 +28,7 @@ from prefect_rlhf.placement.strategy import Strategy
 
 Positive = Annotated[int, Field(ge=1)]
 Measured = Annotated[float, Field(gt=0)]
-_NETWORK = re.compile(r"([\d.]+)\s*([TG])bit/s per node", re.IGNORECASE)
+_NETWORK = re.compile(r"(\d+(?:\.\d+)?)\s*([TG])(?:bit/s|bps|b/s) per (node|device|gpu)", re.IGNORECASE)
 _PHASES: Mapping[str, int] = {"generate": 0, "inference": 1, "train_step": 2}
 _DTYPES: Mapping[str, Dtype] = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}
 
@@ -57,6 +57,9 @@ class ClusterTable(_Table):
         if found is None:
             raise InvalidInput("cluster.inter_node", self.inter_node, "a bandwidth such as `RoCE 3.2 Tbit/s per node`")
         bits = float(found[1]) * (1e12 if found[2].upper() == "T" else 1e9)
+        bits *= 1 if found[3].lower() == "node" else self.gpus_per_node
+        if not bits:
+            raise InvalidInput("cluster.inter_node", self.inter_node, "a bandwidth above 0")
         return Network(self.inter_node, bits / 8)
 
 
