@@ -32,7 +32,7 @@ def test_prompts_are_as_long_as_they_are_and_responses_as_long_as_they_may_becom
 
 
 def test_where_nothing_generates_every_token_may_be_scored(tmp_path):
-    model, pairs = make_model(tmp_path / "model"), make_pairs(tmp_path / "pairs.parquet")
+    model, pairs = make_model(tmp_path / "model", scalar=True), make_pairs(tmp_path / "pairs.parquet")
     data = {"path": pairs, "prompt_column": "prompt"}
     settings = {"pairs": data, "held_out": {**data, "split": "held_out"}, "reward": {"path": model, "head": "scalar"}}
     inputs, graph = asked(reward, settings | {"algo": {"batch_size": 4}})
