@@ -103,7 +103,7 @@ class Certificate:
     @property
     def fullest(self) -> Peak | None:
         """The device whose peak is the largest share of what it may hold, the first of equal ones."""
-        return max(self.peaks, key=lambda peak: peak.num_bytes / peak.usable_bytes, default=None)
+        return max(self.peaks, key=lambda peak: peak.num_bytes / max(1, peak.usable_bytes), default=None)
 
     def rows(self) -> list[dict[str, str]]:
         """For a table: each device with its peak, the node, and what holds most; equal devices share a row."""

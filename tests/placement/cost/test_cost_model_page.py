@@ -1,0 +1,29 @@
+"""The page on the cost model says what the code has: every term, and at most eight constants."""
+
+from dataclasses import fields
+from pathlib import Path
+
+from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
+from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Efficiency
+
+PAGE = (Path(__file__).parents[3] / "docs" / "cost_model.md").read_text()
+
+
+def first_column(heading):
+    """The names in code font that begin the rows of a section's table."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    return [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]
+
+
+def test_every_term_is_listed_and_has_a_source():
+    assert first_column("Terms") == list(Seconds._fields) == list(SOURCES)
+
+
+def test_there_are_eight_constants_and_each_is_listed():
+    names = [field.name for field in fields(Efficiency)]
+    assert first_column("The eight constants") == names
+    assert len(names) == 8
+
+
+def test_every_device_and_network_cites_its_source():
+    assert all(one.source for one in (*DEVICE_KINDS.values(), *NETWORKS.values()))
