@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from megatron_cases import Case, held, loss, make_rows, part, replica_rows
+from safetensors.torch import load_file
 
 from prefect_rlhf.engines.checkpoint import restore, save
 from prefect_rlhf.engines.engine import TrainSettings
@@ -15,6 +16,8 @@ from prefect_rlhf.placement.layout import megatron_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+
+KINDS = ("main", "exp_avg", "exp_avg_sq")
 
 
 def build_order(case: Case, restored: Path | None = None) -> BuildOrder:
@@ -70,16 +73,7 @@ def main_weights(rank: int, case: Case, folder: Path):
 
 def stored_bits(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of every shard in a folder."""
-    from safetensors.torch import load_file
-
     return {key: value for file in sorted(folder.glob("*.safetensors")) for key, value in load_file(file).items()}
-
-
-def stored_bits_of(file: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one shard."""
-    from safetensors.torch import load_file
-
-    return load_file(file)
 
 
 def load_save(rank: int, case: Case, folder: Path, target: Path):
@@ -88,6 +82,3 @@ def load_save(rank: int, case: Case, folder: Path, target: Path):
     engine = MegatronEngine(order, rank)
     restore(engine, folder)
     save(engine, order, target, rank)
-
-
-KINDS = ("main", "exp_avg", "exp_avg_sq")

@@ -1,6 +1,7 @@
 """Checkpoints of the Megatron engine: written under one split, read under another, and training goes on."""
 
 import json
+import shutil
 
 import checkpoint_cases as work
 import megatron_cases as cases
@@ -9,8 +10,16 @@ import pytest
 import torch
 from megatron_cases import OPTIMIZER, Case
 from megatron_world import World
+from safetensors.torch import load_file
 
-from prefect_rlhf.engines.checkpoint_files import check_coverage, check_shard, part_key, read_index, shard_indexes
+from prefect_rlhf.engines.checkpoint_files import (
+    StoredState,
+    check_coverage,
+    check_shard,
+    part_key,
+    read_index,
+    shard_indexes,
+)
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.parameters import parameters
 
@@ -135,8 +144,6 @@ def stored(world, folders, tmp_path_factory):
 
 
 def copy_of(stored, tmp_path):
-    import shutil
-
     return shutil.copytree(stored[0], tmp_path / "actor")
 
 
@@ -156,7 +163,7 @@ def test_a_flipped_bit_is_named_with_file_role_and_parameter(stored, tmp_path):
     """Wherever it is: here in the middle of a moment."""
     folder = copy_of(stored, tmp_path)
     file, key = folder / "shard-00001.safetensors", part_key("exp_avg", "model.norm.weight", ((0, 128),))
-    file, key = (file, key) if key in work.stored_bits_of(file) else (folder / "shard-00000.safetensors", key)
+    file = file if key in load_file(file) else folder / "shard-00000.safetensors"
     flip_bit(file, key)
     with pytest.raises(InvalidInput, match=rf"checkpoint\.actor: .*exp_avg model\.norm\.weight.*{file.name}") as error:
         check(folder, stored[1])
@@ -199,8 +206,6 @@ def garbage(folder):
 
 
 def test_reading_more_than_is_stored_is_refused(stored, tmp_path):
-    from prefect_rlhf.engines.checkpoint_files import StoredState
-
     folder = copy_of(stored, tmp_path)
     for file in folder.glob("shard-00001.*"):
         file.unlink()

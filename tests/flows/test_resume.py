@@ -33,6 +33,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from tests import plan_matrix
+from tests.finished_steps import write_checkpoint
 from tests.plan_matrix import ONE, plan
 from tests.tiny import make_model
 
@@ -257,6 +258,14 @@ def prepared(parameters, flow=ppo, **changes):
     return prepare(flow.algorithm, values, options, lease)
 
 
+@pytest.fixture(scope="module")
+def stored(parameters, tmp_path_factory):
+    """The folder of a run with a checkpoint after two steps, as far as `prepare` looks at it."""
+    run_dir = tmp_path_factory.mktemp("stored") / "run"
+    write_checkpoint(prepared(parameters, plan="flattening").augmented, run_dir, HALF, every=HALF)
+    return run_dir
+
+
 def deeper(folder):
     return {"path": make_model(folder / "deeper", layers=6, hidden=128, heads=4), "dtype": "float32"}
 
@@ -278,23 +287,23 @@ def deeper(folder):
         (lambda p, f: {"algo": p["algo"] | {"gamma": 0.5}}, r"operation\.settings\.gamma 1\.0', expected 0\.5"),
     ],
 )
-def test_what_is_not_this_run_is_refused_in_one_line(parameters, half, tmp_path, change, says):
-    changes = {"resume_from": str(half), "plan": "flattening"} | change(parameters, tmp_path)
+def test_what_is_not_this_run_is_refused_in_one_line(parameters, stored, tmp_path, change, says):
+    changes = {"resume_from": str(stored), "plan": "flattening"} | change(parameters, tmp_path)
     with pytest.raises(InvalidInput, match=says) as error:
         prepared(parameters, **changes)
     assert "\n" not in str(error.value)
 
 
-def test_another_algorithm_is_refused(parameters, half):
+def test_another_algorithm_is_refused(parameters, stored):
     common = {key: parameters[key] for key in ("prompts", "held_out", "actor", "ref", "reward", "output_dir")}
-    with pytest.raises(InvalidInput, match=r"'a checkpoint with algorithm 'ppo'', expected 'grpo', as in this run"):
-        prepared(common, grpo, steps=STEPS, resume_from=str(half))
+    with pytest.raises(InvalidInput, match=r"a checkpoint with algorithm 'ppo'\", expected 'grpo', as in this run"):
+        prepared(common, grpo, steps=STEPS, resume_from=str(stored))
 
 
-def test_a_moved_model_is_no_other_model(parameters, half, tmp_path):
+def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
     """A frozen role is read from wherever this run says."""
     moved = shutil.copytree(parameters["ref"]["path"], tmp_path / "moved")
-    changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(half), "plan": "flattening"}
+    changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
     ready = prepared(parameters, **changes)
     assert (ready.augmented.first_step, ready.asked.checkpoint.step) == (HALF, HALF)
 
