@@ -17,11 +17,12 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout import layout_of
 from prefect_rlhf.placement.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.tasks.profile_bench import ENGINES, REPEATS, Bench, Sizes, Subject, bench, part_of
+from prefect_rlhf.tasks.profile_bench import ENGINES, Bench, Sizes, Subject, bench, part_of
 
 FEW_TOKENS = 256  # up to which what is around the layers of a call is taken as what it always is
 MESSAGE_BYTES = tuple(1 << power for power in range(12, 25, 2))
 SHARED_PARAMETERS = (1 << 16, 1 << 20, 1 << 24)
+MESSAGE_REPEATS = 11  # short, and easily held up
 
 Say = Callable[[int, int, str], object]
 """Told of every measurement that is about to be made: its number, how many there are, and what it is."""
@@ -202,9 +203,9 @@ def time_messages(on: Bench, found: Findings) -> None:
     for size in group_sizes(on.gang.size):
         for num_bytes in MESSAGE_BYTES:
             on.step(f"all-reduce over {size} devices: {num_bytes} bytes")
-            found.keep("all_reduce", size, num_bytes, 1, mean(on.all("all_reduce", num_bytes, size, REPEATS)))
+            found.keep("all_reduce", size, num_bytes, 1, mean(on.all("all_reduce", num_bytes, size, MESSAGE_REPEATS)))
         for elements in SHARED_PARAMETERS:
             on.step(f"gradients and weights of {size} replicas: {elements} parameters")
-            found.keep("share", size, elements, 1, mean(on.all("share", elements, size, REPEATS)))
+            found.keep("share", size, elements, 1, mean(on.all("share", elements, size, MESSAGE_REPEATS)))
     if on.gang.size > 1:
-        found.latency = mean(on.all("send", 1, REPEATS))
+        found.latency = mean(on.all("send", 1, MESSAGE_REPEATS))
