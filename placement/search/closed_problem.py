@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ from prefect_rlhf.placement.search.problem import (
 from prefect_rlhf.placement.strategy import Strategy
 
 JsonObject = Mapping[str, Any]
+LONGEST_US = 1e12  # eleven days: iterations of such calls still fit into 64 bits
 READ = {
     "name",
     "n_nodes",
@@ -205,22 +206,22 @@ def _known(name: str, names: Sequence[str], where: str) -> str:
     return name
 
 
-def _table(data: JsonObject) -> Mapping[tuple[int, ...], int]:
-    table = {}
+def _table(data: JsonObject) -> Mapping[str, float]:
+    """Microseconds by `size,pp,tp,dp,pp,tp,dp`, as the file has them; there can be millions."""
     moves = data.get("realloc", {})
-    for key, value in (_get(moves, "table_us", dict, "realloc.") if moves else {}).items():
-        degrees = key.split(",")
-        if len(degrees) != 7 or not all(part.isdigit() for part in degrees):
+    table = _get(moves, "table_us", dict, "realloc.") if moves else {}
+    for key, value in table.items():
+        if not _MOVE.fullmatch(key):
             raise InvalidInput("realloc.table_us", key, "a key size,pp,tp,dp,pp,tp,dp")
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise InvalidInput(f"realloc.table_us[{key}]", value, "microseconds, 0 or more")
-        table[tuple(map(int, degrees))] = round(value)
+        if type(value) not in (int, float) or not 0 <= value < LONGEST_US:
+            raise InvalidInput(f"realloc.table_us[{key}]", value, f"microseconds, 0 to {LONGEST_US:.0e}")
     return table
 
 
-def _nodes(
-    calls: Sequence[PlannedCall], hooks: Sequence[Hook], table: Mapping[tuple[int, ...], int]
-) -> Iterator[ProblemNode]:
+_MOVE = re.compile(r"\d+(?:,\d+){6}", re.ASCII)
+
+
+def _nodes(calls: Sequence[PlannedCall], hooks: Sequence[Hook], table: Mapping[str, float]) -> Iterator[ProblemNode]:
     by_name = {call.name: call for call in calls}
     for call in calls:
         around = [hook for hook in hooks if hook.train == call.name]
@@ -243,14 +244,14 @@ def _move_name(when: str, hook: Hook, on: str) -> str:
 
 
 def _durations(
-    table: Mapping[tuple[int, ...], int], size_key: int, source: PlannedCall, target: PlannedCall
+    table: Mapping[str, float], size_key: int, source: PlannedCall, target: PlannedCall
 ) -> NDArray[np.int64]:
     """Microseconds of the move for each option of `source` and of `target`."""
 
-    def move(a: Strategy, b: Strategy) -> int:
-        return 0 if a == b else table.get((size_key, a.pp, a.tp, a.dp, b.pp, b.tp, b.dp), 0)
-
-    return np.array([[move(a.strategy, b.strategy) for b in target.options] for a in source.options], dtype=np.int64)
+    ends = [f"{o.strategy.pp},{o.strategy.tp},{o.strategy.dp}" for o in target.options]
+    rows = (f"{o.strategy.pp},{o.strategy.tp},{o.strategy.dp}" for o in source.options)
+    found = [[0 if row == end else table.get(f"{size_key},{row},{end}", 0) for end in ends] for row in rows]
+    return np.rint(np.array(found, dtype=np.float64)).astype(np.int64)
 
 
 def _edges(data: JsonObject, calls: Sequence[PlannedCall], hooks: Sequence[Hook]) -> Iterator[Edge]:

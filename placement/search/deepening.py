@@ -19,7 +19,7 @@ import numpy as np
 
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.domains import deeper, narrow
-from prefect_rlhf.placement.search.lay_out import lay_out
+from prefect_rlhf.placement.search.lay_out import LIES, NEVER_LIES, lay_out, lies_right
 from prefect_rlhf.placement.search.partial import (
     Partial,
     bound_partial,
@@ -229,7 +229,7 @@ def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
 def can_lie(t: Tables, r: Round, call: int) -> bool:
     """Whether the meshes decided so far can be laid out: first with the earlier ones where they are, then anew.
 
-    Only what succeeds is kept: where the earlier ones lie must stay right to their relations.
+    Only what succeeds is kept. What takes too long to say is left to `finish`.
     """
     p = r.partial
     count = 0
@@ -237,18 +237,25 @@ def can_lie(t: Tables, r: Round, call: int) -> bool:
         r.trial[r.order[count]] = p.mesh[r.order[count]]
         count += 1
     found = lay_out(t, r.order, r.places, count, count + 1, p.option, p.relation, r.trial)
-    found = found or lay_out(t, r.order, r.places, 0, count + 1, p.option, p.relation, r.trial)
-    if found:
+    if found != LIES:
+        found = lay_out(t, r.order, r.places, 0, count + 1, p.option, p.relation, r.trial)
+    if found == LIES:
         for index in range(count + 1):
             p.mesh[r.order[index]] = r.trial[r.order[index]]
-    return found
+    return found != NEVER_LIES
 
 
 @inner
 def finish(t: Tables, r: Round) -> None:
-    """Simulate a complete plan, and keep it if it is the best."""
+    """Simulate a complete plan, and keep it if it is the best.
+
+    One that could neither be laid out nor shown not to be may exist, so its bound counts.
+    """
     p = r.partial
     r.left[EVALUATIONS] += 1
+    if not lies_right(t, r.order, p.option, p.relation, p.mesh):
+        r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], bound_partial(t, p, r.numbers[THRESHOLD]))
+        return
     fill_durations(t, p.option, p.relation, t.least_size, p.us)  # all calls are decided
     makespan = list_schedule(t, p.us, p.overlap, r.agenda)
     r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], makespan)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, UNDECIDED, Ints, Tables
 
+MOST_TRIES = 2_000
+NEVER_LIES, LIES, UNKNOWN = 0, 1, 2
+
 
 @inner
 def relation_of(t: Tables, first: int, second: int) -> int:
@@ -40,17 +43,22 @@ def mesh_class(t: Tables, option: Ints, call: int) -> int:
 @compiled
 def lay_out(
     t: Tables, order: Ints, cursor: Ints, num_placed: int, count: int, option: Ints, relation: Ints, mesh: Ints
-) -> bool:
+) -> int:
     """Write into `mesh` where the first `count` calls of `order` can lie; keeps those of the first `num_placed`.
+
+    Returns LIES, NEVER_LIES, or UNKNOWN after MOST_TRIES.
 
     `cursor` is room for the next mesh to try at each place in the order.
     Memory is looked at only where devices differ: on equal ones the relations say all (see `deepening.fits_together`).
     """
-    upto = num_placed
+    upto, tries = num_placed, 0
     if upto < count:
         cursor[upto] = t.class_start[mesh_class(t, option, order[upto])]
     while num_placed <= upto < count:
         call = order[upto]
+        tries += 1
+        if tries > MOST_TRIES:
+            return UNKNOWN
         if cursor[upto] == t.class_start[mesh_class(t, option, call) + 1]:
             upto -= 1
             continue
@@ -60,7 +68,18 @@ def lay_out(
             upto += 1
             if upto < count:
                 cursor[upto] = t.class_start[mesh_class(t, option, order[upto])]
-    return upto >= count
+    return LIES if upto >= count else NEVER_LIES
+
+
+@inner
+def lies_right(t: Tables, order: Ints, option: Ints, relation: Ints, mesh: Ints) -> bool:
+    """Whether all calls' meshes lie as the relations ask, and devices that differ hold what lies on them."""
+    for upto in range(t.num_calls):
+        if not suits(t, order, upto, relation, mesh):
+            return False
+        if len(t.kind_start) > 0 and not has_room(t, order, upto, option, mesh):
+            return False
+    return True
 
 
 @inner
