@@ -29,7 +29,7 @@ from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 
 ENGINES: tuple[EngineKind, ...] = ("megatron", "vllm")
-TIMED_BYTES = 64 << 20  # of layers: more than caches keep from one pass to the next
+TIMED_BYTES = 256 << 20  # of layers: with fewer, caches and page tables still know them from the pass before
 SHORTEST = 16  # tokens of a row
 MANY_TOKENS = 1024  # from which on a size is timed once, after its warm-up
 REPEATS = 3

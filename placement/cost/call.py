@@ -8,7 +8,7 @@ section 2.2). The last stage has the head on top of its layers, so it may be the
 from __future__ import annotations
 
 from prefect_rlhf.placement.cost.collectives import GRADIENT_BYTES, share_seconds
-from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.execution import Execution, Group
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.workload import CallWork
@@ -66,6 +66,7 @@ def _generate(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     layer = _forward(each, workload.prompts.mean, execution, times)
     hop = _to_next_stage(each * workload.prompts.mean, execution, times)
     cost = _pipelined(layer, hop, times.sample(each, execution.strategy.tp), pieces, execution, times)
+    cost = cost + _gathered_weights(execution, times).times(1 + workload.responses.mean)  # ZeRO 3: for every token
     for first, end, running in workload.responses.still_running():
         context = workload.prompts.mean + (first + end) / 2
         cost = cost + _decode_step(each * running, context, pieces, work, execution, times).times(end - first)
@@ -136,9 +137,18 @@ def _update(micro_batches: int, execution: Execution, times: LayerTimes) -> Seco
         if execution.zero < 3:
             written = times.sizes.item if execution.zero else GRADIENT_BYTES
             shared += share_seconds(parameters * written, group, links)
+    shared += _tied_embedding_sum(execution, times)
     gathers = _gathered_weights(execution, times).times(micro_batches * (3 if execution.recompute else 2))
     adam = times.adam(parameters / (dp if execution.zero else 1))
     return Seconds(dp_communication=shared, optimizer=adam) + gathers
+
+
+def _tied_embedding_sum(execution: Execution, times: LayerTimes) -> float:
+    """The first stage and the last each have a copy of a tied embedding, whose gradients they add up (Megatron)."""
+    strategy, sizes = execution.strategy, times.sizes
+    if strategy.pp == 1 or not sizes.tied or sizes.head != "lm":
+        return 0.0
+    return times.all_reduce(sizes.table / strategy.tp * GRADIENT_BYTES, Group(2, execution.pp_span(), 1))
 
 
 def _gathered_weights(execution: Execution, times: LayerTimes) -> Seconds:
