@@ -1,6 +1,7 @@
 """Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S]`.
 
-FILE is JSON, or gzipped JSON, as `placement/search/closed_problem.py` reads it. The last line printed is JSON.
+FILE is JSON, or gzipped JSON, as `placement/search/closed_problem.py` reads it. The last line printed is JSON; progress
+goes to standard error. Ctrl-C ends the search with the best plan so far.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from prefect_rlhf.placement.search.driver import SearchResult, search
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 with a plan, 2 for bad input, 1 when no plan was found."""
+    """Exit status: 0 with a plan, 2 for bad input, 1 when no plan was found, 130 when stopped before the search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--budget-seconds", type=float, default=5.0, help="processor time (default: %(default)s)")
@@ -27,19 +28,30 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         closed = load_closed_problem(options.file)
         if closed.not_read:
-            print(f"not read: {', '.join(closed.not_read)}")
-        result = search(closed.problem, options.budget_seconds, options.method, options.seed, progress=print)
+            show(f"not read: {', '.join(closed.not_read)}")
+        if not options.budget_seconds > 0:
+            raise InvalidInput("--budget-seconds", options.budget_seconds, "more than 0 seconds")
+        show("loading the compiled search (the first time on a machine it compiles, about half a minute)")
+        result = search(closed.problem, options.budget_seconds, options.method, options.seed, progress=show)
     except InvalidInput as error:
-        print(error, file=sys.stderr)
+        show(error)
         return 2
+    except KeyboardInterrupt:
+        show("stopped before the search began")
+        return 130
     return report(closed, result)
+
+
+def show(line: object) -> None:
+    """On standard error, at once."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def report(closed: ClosedProblem, result: SearchResult) -> int:
     """Print the result, last as one line of JSON."""
     print(f"{result.outcome.name}: {result.outcome.value}")
     if result.plan is None:
-        print(f"no plan of {closed.problem.name} found in {result.cpu_seconds:.3f} s", file=sys.stderr)
+        show(f"no plan of {closed.problem.name} found in {result.cpu_seconds:.3f} s")
         return 1
     print(f"binding: {result.binding}")
     print(f"{result.period_seconds:.3f} s per iteration, {result.evaluations:,} evaluations")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.placement.search.driver import search
+from tests.placement.search.clusters import closed_file, greedy_safe_ppo, safe_ppo
 from tests.placement.search.plain_closed import Closed, read
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -99,6 +101,9 @@ BAD = [
     ("iterations", 0, "iterations"),
     ("iterations", True, "iterations"),
     ("offload", {"7": 1}, "offload"),
+    ("realloc.table_us", {"7,1,1,1,1,1,1": float("nan")}, "realloc.table_us"),
+    ("realloc.table_us", {"7,1,1,1,1,1,1": True}, "realloc.table_us"),
+    ("realloc.table_us", {"7,1,1,1,1,1,1": 1e300}, "realloc.table_us"),
 ]
 
 
@@ -135,7 +140,8 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path, content):
     "arguments",
     [["missing.json"], [str(DATA / "grpo_7b_1x8.json"), "--budget-seconds", "0"],
      [str(DATA / "grpo_7b_1x8.json"), "--budget-seconds", "-1"],
-     [str(DATA / "grpo_7b_1x8.json"), "--budget-seconds", "nan"], [str(DATA)]],
+     [str(DATA / "grpo_7b_1x8.json"), "--budget-seconds", "nan"], [str(DATA)],
+     [str(Path(__file__))]],
 )  # fmt: skip
 def test_the_command_answers_bad_input_with_one_line(arguments):
     done = solve(*arguments)
@@ -147,5 +153,37 @@ def test_the_command_says_that_nothing_fits(tmp_path):
     path = tmp_path / "problem.json"
     path.write_text(json.dumps(changed("device_mem_bytes", 1)))
     done = solve(str(path))
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("no plan of grpo_1x8 found")
     assert "INFEASIBLE" in done.stdout
+
+
+def test_ctrl_c_prints_the_best_plan_so_far(tmp_path):
+    """With its honest gap, as the last line, and exit status 0."""
+    path = tmp_path / "problem.json"
+    path.write_text(json.dumps(closed_file(greedy_safe_ppo(34, 13), num_nodes=16, batch=512)))
+    command = [sys.executable, str(ROOT / "benchmarks" / "solve_problem.py"), str(path), "--budget-seconds", "500"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert any("(gap" in line for line in running.stderr)  # waits for the first plan
+        running.send_signal(signal.SIGINT)
+        stdout, _ = running.communicate(timeout=60)
+    last = json.loads(stdout.splitlines()[-1])
+    assert running.returncode == 0
+    assert last["gap"] == pytest.approx(last["makespan_seconds"] / last["lower_bound_seconds"] - 1)
+    assert last["gap"] > 0
+
+
+@pytest.mark.parametrize(
+    ("graph", "num_nodes", "max_gap"),
+    [(safe_ppo(7, 7), 2, 0.0), (safe_ppo(34, 7), 4, 0.0), (safe_ppo(70, 7), 16, 0.02)],
+    ids=["nine calls, 2 nodes", "nine calls, 4 nodes", "nine calls, 16 nodes"],
+)
+def test_larger_graphs_come_within_a_small_gap(graph, num_nodes, max_gap):
+    """In an amount of work that takes a few seconds; the plan is as long as other code reads from the file."""
+    data = closed_file(graph, num_nodes, batch=512 if num_nodes == 16 else 256, slices=(1, 2, 4))
+    closed = read_closed_problem(data)
+    result = search(closed.problem, 600, max_gap=max_gap, max_evaluations=2_000_000)
+    assert result.gap <= max_gap
+    plain = Closed(data, closed.plan_in_file(result.plan))
+    assert plain.fits()
+    assert plain.makespan_us() == pytest.approx(result.makespan_seconds * 1e6, abs=0.5)
