@@ -116,5 +116,5 @@ def test_a_budget_that_is_not_positive_is_refused(budget):
 
 def test_a_model_that_no_device_holds_is_refused():
     tiny = replace(TWO_DEVICES, device_memory_bytes=GIB // 4)
-    with pytest.raises(InvalidInput, match="no placement"):
+    with pytest.raises(InvalidInput, match="GiB on each device at best"):
         plan_graph(GRAPHS["dpo"], tiny, tiny.whole, WORKLOAD, SOURCES)
