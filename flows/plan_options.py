@@ -32,7 +32,7 @@ class PlanOptions(Form):
     response_length: str = Field("", description="Tokens of a response, said in the same ways.")
     batch_size: int | None = Field(None, ge=1, description="The algorithm's own batch_size, for short.")
     method: Method = Field("exact", description="How plans are searched.")
-    budget_seconds: float = Field(3.0, description="Processor time of the search.")
+    budget_seconds: float = Field(2.0, description="Processor time of the search.")
     explain: bool = Field(False, description="Say of each call why it is placed so, and what the runner-up costs.")
     sweep: list[int] = Field([], description="Numbers of nodes to plan for besides, to compare.")
     output_dir: str = Field("plans", description="Folder for plan file, report, certificate and pictures.")

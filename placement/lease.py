@@ -52,7 +52,8 @@ class Lease:
             raise DeviceOutsideLease(f"{doing}: {outside} is outside lease {self.id} ({held})")
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        devices = [device._asdict() for device in self.devices]
+        return json.dumps(asdict(self) | {"devices": devices}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str, field: str = ENVIRONMENT_VARIABLE) -> Lease:

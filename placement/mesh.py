@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -69,16 +70,15 @@ class DeviceMesh:
         return not set(self.devices()).isdisjoint(other.devices())
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Device:
-    """One device of a cluster.
+class Device(NamedTuple):
+    """One device of a cluster; a tuple, since plans of many devices hash and compare them millions of times.
 
     >>> str(Device(0, 1))
     'n0:1'
     """
 
     node: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks of a device
 
     def __str__(self) -> str:
         return f"n{self.node}:{self.index}"

@@ -194,13 +194,9 @@ def row_transfers(
     return tuple(found)
 
 
-def nearest(target: Device, sources: Sequence[Device], load: Mapping[Device, int]) -> Device:
-    """The source on the target's node that sends least so far; without one, the least loaded of all.
-
-    `sources` are in ascending order: of equal ones it is the first.
-    """
-    here = [source for source in sources if source.node == target.node]
-    return min(here or sources, key=lambda source: load.get(source, 0))
+def nearest(target: Device, sources: Sequence[Device]) -> Sequence[Device]:
+    """The sources on the target's node; without one, all of them."""
+    return [source for source in sources if source.node == target.node] or sources
 
 
 def _coordinates(placement: Placement | ModelInstance) -> Iterator[tuple[Device, Coordinate]]:
@@ -243,10 +239,14 @@ def _lacking(
 
 
 def _holders(held: Mapping[Device, Share], lengths: Lengths | None) -> dict[int, list[Device]]:
-    found: dict[int, list[Device]] = defaultdict(list)
+    """By row, in ascending order; rows that the same devices hold have the same list."""
+    of_share: dict[Share, list[Device]] = defaultdict(list)
     for device in sorted(held):
-        for row in held[device].rows(lengths):
-            found[row].append(device)
+        of_share[held[device]].append(device)
+    found: dict[int, list[Device]] = {}
+    for share, devices in of_share.items():
+        for row in share.rows(lengths):
+            found[row] = sorted((*found[row], *devices)) if row in found else devices
     return found
 
 
@@ -255,9 +255,13 @@ def _from_nearest(
 ) -> dict[Device, list[int]]:
     """Choose a source for every row that the target lacks; `load` counts what each source sends and is updated."""
     chosen: dict[Device, list[int]] = defaultdict(list)
+    near: dict[int, Sequence[Device]] = {}  # by which list of holders
     for row in sorted(wanted):
-        if target not in holders[row]:
-            source = nearest(target, holders[row], load)
+        every = holders[row]
+        if id(every) not in near:
+            near[id(every)] = [] if target in every else nearest(target, every)
+        if near[id(every)]:
+            source = min(near[id(every)], key=load.__getitem__)
             load[source] += weight
             chosen[source].append(row)
     return chosen
