@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from prefect_rlhf.placement.certificate import usable_bytes
 from prefect_rlhf.placement.check import ENGINES, problems
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
-from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.execution import MEGATRON, EngineRules, Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import least_cost, replica_works
@@ -17,13 +17,14 @@ from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.lease import DeviceKind
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.presets import strategies
+from prefect_rlhf.placement.strategy import Strategy
 
 GIB = 1 << 30
-MOST_MICRO_BATCHES = 64
+ENOUGH_MICRO_BATCHES = 64  # for time; more only where memory asks for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all candidates of a graph are counted by."""
+    """What all candidates of a graph are counted by.
+
+    `rules` and `recompute` say how a published system's engine runs calls, where plans are counted as that one's.
+    """
 
     graph: DataflowGraph
     cluster: ClusterShape
@@ -60,6 +64,12 @@ class Setting:
     workload: Workload
     sources: CostSources
     kind: DeviceKind
+    rules: EngineRules = MEGATRON
+    recompute: bool = False
+
+    def execution(self, placement: Placement) -> Execution:
+        """As the engines that these candidates are counted by run it."""
+        return replace(Execution.of(placement), rules=self.rules, recompute=self.recompute)
 
     def usable_bytes(self, mesh_class: int) -> int:
         """What every device of such a mesh may fill."""
@@ -94,12 +104,19 @@ def legal_candidates(call: Call, setting: Setting) -> Iterator[Candidate]:
     """Each strategy, engine and number of micro-batches on each class of meshes that the call's work divides into."""
     for mesh_class in range(len(setting.line.classes)):
         mesh = setting.line.first_of(mesh_class)
-        for strategy in strategies(mesh.num_devices):
+        for strategy in within_nodes(mesh):
             for engine in ENGINES[call.kind]:
-                for cuts in _micro_batches(call):
-                    placement = Placement(mesh, strategy, engine, cuts)
-                    if not any(problems(call, placement, setting.graph)):
-                        yield from _offloads(call, _candidate(call, placement, mesh_class, setting), setting)
+                for one in _cuts(call, Placement(mesh, strategy, engine), mesh_class, setting):
+                    yield from _offloads(call, one, setting)
+
+
+def within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
+    """Those whose tensor-parallel groups stay on a node: ReaL (section 8.2) leaves out the others too.
+
+    >>> [str(strategy) for strategy in within_nodes(DeviceMesh(0, 2, 0, 1))]
+    ['dp2', 'pp2']
+    """
+    return (one for one in strategies(mesh.num_devices) if one.tp <= mesh.devices_per_node)
 
 
 def unbeaten(found: Iterable[Candidate]) -> Iterator[Candidate]:
@@ -115,22 +132,37 @@ def unbeaten(found: Iterable[Candidate]) -> Iterator[Candidate]:
                 yield one
 
 
-def _micro_batches(call: Call) -> Iterator[int]:
-    cuts = 1
-    while cuts <= min(call.num_rows, MOST_MICRO_BATCHES):
-        yield cuts
+def _cuts(call: Call, whole: Placement, mesh_class: int, setting: Setting) -> Iterator[Candidate]:
+    """The same in 1, 2, 4, ... micro-batches, as far as the rows divide."""
+    cuts, fits = 1, False
+    while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
+        placement = replace(whole, micro_batches=cuts)
+        if not any(problems(call, placement, setting.graph)):
+            one = _candidate(call, placement, mesh_class, setting)
+            fits = one.most.peak <= setting.usable_bytes(mesh_class)
+            yield one
         cuts *= 2
 
 
+def candidate(call: Call, placement: Placement, setting: Setting) -> Candidate:
+    """A legal placement, whatever its bytes."""
+    mesh = setting.line.meshes.index(placement.mesh)
+    (mesh_class,) = (index for index, members in enumerate(setting.line.classes) if mesh in members)
+    return _candidate(call, placement, mesh_class, setting)
+
+
 def _candidate(call: Call, placement: Placement, mesh_class: int, setting: Setting) -> Candidate:
-    work, execution = CallWork.of(call, setting.workload), Execution.of(placement)
+    work, execution = CallWork.of(call, setting.workload), setting.execution(placement)
     sizes, speeds = ModelSizes.of(setting.graph.model(call.role or "")), setting.cluster.node_speeds
     held = [
         call_bytes(share, execution, sizes, placement.engine, stage, on_cpu=setting.kind == "cpu")
         for share in dict.fromkeys(replica_works(work, placement, speeds))
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
-    seconds = least_cost(work, sizes, placement, setting.sources, speeds).total
+    if speeds:
+        seconds = least_cost(work, sizes, placement, setting.sources, speeds).total
+    else:
+        seconds = setting.sources.call_cost(work, execution, sizes, placement.mesh).total
     kept = [one.static + (one.kv_cache if placement.engine == "vllm" else 0) for one in held]  # as `certificate` counts
     totals = [one.total for one in held]
     least, most = Held(min(kept), min(totals)), Held(max(kept), max(totals))

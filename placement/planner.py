@@ -7,14 +7,14 @@ bound is that of the whole space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.augment import augment
-from prefect_rlhf.placement.candidates import Candidate, Setting
+from prefect_rlhf.placement.candidates import Candidate, Setting, candidate
 from prefect_rlhf.placement.certificate import Certificate, byte_size, certify
-from prefect_rlhf.placement.check import check_plan
+from prefect_rlhf.placement.check import check_plan, problems
 from prefect_rlhf.placement.completion import completed
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -44,7 +44,6 @@ TIGHTER = (1.0, 0.99, 0.98, 0.96, 0.94, 0.9, 0.8)  # where models take turns, an
 LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # and beyond it, to say how much is missing
 
 Candidates = Mapping[str, tuple[Candidate, ...]]
-Strategies = Mapping[DeviceMesh, Set[Strategy]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +238,7 @@ def _taking_turns(planner: Planner, posed: PlanProblem, budget_seconds: float) -
 def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, budget_seconds: float) -> Compared:
     """The best strategies of those that a preset admits, on the meshes that it gives to the calls."""
     try:
-        for posed in _posed_presets(preset_named(name), planner.mesh, setting, every):
+        for posed in preset_problems(preset_named(name), planner.mesh, setting, every):
             plan = planner.fitting_plan(name, posed, search(posed.problem, budget_seconds))
             if plan is not None:
                 return Compared(name, plan, planner.estimate(plan))
@@ -248,24 +247,40 @@ def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, bu
     return Compared(name, refused="no strategies on its meshes fit the devices' memory")
 
 
-def _posed_presets(rule: Preset, mesh: DeviceMesh, setting: Setting, every: Candidates) -> Iterator[PlanProblem]:
-    """One problem; of a symmetric preset one for each strategy, the first of which that fits is the preset's."""
+def preset_problems(rule: Preset, mesh: DeviceMesh, setting: Setting, every: Candidates) -> Iterator[PlanProblem]:
+    """The preset's plan is the best of the first of these that has one: of a symmetric preset, one for each strategy.
+
+    Raises InvalidInput where the mesh has no such parts, or a call cannot run on its part.
+    """
     graph = setting.graph
     meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in every}
-    every_strategy = [{part: set(rule.strategies(part)) for part in meshes.values()}]
-    one_at_a_time = [dict.fromkeys(meshes.values(), {strategy}) for strategy in rule.strategies(mesh)]
     refused: list[InvalidInput] = []
-    for allowed in one_at_a_time if rule.symmetric else every_strategy:
+    for strategy in rule.strategies(mesh) if rule.symmetric else (None,):
 
-        def admits(call: Call, placement: Placement, allowed: Strategies = allowed) -> bool:
-            return placement.engine in rule.engines(call) and placement.strategy in allowed[meshes[call.name]]
+        def admits(call: Call, placement: Placement, only: Strategy | None = strategy) -> bool:
+            allowed = rule.strategies(meshes[call.name]) if only is None else (only,)
+            return placement.engine in rule.engines(call) and placement.strategy in allowed
 
+        found = every if rule.micro_batches is None else _cut_alike(rule, strategy, meshes, setting)
         try:
-            yield restricted_problem(setting, every, ITERATIONS, meshes, admits)
+            yield restricted_problem(setting, found, ITERATIONS, meshes, admits)
         except InvalidInput as error:
             refused.append(error)
     if refused:
         raise refused[-1]
+
+
+def _cut_alike(
+    rule: Preset, strategy: Strategy | None, meshes: Mapping[str, DeviceMesh], setting: Setting
+) -> Candidates:
+    """Of every call the one candidate with this strategy and the preset's number of micro-batches, if it is legal."""
+    found: dict[str, tuple[Candidate, ...]] = {}
+    for name, mesh in meshes.items():
+        call = setting.graph.call(name)
+        placement = Placement(mesh, strategy or Strategy(), rule.engines(call)[0], rule.micro_batches or 1)
+        legal = not any(problems(call, placement, setting.graph))
+        found[name] = (candidate(call, placement, setting),) if legal else ()
+    return found
 
 
 def _too_large(planner: Planner, posed: PlanProblem, budget_seconds: float) -> InvalidInput:

@@ -29,8 +29,9 @@ class Preset:
     """A rule that gives every call of any graph its devices.
 
     `strategies` are those that a call may have on its mesh, the most data parallelism first; where `symmetric`, all
-    calls have the same. `ratio` is the share of the devices that `first` names (a model placement ratio, as Adaptive
-    Placement and Parallelism calls it). `engine` generates; None: any that can. `staleness` is what it is meant for.
+    calls have one, the first that fits. `ratio` is the share of the devices that `first` names: Adaptive Placement and
+    Parallelism's placement ratio. `engine` generates; None: any that can. `micro_batches` is how many
+    every call of a symmetric preset has; None: what suits it. `staleness` is what the preset is meant for.
     """
 
     words: str
@@ -41,6 +42,7 @@ class Preset:
     staleness: int = 0
     symmetric: bool = False
     engine: EngineKind | None = None
+    micro_batches: int | None = None
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
         """Raises InvalidInput where the lease has no such part."""

@@ -23,7 +23,7 @@ TOKEN_BYTES = 8  # token ids are int64
 COLUMN_BYTES = 4  # log-probabilities, advantages and the like
 NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, return, advantage, mask
 CACHE_BLOCK = 128  # tokens per block of vLLM's cache on CPU; smaller ones on CUDA fit in
-VLLM_BATCHED_TOKENS = 8192  # of one forward pass of vLLM
+PASS_TOKENS = 8192  # of one forward pass over prompts, in vLLM and in ours
 LOGITS_AT_ONCE = 1 << 28  # elements that our head makes at a time on CUDA
 LOGITS_AT_ONCE_CPU = 1 << 19  # and on CPU
 LONGEST_EXPLICIT = 512  # tokens up to which attention's backward on CPU keeps all scores of a micro-batch
@@ -120,16 +120,15 @@ class _Active:
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
         """The cache of all rows in flight, one forward pass of prompts, and the logits of a step."""
-        portions, pieces = self.execution.pieces(self._replica_rows, train=False)
-        rows = -(-self._replica_rows // portions)
+        rows = -(-self._replica_rows // self._portions)
         flying = min(rows, self.execution.rows_at_once or rows)
         per_token = self._layers * self.sizes.cache_bytes_per_token(self._tp)
         prompts = flying * self.work.workload.prompts.longest
         if engine == "vllm":
             blocks = flying * -(-self.max_length // CACHE_BLOCK) + 2
-            cached, passing = blocks * CACHE_BLOCK, min(prompts, max(VLLM_BATCHED_TOKENS, self.max_length))
+            cached, passing = blocks * CACHE_BLOCK, min(prompts, max(PASS_TOKENS, self.max_length))
         else:
-            cached, passing = flying * self.max_length, -(-prompts // pieces)  # one group's prompts at a time
+            cached, passing = flying * self.max_length, min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
         logits = flying * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
         return _with(
             static,

@@ -1,0 +1,153 @@
+"""A setting of a paper's experiments, and what the planner makes of it: seconds of the best plan, and of presets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prefect_rlhf.flows.dpo import dpo
+from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.remax import remax
+from prefect_rlhf.placement.candidates import Candidate, Setting, candidates
+from prefect_rlhf.placement.cost.execution import MEGATRON, EngineRules
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.devices import Hardware
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.estimate import ITERATIONS, training
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
+from prefect_rlhf.placement.known_models import known_shape
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.mesh_line import MeshLine
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import EngineKind, Placement
+from prefect_rlhf.placement.plan_problem import PlanProblem, plan_problem
+from prefect_rlhf.placement.planner import Candidates, preset_problems
+from prefect_rlhf.placement.presets import Preset
+from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, ReMax
+from prefect_rlhf.tasks.settings import Update
+
+WHOLE_EVALUATIONS, PRESET_EVALUATIONS = 100_000, 20_000  # of the search: the same on every machine
+NO_LIMIT_SECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One algorithm with models of known shapes on `num_nodes` equal nodes; every row has the same length.
+
+    `batch` counts prompts (of DPO: pairs). `staleness` is that of the algorithm's own parameter. `rules`, `recompute`
+    and `engines` say how the paper's system runs calls.
+    """
+
+    algorithm: str
+    actor: str
+    critic: str
+    num_nodes: int
+    hardware: Hardware
+    batch: int
+    workload: Workload
+    mini_batches: int = 1
+    staleness: int = 0
+    rules: EngineRules = MEGATRON
+    recompute: bool = False
+    engines: tuple[EngineKind, ...] = ("vllm", "megatron")
+    _known: dict[str, Candidates] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.hardware.devices_per_node
+
+    @property
+    def cluster(self) -> ClusterShape:
+        """Its devices, each with the memory of its datasheet."""
+        memory = self.hardware.device.memory_bytes
+        return ClusterShape("paper", self.num_nodes, self.hardware.devices_per_node, memory)
+
+    @property
+    def sources(self) -> CostSources:
+        return CostSources.equal_nodes(self.hardware, self.num_nodes)
+
+    def graph(self) -> DataflowGraph:
+        """Traced from the flow that runs, without its evaluation calls."""
+        flow, settings = _FLOWS[self.algorithm](self)
+        names = flow.fn.algorithm.body.__annotations__
+        models = {role: self._model(role) for role, kind in names.items() if kind == "Model"}
+        data = {name: _DATA[kind](name) for name, kind in names.items() if kind in _DATA}
+        arguments: dict[str, Any] = {name: object() for name in (*models, *data)}
+        more = {"staleness": self.staleness} if "staleness" in names else {}
+        return training(flow.algorithm.trace({**arguments, "algo": settings, **more}, models, data))
+
+    def setting(self) -> Setting:
+        """What its candidates are counted by."""
+        cluster, sources = self.cluster, self.sources
+        line = MeshLine.of(cluster, cluster.whole, sources)
+        return Setting(self.graph(), cluster, line, self.workload, sources, "cuda", self.rules, self.recompute)
+
+    def candidates(self) -> Candidates:
+        """Of every call; counted once."""
+        if "all" not in self._known:
+            setting = self.setting()
+            calls = (call for call in setting.graph if call.kind != "compute")
+            self._known["all"] = {call.name: tuple(self._own(call, setting)) for call in calls}
+        return self._known["all"]
+
+    def _own(self, call: Call, setting: Setting) -> Iterator[Candidate]:
+        """Of a call that generates, those on the paper's engine."""
+        for one in candidates(call, setting):
+            if call.kind != "generate" or one.placement.engine in self.engines:
+                yield one
+
+    def searched(self) -> Found | None:
+        """The best plan in which nothing is offloaded."""
+        posed = plan_problem(self.setting(), self.candidates(), ITERATIONS, "most")
+        return _found(posed, WHOLE_EVALUATIONS)
+
+    def preset(self, rule: Preset) -> Found | None:
+        """The best plan that a preset admits."""
+        try:
+            for posed in preset_problems(rule, self.cluster.whole, self.setting(), self.candidates()):
+                found = _found(posed, PRESET_EVALUATIONS)
+                if found is not None:
+                    return found
+        except InvalidInput:
+            return None
+        return None
+
+    def _model(self, role: str) -> ModelSpec:
+        scalar = role in ("critic", "reward")
+        shape = known_shape(self.critic if scalar else self.actor)
+        return ModelSpec(role, f"/models/{role}", "scalar" if scalar else "lm", shape, "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Seconds of an iteration, as the search counts them, and the placements of the calls."""
+
+    seconds: float
+    placements: Mapping[str, Placement]
+
+
+def _found(posed: PlanProblem, evaluations: int) -> Found | None:
+    result = search(posed.problem, NO_LIMIT_SECONDS, max_gap=0.001, max_evaluations=evaluations)
+    if result.plan is None:
+        return None
+    return Found(result.makespan_seconds / ITERATIONS, posed.placements(result.plan))
+
+
+def _update(case: Case) -> Update:
+    return Update(epochs=1, mini_batches=case.mini_batches)
+
+
+_FLOWS: Mapping[str, Callable[[Case], tuple[Any, Any]]] = {
+    "PPO": lambda case: (ppo, PPO(batch_size=case.batch, update=_update(case))),
+    "GRPO": lambda case: (grpo, GRPO(batch_size=case.batch, update=_update(case))),
+    "ReMax": lambda case: (remax, ReMax(batch_size=case.batch)),
+    "DPO": lambda case: (dpo, DPO(batch_size=case.batch, update=_update(case))),
+}
+_DATA: Mapping[str, Callable[[str], Dataset]] = {
+    "Prompts": lambda name: Dataset(name, ("prompt_tokens",), 1 << 20),
+    "Preferences": lambda name: Dataset(name, ("tokens", "prompt_length"), 1 << 20, rows_per_item=2),
+}
