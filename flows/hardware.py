@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -36,13 +37,23 @@ ORCHESTRATION_SECONDS = 0.015
 """What the controller adds to every task run (docs/plans.md): a matter of its own machine, not of devices."""
 
 
+CORE_SECONDS = 0.06
+"""Processor time that a task run takes of controller and server: where every core has a rank, ranks give it up."""
+
+
 def cost_sources(held: Lease, profiles: Iterable[Profile] = ()) -> CostSources:
     """For every node of the lease's cluster. Raises InvalidInput for an unknown GPU."""
     shape = held.cluster
     base = CPU if held.kind == "cpu" else Hardware(device_kind(gpu_name(), "kind"), shape.devices_per_node)
     network = NETWORK if shape.num_nodes > 1 else None
     hardware = Hardware(base.device, shape.devices_per_node, network, base.efficiency)
-    return CostSources((hardware,) * shape.num_nodes, tuple(profiles), ORCHESTRATION_SECONDS)
+    return CostSources((hardware,) * shape.num_nodes, tuple(profiles), orchestration_seconds(held))
+
+
+def orchestration_seconds(held: Lease) -> float:
+    """What a task run costs the ranks of a lease."""
+    has_a_core_free = held.kind != "cpu" or held.mesh.num_devices < (os.cpu_count() or 1)
+    return ORCHESTRATION_SECONDS if has_a_core_free else CORE_SECONDS
 
 
 def gpu_name() -> str:
