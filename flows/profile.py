@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,13 +16,13 @@ from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.auto_plan import say_in_log
 from prefect_rlhf.flows.profiles import file_of, keep, subject_of
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
-from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.lease import DeviceKind, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import model_shape
-from prefect_rlhf.tasks.profile_bench import Sizes
-from prefect_rlhf.tasks.profiling import Say, measure
+from prefect_rlhf.tasks.profile_bench import Sizes, Subject
+from prefect_rlhf.tasks.profiling import Say, check_sizes, measure, number_of_measurements
 from prefect_rlhf.tasks.publish import publish
 
 ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
@@ -53,30 +54,48 @@ def profile(
     """
     try:
         with _held() as held, _progress() as say:
-            return str(profile_on(held, model, dtype, most_rows, longest, tensor_parallel, say))
+            sizes = Sizes(most_rows, longest)
+            return str(
+                profile_on(held, ask(model, dtype, held.kind, held.mesh.num_devices, sizes, tensor_parallel), say)
+            )
     except RlhfError as error:
         return failed(error)
 
 
-def profile_on(
-    held: Lease,
-    model: str,
-    dtype: Dtype,
-    most_rows: int,
-    longest: int,
-    tensor_parallel: list[int] | None,
-    say: Say,
-) -> Path:
-    """Measure on a lease's devices and keep the profile; returns its file. Raises InvalidInput for what cannot be."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is to be measured, checked."""
+
+    subject: Subject
+    sizes: Sizes
+
+    @property
+    def file(self) -> Path:
+        """Where the profile is kept."""
+        return file_of(self.subject)
+
+    @property
+    def num_measurements(self) -> int:
+        return number_of_measurements(self.subject, self.sizes)
+
+
+def ask(
+    model: str, dtype: Dtype, kind: DeviceKind, num_devices: int, sizes: Sizes, tensor_parallel: list[int] | None
+) -> Asked:
+    """Read the model's shape. Raises InvalidInput for sizes or degrees that it has not, and for unknown devices."""
+    shape = model_shape("model", model)
+    degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, num_devices)
+    asked = Asked(subject_of(shape, dtype, kind, num_devices), replace(sizes, tensor_parallel=degrees))
+    check_sizes(asked.subject, asked.sizes)
+    return asked
+
+
+def profile_on(held: Lease, asked: Asked, say: Say) -> Path:
+    """Measure on a lease's devices and keep the profile; returns its file."""
     if held.mesh.num_nodes > 1:
         raise InvalidInput("mesh", held.mesh.name, "devices of one node: each kind of node is profiled by itself")
-    shape, size = model_shape("model", model), held.mesh.num_devices
-    degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, size)
-    subject = subject_of(shape, dtype, held.kind, size)
-    found = measure(subject, Sizes(most_rows, longest, degrees), say)
-    file = file_of(subject)
-    keep(found, file)
-    return file
+    keep(measure(asked.subject, asked.sizes, say), asked.file)
+    return asked.file
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows.profile import profile_on
+from prefect_rlhf.flows.profile import ask, profile_on
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.profile_bench import Sizes
 from prefect_rlhf.tasks.profiling import Say
 
 
@@ -24,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--rows", type=int, default=32, help="most rows of a micro-batch (default 32)")
     top.add_argument("--longest", type=int, default=128, help="most tokens of a row (default 128)")
     top.add_argument("--tensor-parallel", metavar="TP,...", help="degrees; without it, all that are possible")
+    top.add_argument("--dry-run", action="store_true", help="say what would be measured and kept where")
     return top
 
 
@@ -33,10 +35,12 @@ def run(arguments: Sequence[str]) -> str:
     for flag, value, least in (("--rows", given.rows, 1), ("--longest", given.longest, 16)):
         if value < least:
             raise InvalidInput(flag, value, f"at least {least}")
-    shape = Cluster(devices_per_node=given.devices).shape
+    shape, degrees = Cluster(devices_per_node=given.devices).shape, _degrees(given.tensor_parallel)
+    asked = ask(given.model, given.dtype, given.kind, given.devices, Sizes(given.rows, given.longest), degrees)
+    if given.dry_run:
+        return f"{asked.num_measurements} measurements of {given.model}, to be kept in {asked.file}"
     with lease(shape, given.devices, kind=given.kind, say=lambda words: print(words, file=sys.stderr)) as held:
-        degrees = _degrees(given.tensor_parallel)
-        return str(profile_on(held, given.model, given.dtype, given.rows, given.longest, degrees, progress()))
+        return str(profile_on(held, asked, progress()))
 
 
 def progress() -> Say:

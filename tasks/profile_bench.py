@@ -132,15 +132,15 @@ class Bench:
         names = PassSeconds.__dataclass_fields__
         return PassSeconds(**{name: mean(getattr(one, name) for one in made) for name in names})
 
-    def build(self, engine: EngineKind, sizes: Sizes, role: str = "model", shift: int = 0) -> None:
-        """A copy on each rank, or on the one `shift` ranks further."""
+    def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
+        """A copy on each rank; without CUDA graphs, whose replays nobody sees pass through layers."""
 
         def order(rank: int) -> tuple[BuildOrder]:
             model = self.model if engine == "megatron" and role == "model" else replace(self.model, optimizer=None)
             instance = self.instance(rank, engine, role)
             layout = layout_of(instance, model, self.lease)
             length = sizes.lengths[-1] + STEPS
-            return (BuildOrder(model, instance, (rank,), layout, length, sizes.rows[-1]),)
+            return (BuildOrder(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=False),)
 
         self.each("build", order)
 

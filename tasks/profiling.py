@@ -28,21 +28,34 @@ Say = Callable[[int, int, str], object]
 """Told of every measurement that is about to be made: its number, how many there are, and what it is."""
 
 
-def measure(subject: Subject, sizes: Sizes, say: Say) -> Profile:
-    """Time everything; minutes. Raises what ranks raise, and InvalidInput for sizes that the model has not."""
-    if sizes.longest + STEPS > subject.shape.max_position_embeddings:
+def check_sizes(subject: Subject, sizes: Sizes) -> None:
+    """Raise InvalidInput for sizes that the model has not."""
+    if sizes.lengths[-1] + STEPS > subject.shape.max_position_embeddings:
         most = subject.shape.max_position_embeddings - STEPS
         raise InvalidInput("longest", sizes.longest, f"at most {most}, which the model's context leaves")
-    parts = {tp: part_of(subject.shape, tp, subject.dtype) for tp in sizes.tensor_parallel}
-    found = Findings()
-    counted = Counted(say, sum(number_of_steps(sizes, subject.num_devices, tp) for tp in parts))
-    for tp, part in parts.items():
-        with bench(subject, part, sizes, counted) as on:
-            if tp == min(parts):
+    for tp in sizes.tensor_parallel:
+        part_of(subject.shape, tp, subject.dtype)
+
+
+def measure(subject: Subject, sizes: Sizes, say: Say) -> Profile:
+    """Time everything; minutes. Raises what ranks raise, and InvalidInput for sizes that the model has not."""
+    check_sizes(subject, sizes)
+    found, counted = Findings(), Counted(say, number_of_measurements(subject, sizes))
+    for tp in sizes.tensor_parallel:
+        with bench(subject, part_of(subject.shape, tp, subject.dtype), sizes, counted) as on:
+            if tp == min(sizes.tensor_parallel):
                 time_weights(on, found)
                 time_messages(on, found)
             time_layers(on, tp, sizes, found)  # last: it trains behind the back of those who move weights
     return found.profile(subject)
+
+
+def number_of_measurements(subject: Subject, sizes: Sizes) -> int:
+    """How many there are."""
+    layers = (2 + len(ENGINES)) * len(sizes.rows) * len(sizes.lengths)
+    groups = len(group_sizes(subject.num_devices))
+    messages = groups * (len(MESSAGE_BYTES) + len(SHARED_PARAMETERS))
+    return len(sizes.tensor_parallel) * layers + 4 + messages
 
 
 @dataclass(slots=True)
@@ -56,15 +69,6 @@ class Counted:
     def __call__(self, words: str) -> None:
         self.done += 1
         self.say(self.done, self.total, words)
-
-
-def number_of_steps(sizes: Sizes, num_devices: int, tp: int) -> int:
-    """How many measurements of a degree there are."""
-    layers = (2 + len(ENGINES)) * len(sizes.rows) * len(sizes.lengths)
-    if tp != min(sizes.tensor_parallel):
-        return layers
-    groups = len(group_sizes(num_devices))
-    return layers + 4 + groups * (len(MESSAGE_BYTES) + len(SHARED_PARAMETERS))
 
 
 def group_sizes(num_devices: int) -> tuple[int, ...]:
