@@ -1,11 +1,11 @@
-"""The command `prefect-rlhf`: run or dry-run an algorithm without a worker, from a terminal; or ask for a plan."""
+"""The command `prefect-rlhf`: run or dry-run an algorithm from a terminal, without a worker; plan; profile."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,26 @@ from prefect.client.schemas.objects import State
 
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows import plan_command
+from prefect_rlhf.flows import plan_command, profile_command
 from prefect_rlhf.flows.find_flow import ALGORITHMS, find_flow
 from prefect_rlhf.flows.given import read_parameters
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 
-EPILOG = "prefect-rlhf plan --help: a plan for a cluster that need not be there"
+COMMANDS: Mapping[str, Callable[[Sequence[str]], str]] = {"plan": plan_command.run, "profile": profile_command.run}
+EPILOG = (
+    "prefect-rlhf plan --help: a plan for a cluster that need not be there; "
+    "prefect-rlhf profile --help: measure this machine's devices"
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns its exit status. Mistakes get one line on stderr."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given[:1] == ["plan"]:
-            print(plan_command.run(given[1:]))
+        if given and given[0] in COMMANDS:
+            print(COMMANDS[given[0]](given[1:]))
             return 0
         return run(parser().parse_args(given))
     except RlhfError as error:
