@@ -1,7 +1,11 @@
 """Nodes that differ in kind, memory, speed and network: what they cost and hold, and where plans put calls."""
 
+import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -213,3 +217,17 @@ def test_kinds_are_divided_where_there_are_several():
         planner = Planner(graph, cluster, cluster.whole, APPS_LENGTHS, CostSources(nodes), "cuda")
         setting = planner.setting()
         assert len(list(divisions(setting, all_candidates(setting)))) == count
+
+
+@pytest.mark.all
+def test_one_command_says_apps_table_iii():
+    """Its last line: throughput of the A100s alone, of APP's placement and of the best found, and the gains."""
+    command = [sys.executable, "-m", "benchmarks.heterogeneous", "--batch-sizes", "16", "--budget-seconds", "6"]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True, timeout=600
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    rates = {row["setting"]: row["samples_per_second"] for row in found["rows"]}
+    assert rates["a100 alone"] < rates["app"] < 1.02 * rates["both kinds"]
+    assert found["gains"]["both kinds"] == pytest.approx(rates["both kinds"] / rates["a100 alone"] - 1)
+    assert found["paper"] == pytest.approx(0.1449, abs=1e-4)
