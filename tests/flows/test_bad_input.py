@@ -166,7 +166,9 @@ def test_the_parameters_that_the_cases_break_are_right(good):
 def test_a_plan_that_does_not_fit_in_memory_says_what_holds_the_bytes(good):
     small = ClusterShape("phone", num_nodes=1, devices_per_node=2, device_memory_bytes=1 << 20)
     lease = Lease("pool", "abc", small, small.whole, small.whole.devices())
-    with pytest.raises(PlanDoesNotFit, match=r"^plan mine: memory of n0:0: got '.* MiB at .*', expected at most .*$") as e:
+    with pytest.raises(
+        PlanDoesNotFit, match=r"^plan mine: memory of n0:0: got '.* MiB at .*', expected at most .*$"
+    ) as e:
         check(plan(good), lease=lease)
     assert re.search(r"n0:0 at .* holds:\n *[\d.]+ MiB  \S.*: [a-z ]+\n", e.value.report)
 
