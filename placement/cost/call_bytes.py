@@ -128,7 +128,8 @@ class _Active:
             blocks = flying * -(-self.max_length // CACHE_BLOCK) + 2
             cached, passing = blocks * CACHE_BLOCK, min(prompts, max(PASS_TOKENS, self.max_length))
         else:
-            cached, passing = flying * self.max_length, min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
+            cached = flying * self.max_length
+            passing = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
         logits = flying * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
         return _with(
             static,

@@ -18,8 +18,8 @@ class EngineRules:
 
     With `portions`, the plan's micro-batches run one after the other, and each is cut again, into `forward_cuts` (in
     training `train_cuts`) pieces per pipeline stage, which fill the pipeline: ReaL (section 4, search space). Without,
-    the plan's micro-batches are what fills the pipeline: Megatron. vLLM has no pipeline here: it keeps so much less of a
-    replica's rows in flight, and takes up others as some end. `row_step_seconds` is what the host of a replica
+    the plan's micro-batches are what fills the pipeline: Megatron. vLLM has no pipeline here: it keeps so much less of
+    a replica's rows in flight, and takes up others as some end. `row_step_seconds` is what the host of a replica
     spends on each of its rows at each decoding step, while the devices wait.
     """
 
