@@ -1,0 +1,86 @@
+"""Adaptive Placement and Parallelism (Xiao et al. 2023, arXiv:2312.11819), tables I and II: its two strategies.
+
+The paper takes the largest batch that fits; here it is 8 rows for each device, in one optimizer step, and training
+recomputes activations. Flattening is counted as the paper's baseline runs it from 33B on, with ZeRO 3 over all devices
+in every call, generation included (DeepSpeed-Chat), and as this planner would run it, in the best strategies.
+"""
+
+from __future__ import annotations
+
+from benchmarks.paper_case import Case
+from benchmarks.paper_checks import Check, Comparison, shown
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.presets import PRESETS, preset_named
+from prefect_rlhf.placement.strategy import Strategy
+
+HARDWARE = Hardware(DEVICE_KINDS["a100-80"], 8, NETWORKS["infiniband-800"])
+WORKLOAD = Workload.fixed(256, 256, cuda_graphs=False)
+ROWS_PER_DEVICE = 8
+RATIOS = (0.25, 0.375, 0.5, 0.75)  # of the devices, for generation and inference: the paper's planner tries ratios, too
+
+
+def interleaving(model: str, nodes: int) -> Comparison:
+    """Table I: the reference model on one half, the reward model on the other."""
+    case = _case(model, nodes)
+    found = {name: case.preset(PRESETS[name]) for name in ("flattening", "interleaving")}
+    seconds = {name: one and one.seconds for name, one in found.items()}
+    flat, ours = seconds["flattening"], seconds["interleaving"]
+    check = Check(
+        f"APP, table I: {model} on {case.num_devices} devices",
+        "interleaving is at least as fast as flattening",
+        seconds,
+        flat is not None and ours is not None and ours <= flat,
+    )
+    row = {name: shown(value) for name, value in seconds.items()}
+    return Comparison(
+        "APP, table I: interleaving", [{"model": model, "devices": str(case.num_devices), **row}], [check]
+    )
+
+
+def separation(nodes: int) -> Comparison:
+    """Table II: generation and inference apart from training, one step ahead of it."""
+    rows, gains = [], {}
+    for model in ("llama-33b", "llama-65b"):
+        zero, flat = zero_3_seconds(_case(model, nodes)), _case(model, nodes).preset(PRESETS["flattening"])
+        ahead = _case(model, nodes, staleness=1)
+        every = [one for ratio in RATIOS if (one := ahead.preset(preset_named(f"separation:{ratio}"))) is not None]
+        best = min((one.seconds for one in every), default=None)
+        gains[model] = None if best is None else zero / best
+        rows.append(
+            {
+                "model": model,
+                "devices": str(ahead.num_devices),
+                "flattening, ZeRO 3": shown(zero),
+                "flattening": shown(flat and flat.seconds),
+                "separation": shown(best),
+                "against ZeRO 3": "-" if best is None else f"{zero / best:.1f}x",
+            }
+        )
+    where = f"APP, table II: {8 * nodes} devices"
+    checks = [
+        Check(f"{where}, {model}", "separation is faster", {model: gain}, gain > 1)
+        for model, gain in gains.items()
+        if gain is not None
+    ]
+    return Comparison("APP, table II: separation", rows, checks)
+
+
+def zero_3_seconds(case: Case) -> float:
+    """DeepSpeed-Chat as the paper describes it: call after call on all devices, weights gathered each time."""
+    graph, mesh = case.graph(), case.cluster.whole
+    execution = Execution(Strategy(case.num_devices), case.num_nodes, case.hardware.devices_per_node, 1, True, zero=3)
+    return sum(
+        case.sources.call_cost(
+            CallWork.of(call, case.workload), execution, ModelSizes.of(graph.model(call.role)), mesh
+        ).total
+        for call in graph
+        if call.role is not None
+    )
+
+
+def _case(model: str, nodes: int, staleness: int = 0) -> Case:
+    rows = 8 * nodes * ROWS_PER_DEVICE
+    return Case("PPO", model, model, nodes, HARDWARE, rows, WORKLOAD, staleness=staleness, recompute=True)

@@ -1,0 +1,88 @@
+"""HybridFlow (Sheng et al. 2024, arXiv:2409.19256), figures 12 and 15: placements, and shards for generation.
+
+All four models of PPO have one size. Training recomputes activations; generation is vLLM before 0.6 without CUDA graphs
+(`execution.EARLY_VLLM`), with as many rows in flight as the plan has memory for. 96 devices work on 1152 rows a step,
+since 1024 do not divide over twelve nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.paper_case import Case
+from benchmarks.paper_checks import Check, Comparison, shown
+from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.call_bytes import rows_that_fit, static_bytes
+from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
+from prefect_rlhf.placement.cost.execution import EARLY_VLLM, Execution
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.known_models import known_shape
+from prefect_rlhf.placement.presets import PRESETS
+from prefect_rlhf.placement.strategy import Strategy
+
+HARDWARE = Hardware(DEVICE_KINDS["a100-80"], 8, NETWORKS["infiniband-200"])
+WORKLOAD = Workload.fixed(1024, 1024, cuda_graphs=False)
+PLACEMENTS = {"colocate": "flattening", "split": "hybridflow-split", "standalone": "standalone"}
+BEST = {
+    "llama-13b": {16: "colocate", 32: "colocate", 64: "colocate", 96: "split", 128: "standalone"},
+    "llama-34b": {32: "colocate", 64: "colocate", 96: "split", 128: "split"},
+}
+"""What section 8.3 reports, by model and devices."""
+SHARDS = {"llama-7b": 2, "llama-13b": 4}
+"""Generation's best tensor-parallel size after training with p 1, t 8, d 2 (figure 15)."""
+VLLM_SHARE = 0.9  # of a device, by default
+
+
+def placements(model: str, devices: int) -> Comparison:
+    """Figure 12: one model on one number of devices."""
+    rows = 1152 if devices == 96 else 1024
+    case = Case(
+        "PPO",
+        model,
+        model,
+        devices // 8,
+        HARDWARE,
+        rows,
+        WORKLOAD,
+        8,
+        rules=EARLY_VLLM,
+        recompute=True,
+        engines=("vllm",),
+    )
+    found = {name: case.preset(PRESETS[rule]) for name, rule in PLACEMENTS.items()}
+    seconds = {name: one and one.seconds for name, one in found.items()}
+    fitting = {name: value for name, value in seconds.items() if value is not None}
+    best = min(fitting, key=fitting.__getitem__, default="none")
+    expected = BEST[model][devices]
+    check = Check(
+        f"HybridFlow, figure 12: {model} on {devices} devices", f"{expected} is best", seconds, best == expected
+    )
+    row = {name: shown(value) for name, value in seconds.items()}
+    whole = {"model": model, "devices": str(devices), **row, "best": best, "paper": expected}
+    return Comparison("HybridFlow, figure 12: placements", [whole], [check])
+
+
+def shards(model: str) -> Comparison:
+    """Figure 15: transition and generation on 16 devices that hold all four models."""
+    seconds = {str(tp): _generation_seconds(model, tp) for tp in (1, 2, 4, 8)}
+    best = min(seconds, key=seconds.__getitem__)
+    check = Check(
+        f"HybridFlow, figure 15: {model}", f"tp {SHARDS[model]} generates fastest", seconds, best == str(SHARDS[model])
+    )
+    row = {"model": model, **{f"tp {tp}": shown(value) for tp, value in seconds.items()}, "best": f"tp {best}"}
+    return Comparison("HybridFlow, figure 15: generation", [{**row, "paper": f"tp {SHARDS[model]}"}], [check])
+
+
+def _generation_seconds(model: str, tp: int) -> float:
+    """The cache takes what trained and frozen models leave; the transition is its table 2."""
+    sizes = ModelSizes.of_shape(known_shape(model))
+    times, work = DatasheetTimes.of(sizes, HARDWARE), CallWork("generate", 1024, WORKLOAD)
+    training, execution = Execution(Strategy(2, 8), 2, 8), Execution(Strategy(16 // tp, tp), 2, 8, rules=EARLY_VLLM)
+    trained, frozen = (static_bytes(training, sizes, on).static for on in (True, False))
+    copy = static_bytes(execution, sizes, False).static
+    room = VLLM_SHARE * HARDWARE.device.memory_bytes - 2 * trained - 2 * frozen - copy
+    transition = times.links.seconds((8 - tp) / (8 * tp) * sizes.num_parameters * sizes.item, "node")
+    fitting = replace(execution, rows_at_once=rows_that_fit(room, work, execution, sizes))
+    return transition + call_cost(work, fitting, times).total
