@@ -12,7 +12,7 @@ from types import MappingProxyType
 import networkx as nx
 
 WIDTH = 1200
-LEFT, RIGHT, TOP = 64, 16, 44
+LEFT, RIGHT, TOP = 92, 16, 44
 LANE, GAP, AXIS = 44, 10, 34  # heights of a lane, between lanes, and of the time axis below them
 TEXT_WIDTH = 6.3  # a character at 11 px
 
