@@ -3,9 +3,10 @@
     python -m benchmarks.predict_plans [--ranks 2] [--steps 3] [--batch-size 16] [--plans NAME,...] [--profile again]
 
 Real Prefect, gang, Megatron-core and vLLM on CPU ranks of one thread, four models of SmolLM2's shape, the demo's
-prompts. Layers are profiled first (`prefect-rlhf profile`), unless that was done before; then each plan is predicted
-and run. A step's seconds are the median difference of the ends of steps after the first. `auto` is what the search
-finds on the profile. `calls` says the same of each node of a step, by the ranks' own clocks.
+prompts; with 4 ranks, smaller random models whose heads 4 divides. Layers are profiled first (`prefect-rlhf profile`),
+unless that was done before; then each plan is predicted and run. A step's seconds are the median difference of the ends
+of steps after the first. `auto` is what the search finds on the profile. `calls` says the same of each node of a step,
+by the ranks' own clocks.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from prefect_rlhf.tasks.comparison import step_ends, subject_of  # noqa: E402  a
 from prefect_rlhf.tasks.journal import Span, read_spans  # noqa: E402  after the path is set
 from prefect_rlhf.tasks.model_shape import model_shape  # noqa: E402  after the path is set
 from tests.plan_matrix import Compact, leased, plan, plan_file  # noqa: E402  after the path is set
+from tests.tiny import make_model, make_prompts  # noqa: E402  after the path is set
 
 HELD_OUT = 8
 DIFFERENT = 1.1  # plans whose measured seconds differ by less have no order
@@ -68,6 +70,7 @@ TWO_RANKS: Mapping[str, Compact] = {
 }
 FOUR_RANKS: Mapping[str, Compact] = {
     "pipelines": plan("0-3 dp4 engine=vllm", "0-3 dp2 pp2", "0-3 dp2 pp2", "0-3 pp2 dp2", "0-3 dp2 pp2", "0-3 dp2 pp2"),
+    "tensor parallel": plan("0-3 tp4 engine=vllm", "0-3 tp4", "0-3 dp2 tp2", "0-3 tp4", "0-3 dp2 tp2", "0-3 tp2 pp2"),
     "halves": plan("0-3 dp4 engine=vllm", "2-3 dp2", "0-1 dp2", "2-3 dp2", "0-1 dp2", "2-3 dp2"),
     "actor and critic apart": plan("0-1 dp2 engine=vllm", "2", "3", "2-3 dp2", "0-1 dp2", "2-3 pp2"),
 }
@@ -84,12 +87,10 @@ def main() -> None:
         threads=arguments.ranks,
         prompts=arguments.prompts,
     )
-    if missing := missing_files(work):
-        sys.exit(f"{missing[0]} does not exist; `make demo` writes it")
-    ensure_profile(work, arguments.profile == "again")
     rows: list[dict[str, Any]] = []
     with prefect_test_harness(server_startup_timeout=120), tempfile.TemporaryDirectory() as folder:
-        work = replace(work, prompts=few_prompts(work.prompts, Path(folder) / "prompts.parquet"))
+        work = small_work(work, Path(folder)) if arguments.ranks == 4 else demo_work(work, Path(folder))
+        ensure_profile(work, arguments.profile == "again")
         for name, file in plans(work, arguments.plans, Path(folder)).items():
             rows.append(predicted_and_measured(name, file, work, Path(folder)))
             print(json.dumps(rows[-1]), flush=True)
@@ -109,12 +110,27 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def demo_work(work: PPOWork, folder: Path) -> PPOWork:
+    """The demo's model and prompts."""
+    if missing := missing_files(work):
+        sys.exit(f"{missing[0]} does not exist; `make demo` writes it")
+    return replace(work, prompts=few_prompts(work.prompts, folder / "prompts.parquet"))
+
+
+def small_work(work: PPOWork, folder: Path) -> PPOWork:
+    """A random model of 70 million parameters, so that four ranks fit in memory, and prompts of a few tokens."""
+    model = make_model(folder / "model", layers=12, hidden=768, heads=24)
+    prompts = make_prompts(folder / "prompts.parquet", work.batch_size * (work.steps + 1), HELD_OUT)
+    return replace(work, model=model, prompts=prompts)
+
+
 def ensure_profile(work: PPOWork, again: bool) -> None:
     """Measure the model's layers on as many ranks, unless that was done."""
     subject = profiles.subject_of(model_shape("model", work.model), "bfloat16", "cpu", work.threads)
     if again or not profiles.file_of(subject).is_file():
-        rows = str(max(1, work.batch_size))
-        print(profile_command.run([work.model, "--devices", str(work.threads), "--rows", rows, "--longest", "64"]))
+        longest = "64" if work.threads == 2 else "32"
+        sizes = ["--rows", str(work.batch_size), "--longest", longest]
+        print(profile_command.run([work.model, "--devices", str(work.threads), *sizes]))
 
 
 def few_prompts(prompts: str, out: Path) -> str:

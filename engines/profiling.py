@@ -56,7 +56,7 @@ class PassSeconds:
 
 @final
 class ProfilingRank:
-    """What rlhf/profile asks of a rank. Every method is called on all ranks at once."""
+    """What rlhf/profile asks of a rank. Methods are called on all ranks at once, unless they say otherwise."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -65,7 +65,7 @@ class ProfilingRank:
         self._groups: dict[int, dist.ProcessGroup] = {}
 
     def write_model(self, model: ModelSpec) -> None:
-        """Write the folder that `model` names, with random weights; a single rank does it for all."""
+        """Write the folder that `model` names, with random weights; one rank does it for all."""
         generator = torch.Generator().manual_seed(self.rank)
         tensors = (
             (p.name, torch.randn(p.shape, generator=generator).mul_(WEIGHT_DEVIATION)) for p in parameters(model)
@@ -119,8 +119,7 @@ class ProfilingRank:
         return max(0.0, once() - usual)
 
     def reallocate(self, order: MoveWeightsOrder) -> Report:
-        """As a run moves weights."""
-        self._together()
+        """As a run moves weights; alone of these methods it may be called on some ranks only."""
         return self._work.reallocate(order)
 
     def offload(self, instance: ModelInstance) -> Report:

@@ -175,17 +175,23 @@ def time_weights(on: Bench, found: Findings) -> None:
     within = [on.each("reallocate", lambda rank: (_move(on, rank, rank, "vllm", "model"),)) for _ in range(2)][-1]
     _keep_moves(within, num_bytes, elements, "device", found)
     on.step("weights to another device")
-    for _ in range(2 if size > 1 else 0):
-        order = (_move(on, 0, 1, "megatron", "copy"),)
-        moved = on.call("reallocate", {0: order, 1: order})
     if size > 1:
-        _keep_moves(moved[1:], num_bytes, elements, "node", found)
+        _time_pairs(on, num_bytes, elements, found)
     on.step("weights to the host and back")
     for method in ("offload", "reload"):
         copied = on.each(method, lambda rank: (on.instance(rank, "megatron", "copy"),))
         _keep_moves(copied, num_bytes, elements, "host", found)
     on.step("packing of weights")
     found.packed += [seconds / elements for seconds in on.each("repack", lambda rank: (on.instance(rank, "vllm"),))]
+
+
+def _time_pairs(on: Bench, num_bytes: int, elements: int, found: Findings) -> None:
+    """Every second rank to the one after it, all at once; the first time a route is made."""
+    pairs = [(rank, rank + 1) for rank in range(0, on.gang.size - 1, 2)]
+    orders = {rank: (_move(on, *pair, "megatron", "copy"),) for pair in pairs for rank in pair}
+    on.call("reallocate", orders)
+    moved = on.call("reallocate", orders)
+    _keep_moves(moved[1::2], num_bytes, elements, "node", found)
 
 
 def _move(on: Bench, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsOrder:
