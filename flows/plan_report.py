@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect_rlhf.flows.auto_plan import summary
 from prefect_rlhf.flows.what_if import WhatIf
+from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.draw import plan_rows, table
 from prefect_rlhf.placement.explain import Explanation, in_words
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.plan_picture import plan_svg
 from prefect_rlhf.placement.planner import Planned
@@ -58,7 +61,7 @@ class Answer:
     def plan_file(self) -> str:
         """The plan; what is known of it stands above as comments."""
         said = "\n".join(f"# {line}".rstrip() for line in summary(self.found).splitlines())
-        return f"{said}\n{plan_yaml(self.found.plan)}"
+        return f"{said}\n{plan_yaml(without_orders(self.found.plan, self.question.graph))}"
 
     def files(self) -> dict[str, str]:
         """Name and content of each file but the report."""
@@ -78,6 +81,12 @@ class Answer:
         for name, content in contents.items():
             (folder / name).write_text(content)
         return {name: folder / name for name in contents}
+
+
+def without_orders(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
+    """The plan without the orders of devices that a run chooses by itself: shorter to read."""
+    plain = replace(plan, placements=tuple((name, replace(old, order=())) for name, old in plan.placements))
+    return plain if aligned(plain, graph) == plan else plan
 
 
 def explanation_text(why: Sequence[Explanation]) -> str:

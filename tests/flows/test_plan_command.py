@@ -20,17 +20,21 @@ from prefect_rlhf.flows.lengths import parse_lengths
 from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.flows.plan_command import interruptible
 from prefect_rlhf.flows.plan_options import plan_options
+from prefect_rlhf.flows.plan_report import without_orders
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.run import prepare
 from prefect_rlhf.flows.what_if import what_if
+from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.devices import Links
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.presets import preset
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.outcome import Outcome
 from tests.placement.search.test_driver import two_calls
+from tests.strategies import SMALL, model, placed, remax
 from tests.tiny import make_model, ppo_parameters
 
 TWO_CPUS = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
@@ -105,6 +109,19 @@ def test_what_is_known_of_a_plan_stands_in_its_file_as_comments(answered):
     lines = (answered / "plan.yaml").read_text().splitlines()
     assert lines[0].startswith("# ") and "s an iteration by the estimate" in lines[0]
     assert yaml.safe_load("\n".join(lines))["name"] == "auto"
+
+
+def test_the_file_leaves_out_orders_that_a_run_chooses_by_itself():
+    """And keeps one that a run would not choose."""
+    models = tuple(model(one.role, one.head, replace(SMALL, num_kv_heads=4)) for one in remax().models)
+    graph, four = replace(remax(), models=models), ClusterShape("four", 1, 4, 80 << 30)
+    plan = preset("flattening", graph, four, four.whole, 256)
+    plain = placed(placed(plan, "actor_train_step", dp=1, tp=4), "actor_generate", dp=2, tp=2)
+    chosen = aligned(plain, graph)
+    other = placed(plain, "actor_generate", order=(3, 2, 1, 0))
+    assert chosen["actor_generate"].order
+    assert without_orders(chosen, graph) == plain
+    assert without_orders(other, graph) == other
 
 
 def test_a_plan_that_a_person_edited_is_checked_when_a_run_loads_it(folder, answered):
