@@ -92,7 +92,7 @@ def test_a_bar_begins_and_ends_where_its_times_say():
     [(_, first), (_, second)] = rectangles(
         [Bar("a", "generate", ("n0:0",), 100.0, 110.0), Bar("b", "compute", ("n0:0",), 110.0, 120.0)]
     )
-    assert (first[0], first[2], second[2]) == pytest.approx((64, 624, 1184), abs=0.2)
+    assert (first[0], first[2], second[2]) == pytest.approx((92, 638, 1184), abs=0.2)
 
 
 def test_neighbouring_devices_of_one_node_share_a_bar():
