@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.execution import Execution, Group
 from prefect_rlhf.placement.cost.profile import Grid, Measurement, Profile, ProfiledTimes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -158,3 +158,62 @@ def test_a_mesh_of_two_kinds_of_nodes_is_as_slow_as_the_slower():
     mixed, both = CostSources((fast, slow)), CostSources((slow, slow))
     assert mixed.call_cost(call, execution, SIZES, mesh) == both.call_cost(call, execution, SIZES, mesh)
     assert mixed.links([mesh]) == slow.links()
+
+
+def test_each_engine_has_times_of_its_own():
+    """Generation in vLLM is made of vLLM's prefill, steps and choices; what it has none of is refused."""
+    slower = tuple(
+        replace(m, engine="vllm", seconds=3 * m.seconds)
+        for m in PROFILE.measurements
+        if m.piece in ("forward", "decode", "sample")
+    )
+    both = replace(PROFILE, measurements=PROFILE.measurements + slower, call_seconds=())
+    work, execution = (
+        CallWork("generate", 64, Workload.fixed(300, 500, cuda_graphs=False)),
+        Execution(Strategy(8), 1, 8),
+    )
+    megatron, vllm = (call_cost(work, execution, ProfiledTimes(both, SIZES, e)).total for e in ("megatron", "vllm"))
+    assert vllm == pytest.approx(3 * megatron)
+    with pytest.raises(InvalidInput, match="profile.vllm.backward"):
+        ProfiledTimes(both, SIZES, "vllm").backward(8, 512, 1)
+
+
+def test_new_weights_cost_their_fingerprint_and_their_packing():
+    """A train_step makes them; the generate after it is the first to use them, and vLLM packs them."""
+    work, execution = Workload.fixed(300, 500), Execution(Strategy(pp=2), 1, 8)
+    more = replace(PROFILE, written_seconds=1e-9, packed_seconds=2e-9)
+    fullest = SIZES.stage_parameters(execution.strategy, 1)
+    for kind, engine, each in (
+        ("train_step", "megatron", 1e-9),
+        ("generate", "megatron", 0.0),
+        ("inference", "megatron", 0),
+    ):
+        costs = (
+            call_cost(CallWork(kind, 64, work), execution, ProfiledTimes(p, SIZES, engine)).total
+            for p in (PROFILE, more)
+        )
+        before, after = costs
+        assert after - before == pytest.approx(each * fullest)
+    assert ProfiledTimes(more, SIZES, "vllm").packed(1000) == pytest.approx(2e-6)
+
+
+def test_measured_messages_count_in_place_of_bandwidths():
+    group = Group(2, "node", 2)
+    sums = [Measurement("all_reduce", 2, size, 1, seconds) for size, seconds in ((1000, 1.0), (2000, 2.0))]
+    shares = [Measurement("share", 2, size, 1, seconds) for size, seconds in ((1000, 3.0), (2000, 4.0))]
+    times = ProfiledTimes(replace(PROFILE, measurements=(*PROFILE.measurements, *sums, *shares)), SIZES)
+    assert (times.all_reduce(1500, group), times.share(1500, group)) == (1.5, 3.5)
+    for other in (Group(4, "node", 4), Group(2, "network", 1)):
+        assert times.all_reduce(1500, other) == SHEET.all_reduce(1500, other)
+        assert times.share(1500, other) == SHEET.share(1500, other)
+
+
+def test_a_tied_embedding_is_added_up_over_a_pipeline():
+    """Its two copies are on the first stage and on the last; critics have but one."""
+    tied = replace(SHAPE, tied_embeddings=True)
+    work = CallWork("train_step", 64, Workload.fixed(300, 500))
+    for head, num_sums in (("lm", 1), ("scalar", 0)):
+        sizes = ModelSizes.of_shape(tied, head)
+        times = DatasheetTimes.of(sizes, HARDWARE)
+        found = call_cost(work, Execution(Strategy(pp=2), 1, 8), times).dp_communication
+        assert found == pytest.approx(num_sums * times.all_reduce(4 * sizes.table, Group(2, "node", 1)))
