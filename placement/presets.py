@@ -110,9 +110,10 @@ def preset_named(name: str) -> Preset:
     if not ratio:
         return rule
     try:
-        return rule.with_ratio(float(ratio), plain)
+        share = float(ratio)
     except ValueError:
         raise InvalidInput("plan", name, f"a number after {plain}:, the share of the devices") from None
+    return rule.with_ratio(share, plain)
 
 
 def is_preset(name: str) -> bool:
