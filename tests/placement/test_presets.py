@@ -115,7 +115,7 @@ def test_standalone_on_one_node_divides_it():
 
 
 def test_the_heuristic_of_real_is_one_strategy_for_all_calls():
-    """Tensor parallelism over a node, data parallelism across nodes as long as it fits, weights shared with training."""
+    """Tensor parallelism over a node, data parallelism across nodes, generation with the weights that are trained."""
     cluster = ClusterShape("pairs", 2, 2, 8 * GIB)
     plan = preset("real-heuristic", remax(), cluster, cluster.whole)
     placed = [plan[each.name] for each in remax() if each.kind != "compute"]
