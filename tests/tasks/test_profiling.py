@@ -13,6 +13,8 @@ from prefect_rlhf.placement.strategy import Strategy
 from prefect_rlhf.tasks.profile_bench import Sizes, Subject, part_of
 from prefect_rlhf.tasks.profiling import measure
 
+pytestmark = pytest.mark.slow
+
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 32, 64, 64, 1e4, 1e-5, True)
 SUBJECT = Subject(SHAPE, "bfloat16", "cpu", "cpu", 2, "a processor", (("torch", "2"),))
 
