@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import gcd
 
 import numpy as np
@@ -42,6 +43,7 @@ def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
     return replace(plan, placements=tuple(placements))
 
 
+@lru_cache(maxsize=256)  # presets and candidates of one question ask for the same pairs again and again
 def overlapping_order(instance: ModelInstance, held: ModelInstance, model: ModelSpec) -> tuple[int, ...]:
     """The order of `instance` in which its devices have most elements of `held` already; () when it is the plain one.
 
@@ -68,7 +70,8 @@ def _gains(instance: ModelInstance, held: ModelInstance, model: ModelSpec) -> ND
     have, want = _shards(held, model), _shards(replace(instance, order=()), model)
     known: dict[tuple[int, int], int] = {}  # overlap of two shards: replicas share theirs
     size = len(devices)
-    overlaps = [[_overlap(have.get(device), want[other], known) for other in devices] for device in devices]
+    wanted = [want[device] for device in devices]
+    overlaps = [[_overlap(have.get(device), shard, known) for shard in wanted] for device in devices]
     unit = gcd(*(overlap for row in overlaps for overlap in row)) or 1  # keeps the sums exact in float64
     gains = np.array([[overlap // unit for overlap in row] for row in overlaps], dtype=np.float64) * (size + 1) ** 2
     gains += (size + 1) * np.array([[a.node == b.node for b in devices] for a in devices])
