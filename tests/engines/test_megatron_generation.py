@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from generation_cases import GREEDY, PROMPTS, SAMPLED, SEEDS, STOPPED, build, generate
 from megatron_world import World
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,12 +28,7 @@ CALLS = [(GREEDY, 1), (SAMPLED, 1), (STOPPED, 1), (SAMPLED, 2), (STOPPED, 3)]
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """And no world of one is left for other tests in this process."""
-    alone = not dist.is_initialized()
     torch.set_num_threads(1)
-    yield
-    if alone and dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")

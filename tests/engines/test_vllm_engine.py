@@ -22,13 +22,8 @@ SAMPLED = SamplingSettings(16, stop_at_eos=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def world():
-    """The engine makes a world of one when there is none; other tests in this process must not find it."""
-    alone = not dist.is_initialized()
+def one_thread():
     torch.set_num_threads(1)
-    yield
-    if alone and dist.is_initialized():
-        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
