@@ -18,14 +18,17 @@ from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Efficiency, H
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.estimate import estimate
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.holdings import instance_holdings
 from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.mesh_line import meshes_of
+from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plan_problem import all_candidates, plan_problem
 from prefect_rlhf.placement.planner import Planned, Planner, plan_graph
 from prefect_rlhf.placement.presets import PRESETS
 from prefect_rlhf.placement.schedule import schedule
 from prefect_rlhf.placement.search.problem import Problem
+from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax
 
 WORKLOAD = Workload.fixed(128, 128)
@@ -154,3 +157,15 @@ def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
     found = plan_graph(large(2048), node, node.whole, Workload.fixed(1024, 1024), sources, budget_seconds=0.5)
     assert found.certificate.fits
     assert (found.plan["actor_generate"].engine, found.plan["actor_generate"].micro_batches > 1) == ("vllm", True)
+
+
+def test_a_fourth_of_the_rows_at_once_has_a_fourth_of_the_cache():
+    """In what an engine is predicted to keep, which is what it is built for."""
+    (actor, *_) = large(64).models
+    instance = ModelInstance("actor", "vllm", TWO_DEVICES.whole, Strategy(dp=2))
+    (generate, *_) = large(64).calls
+    caches = [
+        sum(one.num_bytes for one in held if one.what == "key-value cache")
+        for held in (instance_holdings(instance, (generate,), actor, 2048, "cuda", (), cuts) for cuts in ((1,), (4,)))
+    ]
+    assert caches[0] == pytest.approx(4 * caches[1], rel=0.05)  # each has vLLM's null blocks besides
