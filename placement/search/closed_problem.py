@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.search.move_table import moves_between
 from prefect_rlhf.placement.search.problem import (
     Choice,
     Edge,
@@ -34,7 +34,6 @@ from prefect_rlhf.placement.search.problem import (
 from prefect_rlhf.placement.strategy import Strategy
 
 JsonObject = Mapping[str, Any]
-LONGEST_US = 1e12  # eleven days: iterations of such calls still fit into 64 bits
 READ = {
     "name",
     "n_nodes",
@@ -102,7 +101,7 @@ def read_closed_problem(data: Any, name: str = "problem") -> ClosedProblem:
         device_bytes=(_count(data, "device_mem_bytes"),) * (_count(data, "n_nodes") * _count(data, "gpus_per_node")),
         meshes=meshes,
         mesh_classes=tuple(tuple(i for i, mesh in enumerate(meshes) if mesh.num_devices == size) for size in sizes),
-        nodes=tuple(_nodes(calls, hooks, _table(data))),
+        nodes=tuple(_nodes(calls, list(_moves_of(data, calls, hooks)))),
         edges=tuple(_edges(data, calls, hooks)),
         iterations=_count(data, "iterations"),
     )
@@ -206,30 +205,30 @@ def _known(name: str, names: Sequence[str], where: str) -> str:
     return name
 
 
-def _table(data: JsonObject) -> Mapping[str, float]:
-    """Microseconds by `size,pp,tp,dp,pp,tp,dp`, as the file has them; there can be millions."""
-    moves = data.get("realloc", {})
-    table = _get(moves, "table_us", dict, "realloc.") if moves else {}
-    for key, value in table.items():
-        if not _MOVE.fullmatch(key):
-            raise InvalidInput("realloc.table_us", key, "a key size,pp,tp,dp,pp,tp,dp")
-        if type(value) not in (int, float) or not 0 <= value < LONGEST_US:
-            raise InvalidInput(f"realloc.table_us[{key}]", value, f"microseconds, 0 to {LONGEST_US:.0e}")
-    return table
+def _moves_of(
+    data: JsonObject, calls: Sequence[PlannedCall], hooks: Sequence[Hook]
+) -> Iterator[tuple[Hook, NDArray[np.int64], NDArray[np.int64]]]:
+    """Each hook with the microseconds of its moves there and back, both as [option of other, option of train]."""
+    realloc = data.get("realloc", {})
+    table = _get(realloc, "table_us", dict, "realloc.") if realloc else {}
+    strategies = {call.name: [option.strategy for option in call.options] for call in calls}
+    wanted: dict[int, list[Strategy]] = {hook.size_key: [] for hook in hooks}
+    for hook in hooks:
+        wanted[hook.size_key] += [*strategies[hook.train], *strategies[hook.other]]
+    moves = moves_between(table, wanted)
+    for hook in hooks:
+        ends = strategies[hook.other], strategies[hook.train]
+        yield hook, moves[hook.size_key].between(*ends), moves[hook.size_key].between(*ends[::-1]).T
 
 
-_MOVE = re.compile(r"\d+(?:,\d+){6}", re.ASCII)
-
-
-def _nodes(calls: Sequence[PlannedCall], hooks: Sequence[Hook], table: Mapping[str, float]) -> Iterator[ProblemNode]:
-    by_name = {call.name: call for call in calls}
+def _nodes(
+    calls: Sequence[PlannedCall], moves: Sequence[tuple[Hook, NDArray[np.int64], NDArray[np.int64]]]
+) -> Iterator[ProblemNode]:
     for call in calls:
-        around = [hook for hook in hooks if hook.train == call.name]
-        there = [(hook, _durations(table, hook.size_key, by_name[hook.other], call)) for hook in around]
-        back = [(hook, _durations(table, hook.size_key, call, by_name[hook.other]).T) for hook in around]
-        yield from (node for hook, durations in there for node in _moves("before", hook, durations))
+        around = [(hook, there, back) for hook, there, back in moves if hook.train == call.name]
+        yield from (node for hook, there, _ in around for node in _moves("before", hook, there))
         yield call
-        yield from (node for hook, durations in back for node in _moves("after", hook, durations))
+        yield from (node for hook, _, back in around for node in _moves("after", hook, back))
 
 
 def _moves(when: str, hook: Hook, durations: NDArray[np.int64]) -> Iterator[PairNode]:
@@ -241,17 +240,6 @@ def _moves(when: str, hook: Hook, durations: NDArray[np.int64]) -> Iterator[Pair
 
 def _move_name(when: str, hook: Hook, on: str) -> str:
     return f"reallocate {when} {hook.train} ({hook.other}), on {on}"
-
-
-def _durations(
-    table: Mapping[str, float], size_key: int, source: PlannedCall, target: PlannedCall
-) -> NDArray[np.int64]:
-    """Microseconds of the move for each option of `source` and of `target`."""
-
-    ends = [f"{o.strategy.pp},{o.strategy.tp},{o.strategy.dp}" for o in target.options]
-    rows = (f"{o.strategy.pp},{o.strategy.tp},{o.strategy.dp}" for o in source.options)
-    found = [[0 if row == end else table.get(f"{size_key},{row},{end}", 0) for end in ends] for row in rows]
-    return np.rint(np.array(found, dtype=np.float64)).astype(np.int64)
 
 
 def _edges(data: JsonObject, calls: Sequence[PlannedCall], hooks: Sequence[Hook]) -> Iterator[Edge]:

@@ -32,6 +32,9 @@ CHUNK = 5_000  # evaluations of deepening in one step: some ten milliseconds
 DEARER = 2.0  # by which factor each round shall take more evaluations than the one before
 SMALL_ROUND = 1_000  # evaluations of a round that costs nothing
 MOST_GROWTH = 0.02
+LEAST_GROWTH = 1e-5
+TOO_DEAR = 8.0  # times the evaluations of the round before, after which a round is given up for a lower threshold
+TOO_LONG = 0.25  # of all evaluations before: as long a round may take in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,9 @@ class IterativeDeepening:
             return _improve(t, state)
         ended = advance(t, state.round, CHUNK)
         state = _adopt(state, found_by(state.round))
-        return self._after_round(t, state) if ended else state
+        if ended:
+            return self._after_round(t, state)
+        return _next_round(t, replace(state, growth=state.growth / 2)) if _too_dear(state) else state
 
     def terminate(self, t: Tables, state: Frontier) -> Outcome | None:
         if state.incumbent is None:
@@ -106,6 +111,13 @@ class IterativeDeepening:
         growth = min(MOST_GROWTH, state.growth * min(2.0, max(0.5, DEARER / max(dearer, 0.1))))
         bound = max(left, state.lower_bound_us)
         return _next_round(t, replace(state, lower_bound_us=bound, growth=growth, last_round=spent))
+
+
+def _too_dear(state: Frontier) -> bool:
+    """Whether the round under way takes so long that a lower threshold proves more in the time."""
+    spent = int(state.round.left[EVALUATIONS]) - state.began_at
+    most = max(CHUNK, TOO_DEAR * state.last_round, TOO_LONG * state.began_at)
+    return spent > most and state.growth > LEAST_GROWTH
 
 
 def _next_round(t: Tables, state: Frontier) -> Frontier:
