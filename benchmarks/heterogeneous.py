@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from prefect_rlhf.flows.plan_options import PlanOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.what_if import what_if
+from prefect_rlhf.placement.best_plan import Planned, plan_graph
 from prefect_rlhf.placement.draw import table
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.estimate import training
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.planner import Planned, plan_graph
 
 ALONE, BOTH = "1x8:a100-80", "1x8:a100-80+1x8:v100-32"
 PAPERS = {"a100 alone": 0.69, "app": 0.79}  # samples per second, table III: Flattening, Heterogeneous Separation

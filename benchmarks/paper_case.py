@@ -10,7 +10,8 @@ from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
-from prefect_rlhf.placement.candidates import Candidate, Setting, candidates
+from prefect_rlhf.placement.best_plan import preset_problems
+from prefect_rlhf.placement.candidates import Candidate, Candidates, Setting, candidates
 from prefect_rlhf.placement.cost.execution import MEGATRON, EngineRules
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -24,7 +25,6 @@ from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, Placement
 from prefect_rlhf.placement.plan_problem import PlanProblem, plan_problem
-from prefect_rlhf.placement.planner import Candidates, preset_problems
 from prefect_rlhf.placement.presets import Preset
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, ReMax

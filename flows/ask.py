@@ -10,9 +10,9 @@ from prefect_rlhf.flows.find_flow import find_flow
 from prefect_rlhf.flows.plan_options import PlanOptions
 from prefect_rlhf.flows.plan_report import Answer
 from prefect_rlhf.flows.what_if import WhatIf, what_if
+from prefect_rlhf.placement.best_plan import Planned, plan_graph
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.explain import explain
-from prefect_rlhf.placement.planner import Planned, plan_graph
 from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.placement.sweep import Sweep, check_sizes, sweep
 

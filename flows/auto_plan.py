@@ -16,6 +16,7 @@ from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger
 
 from prefect_rlhf.flows.profiles import measured_sources, said_of
+from prefect_rlhf.placement.best_plan import Planned, plan_graph
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -25,7 +26,6 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import plan_yaml, read_plan
-from prefect_rlhf.placement.planner import Planned, plan_graph
 
 AUTO = "auto"
 BUDGET_SECONDS = 5.0

@@ -9,13 +9,13 @@ from pathlib import Path
 from prefect_rlhf.flows.auto_plan import summary
 from prefect_rlhf.flows.what_if import WhatIf
 from prefect_rlhf.placement.alignment import aligned
+from prefect_rlhf.placement.best_plan import Planned
 from prefect_rlhf.placement.draw import plan_rows, table
 from prefect_rlhf.placement.explain import Explanation, in_words
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.plan_picture import plan_svg
-from prefect_rlhf.placement.planner import Planned
 from prefect_rlhf.placement.sweep import Sweep
 from prefect_rlhf.placement.sweep_picture import sweep_svg
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.certificate import usable_bytes
@@ -49,6 +49,10 @@ class Candidate:
     host_seconds: float
     least: Held
     most: Held
+
+
+Candidates = Mapping[str, tuple[Candidate, ...]]
+"""Of each call, by its name."""
 
 
 @dataclass(frozen=True, slots=True)

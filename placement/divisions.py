@@ -6,12 +6,10 @@ each such part of the space is small; so a plan for all nodes is at least as goo
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from itertools import product
 
-from prefect_rlhf.placement.candidates import Candidate, Setting
-
-Candidates = Mapping[str, tuple[Candidate, ...]]
+from prefect_rlhf.placement.candidates import Candidates, Setting
 
 
 def divisions(setting: Setting, found: Candidates) -> Iterator[Candidates]:

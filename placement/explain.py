@@ -7,20 +7,15 @@ memory binds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.certificate import byte_size
-from prefect_rlhf.placement.check import check_plan
-from prefect_rlhf.placement.completion import completed
-from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.estimate import ITERATIONS, Estimate
+from prefect_rlhf.placement.estimate import Estimate
+from prefect_rlhf.placement.neighbours import changed_plan, neighbours
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.plan_problem import PlanProblem, all_candidates, plan_problem
+from prefect_rlhf.placement.plan_problem import all_candidates
 from prefect_rlhf.placement.planner import Planner
-from prefect_rlhf.placement.search.alternatives import Alternative, alternatives
-from prefect_rlhf.placement.search.problem import Choice
 from prefect_rlhf.placement.slack import spare_seconds
 
 TRIED = 6  # alternatives of a call that are estimated at most
@@ -79,14 +74,13 @@ class Explanation:
 
 def explain(planner: Planner, plan: ExecutionPlan, made: Estimate) -> tuple[Explanation, ...]:
     """Of each call with a model that runs in every iteration; `made` is the plan's estimate."""
-    posed = _posed(planner, plan)
-    chosen = {call.name: _choice(posed, call.name, plan[call.name]) for call in posed.problem.calls}
+    setting = planner.setting()
     spare = spare_seconds(made.schedule)
     usable = planner.certificate(plan).usable_bytes
     found = []
-    for name, every in alternatives(posed.problem, chosen).items():
+    for name, others in neighbours(planner, plan, setting, all_candidates(setting)).items():
         slots = [slot for slot in made.schedule.slots if slot.node.id == f"{name}@{slot.node.step}"]
-        too_large, runner_up = _best_two(planner, plan, made.seconds, name, _others(posed, plan[name], name, every))
+        too_large, runner_up = _best_two(planner, plan, made.seconds, name, others)
         longest, least = max(slot.seconds for slot in slots), min(spare[slot.node.id] for slot in slots)
         found.append(Explanation(name, plan[name], longest, least, made.seconds, usable, too_large, runner_up))
     return tuple(found)
@@ -96,40 +90,6 @@ def in_words(placement: Placement) -> str:
     """`n0:0-7 dp4 tp2, 8 micro-batches`."""
     cuts = f", {placement.micro_batches} micro-batches" if placement.micro_batches > 1 else ""
     return f"{placement.name} {placement.engine}{cuts}"
-
-
-def _posed(planner: Planner, plan: ExecutionPlan) -> PlanProblem:
-    """The problem that ranks: bytes of the fullest device, unless something is offloaded, which it knows nothing of."""
-    setting = planner.setting()
-    stays = all(placement.offload == "none" for _, placement in plan.placements)
-    return plan_problem(setting, all_candidates(setting), ITERATIONS, "most" if stays else "least")
-
-
-def _choice(posed: PlanProblem, call: str, placement: Placement) -> Choice:
-    """The candidate that the plan took, or the one most like it; what differs are micro-batches and offloads."""
-
-    def unlike(option: int) -> tuple[bool, bool, int, bool]:
-        other = posed.candidates[call][option].placement
-        cuts = abs(other.micro_batches - placement.micro_batches)
-        return other.strategy != placement.strategy, other.engine != placement.engine, cuts, other.offload != "none"
-
-    mesh = next(i for i, one in enumerate(posed.problem.meshes) if one.label == placement.mesh.name)
-    options = range(len(posed.candidates[call]))
-    here = [i for i in options if mesh in posed.problem.mesh_classes[posed.candidates[call][i].mesh_class]]
-    return Choice(min(here, key=unlike), mesh)
-
-
-def _others(
-    posed: PlanProblem, kept: Placement, call: str, every: Sequence[Alternative]
-) -> Iterator[tuple[Placement, bool]]:
-    """Other meshes and strategies, the fastest first, and whether the problem has room for them."""
-    seen = {(kept.mesh, kept.strategy)}
-    for one in every:
-        placement = posed.placements({call: one.choice})[call]
-        if (placement.mesh, placement.strategy) not in seen:
-            if one.has_room:
-                seen.add((placement.mesh, placement.strategy))
-            yield replace(placement, offload=kept.offload), one.has_room
 
 
 def _best_two(
@@ -157,18 +117,3 @@ def _best_two(
         if too_large is None and takes < seconds * (1 - NOTHING) and certificate.fullest is not None:
             too_large = Other(placement, takes, certificate.fullest.num_bytes)
     return too_large, None
-
-
-def changed_plan(planner: Planner, plan: ExecutionPlan, call: str, placement: Placement) -> ExecutionPlan | None:
-    """The plan with one call placed otherwise; None where that is not legal. Evaluation follows its siblings."""
-    graph = planner.graph
-    every = {name: replace(old, order=()) for name, old in plan.placements}
-    computes = [old.mesh.devices()[0] for old in every.values() if old.engine == "python"]
-    chosen = {one.name: every[one.name] for one in graph if one.kind != "compute" and one.every is None}
-    chosen[call] = placement
-    device = (computes or [placement.mesh.devices()[0]])[0]
-    try:
-        placements = completed(graph, chosen, planner.mesh, device)
-        return aligned(check_plan(replace(plan, placements=placements), graph, planner.mesh), graph)
-    except RlhfError:
-        return None

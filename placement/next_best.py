@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prefect_rlhf.placement.explain import changed_plan, explain
+from prefect_rlhf.placement.best_plan import Planned
+from prefect_rlhf.placement.explain import explain
+from prefect_rlhf.placement.neighbours import changed_plan
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner import Planned, Planner
+from prefect_rlhf.placement.planner import Planner
 
 
 def next_best(planner: Planner, found: Planned, count: int) -> list[ExecutionPlan]:

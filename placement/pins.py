@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from prefect_rlhf.placement.candidates import Candidate, Setting
+from prefect_rlhf.placement.candidates import Candidates, Setting
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
-
-Candidates = Mapping[str, tuple[Candidate, ...]]
 
 
 def pinned(setting: Setting, found: Candidates, meshes: Mapping[str, DeviceMesh]) -> tuple[Setting, Candidates]:

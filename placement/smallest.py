@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from prefect_rlhf.placement.best_plan import Planned, plan_graph
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices import Hardware
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.planner import Planned, plan_graph
 
 
 @dataclass(frozen=True, slots=True)

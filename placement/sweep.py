@@ -6,10 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
+from prefect_rlhf.placement.best_plan import Planned
 from prefect_rlhf.placement.certificate import Certificate
 from prefect_rlhf.placement.draw import table
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.planner import Planned
 
 ENOUGH = 0.6
 """Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""

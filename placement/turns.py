@@ -6,13 +6,13 @@ weights that are trained, in their layout, or keeps the copy on other devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefect_rlhf.placement.candidates import Candidate, Held, Setting
+from prefect_rlhf.placement.candidates import Candidate, Candidates, Held, Setting
 from prefect_rlhf.placement.certificate import usable_bytes
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
 from prefect_rlhf.placement.cost.execution import Execution
@@ -23,7 +23,6 @@ from prefect_rlhf.placement.plan import ExecutionPlan, Offload
 from prefect_rlhf.placement.plan_problem import PlanProblem, plan_problem
 from prefect_rlhf.placement.search.problem import PairNode, ProblemNode
 
-Candidates = Mapping[str, tuple[Candidate, ...]]
 FORBIDDEN = 10**12  # microseconds, of a move for which there is no room
 
 
@@ -55,10 +54,10 @@ def staying_where_it_may(
     fits: Callable[[ExecutionPlan], bool],
     seconds: Callable[[ExecutionPlan], float],
 ) -> ExecutionPlan:
-    """The plan with each copy of weights on its devices for good, or all but its optimizer, where it fits and pays."""
+    """The plan with each copy of weights on its devices for good, or all but its optimizer, where that is free."""
     for calls in instances(graph, plan).values():
         for changed in _staying(plan, calls):
-            if fits(changed) and seconds(changed) < seconds(plan):
+            if changed != plan and fits(changed) and seconds(changed) <= seconds(plan):
                 plan = changed
                 break
     return plan

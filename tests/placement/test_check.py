@@ -101,7 +101,11 @@ BAD = {
     "computation in megatron": (placed(GOOD, "advantages", engine="megatron"), GRAPH, "python, which runs compute"),
     "computation on two devices": (placed(GOOD, "advantages", mesh="n0:0-1"), GRAPH, "a mesh of one device"),
     "offloaded computation": (placed(GOOD, "advantages", offload="all"), GRAPH, "a computation holds no weights"),
-    "micro-batches of a computation": (placed(GOOD, "advantages", micro_batches=2), GRAPH, "expected 1: python has none"),
+    "micro-batches of a computation": (
+        placed(GOOD, "advantages", micro_batches=2),
+        GRAPH,
+        "python has none",
+    ),
     "rows and dp": (
         GOOD,
         replace(GRAPH, calls=tuple(replace(c, num_rows=30) for c in GRAPH)),

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.best_plan import Planned, plan_graph
 from prefect_rlhf.placement.candidates import candidates
 from prefect_rlhf.placement.certificate import certify
 from prefect_rlhf.placement.check import check_plan
@@ -29,7 +30,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.plan_problem import all_candidates
-from prefect_rlhf.placement.planner import Planned, Planner, plan_graph
+from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, SMOLLM2, model, on, plans, ppo, remax
 

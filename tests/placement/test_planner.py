@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.placement.best_plan import Planned, plan_graph
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -24,7 +25,7 @@ from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.mesh_line import meshes_of
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plan_problem import all_candidates, plan_problem
-from prefect_rlhf.placement.planner import Planned, Planner, plan_graph
+from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.placement.presets import PRESETS
 from prefect_rlhf.placement.schedule import schedule
 from prefect_rlhf.placement.search.problem import Problem

@@ -1,4 +1,4 @@
-"""A run's prediction: of the graph that runs, node by node; what nobody knows is left out, and never free by accident."""
+"""A run's prediction: of the graph that runs, node by node; what nobody knows is left out, never free by accident."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_a_call_says_what_of_its_time_is_the_controllers():
 
 def test_the_timeline_of_a_run_that_goes_on_begins_where_it_does():
     resumed = predict(augment(GRAPH, PLAN, 6, first_step=4), WORKLOAD, SOURCES)
-    assert len(resumed.schedule.bars(1)) == len([node for node in augment(GRAPH, PLAN, 6, first_step=4).of_step(4)])
+    assert len(resumed.schedule.bars(1)) == len(list(augment(GRAPH, PLAN, 6, first_step=4).of_step(4)))
 
 
 def test_devices_that_nobody_knows_are_named():

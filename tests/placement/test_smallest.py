@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from prefect_rlhf.engines.huggingface import read_model_spec
+from prefect_rlhf.placement.best_plan import plan_graph
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
@@ -14,7 +15,6 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.parameters import num_parameters
-from prefect_rlhf.placement.planner import plan_graph
 from prefect_rlhf.placement.smallest import Smallest, sizes_of, smallest_that_fits
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL, model, ppo

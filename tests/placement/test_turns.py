@@ -8,12 +8,13 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from prefect_rlhf.placement.best_plan import Planned, plan_graph
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices import DEVICE_KINDS, Hardware
 from prefect_rlhf.placement.estimate import ITERATIONS, estimate
 from prefect_rlhf.placement.plan_problem import all_candidates
-from prefect_rlhf.placement.planner import Planned, Planner, plan_graph
+from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
 from prefect_rlhf.placement.turns import FORBIDDEN, turns_bound, turns_problem
