@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -15,7 +15,7 @@ from prefect_rlhf.placement.search.metropolis import MetropolisHastings
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.placed import evaluate
 from prefect_rlhf.placement.search.problem import Choice, Problem
-from prefect_rlhf.placement.search.tables import Tables, build_tables
+from prefect_rlhf.placement.search.tables import Tables, build_tables, num_waits
 
 Method = Literal["exact", "metropolis-hastings"]
 PROGRESS_EVERY_SECONDS = 0.25
@@ -107,18 +107,17 @@ def search(
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     tables = build_tables(problem)
     solver = _solver(method, seed, max_gap)
-    warm_up(problem)
+    warm_up(tables)
     limits = _Limits(budget_seconds, max_evaluations, progress, should_stop)
     outcome, state, cpu_seconds = _run(solver, tables, limits)
     return _result(problem, tables, state, outcome, cpu_seconds)
 
 
-def warm_up(problem: Problem) -> None:
+def warm_up(t: Tables) -> None:
     """Load the compiled part, or compile it, so that this does not count as search."""
-    tables = build_tables(replace(problem, iterations=1))
+    once = t._replace(iterations=1)
     for solver in (_solver("exact", 0, 0.0), _solver("metropolis-hastings", 0, 0.0)):
-        state = solver.init(tables)
-        solver.step(tables, solver.step(tables, state))
+        solver.step(once, solver.step(once, solver.init(once)))
 
 
 def _solver(method: Method, seed: int, max_gap: float) -> Search:
@@ -173,7 +172,7 @@ def _result(problem: Problem, tables: Tables, state: State, outcome: Outcome, cp
         outcome=outcome,
         plan=None if best is None else _plan(problem, best),
         makespan_seconds=makespan_us * MICROSECOND,
-        period_seconds=float("inf") if best is None else _period(problem, best),
+        period_seconds=float("inf") if best is None else _period(problem, tables, best),
         lower_bound_seconds=min(makespan_us, state.lower_bound_us) * MICROSECOND,
         binding=binding_term(problem, tables, best),
         evaluations=state.evaluations,
@@ -186,13 +185,13 @@ def _plan(problem: Problem, best: Incumbent) -> dict[str, Choice]:
     return {call.name: Choice(option, mesh) for call, option, mesh in chosen}
 
 
-def _period(problem: Problem, best: Incumbent) -> float:
+def _period(problem: Problem, t: Tables, best: Incumbent) -> float:
     """Seconds per iteration once the pipeline is full: what the second half of many iterations takes."""
     half = 4 * problem.iterations
-    first, both = (_makespan(replace(problem, iterations=count), best) for count in (half, 2 * half))
+    first, both = (_makespan(problem, t, best, iterations) for iterations in (half, 2 * half))
     return (both - first) * MICROSECOND / half
 
 
-def _makespan(problem: Problem, best: Incumbent) -> int:
-    tables = build_tables(problem)
-    return int(evaluate(tables, best.placed(tables)))
+def _makespan(problem: Problem, t: Tables, best: Incumbent, iterations: int) -> int:
+    longer = t._replace(iterations=iterations, num_waits=num_waits(problem, iterations))
+    return int(evaluate(longer, best.placed(longer)))

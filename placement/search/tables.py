@@ -180,10 +180,11 @@ def _option_arrays(problem: Problem) -> dict[str, Ints]:
 def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
     classes = problem.mesh_classes
     sizes = [problem.meshes[members[0]].num_devices for members in classes]
+    starts = [np.sort([problem.meshes[mesh].start for mesh in members]) for members in classes]
     may = np.zeros((3, len(classes), len(classes)), dtype=np.int64)
-    for a, first in enumerate(classes):
-        for b, second in enumerate(classes):
-            may[:, a, b] = _possible(problem, first, second)
+    for a, first in enumerate(starts):
+        for b, second in enumerate(starts[: a + 1]):
+            may[:, a, b] = may[:, b, a] = _possible(first, sizes[a], second, sizes[b])
     return {
         "class_by_size": np.argsort(sizes, kind="stable"),
         "size_place": np.argsort(np.argsort(sizes, kind="stable"), kind="stable"),
@@ -205,13 +206,13 @@ def _least_in_class(problem: Problem) -> Ints:
     return least
 
 
-def _possible(problem: Problem, first: Sequence[int], second: Sequence[int]) -> tuple[bool, bool, bool]:
-    """Whether a mesh of `first` and one of `second` can be disjoint, overlap, be equal."""
-    starts = np.array([[problem.meshes[m].start, problem.meshes[m].stop] for m in first])
-    others = np.array([[problem.meshes[m].start, problem.meshes[m].stop] for m in second])
-    overlap = (starts[:, None, 0] < others[None, :, 1]) & (others[None, :, 0] < starts[:, None, 1])
-    equal = (starts[:, None, :] == others[None, :, :]).all(axis=2)
-    return bool((~overlap).any()), bool(overlap.any()), bool(equal.any())
+def _possible(first: Ints, size: int, second: Ints, other_size: int) -> tuple[bool, bool, bool]:
+    """Whether meshes of two classes, given as sorted starts and a size, can be disjoint, overlap, be equal."""
+    disjoint = first[0] + size <= second[-1] or second[0] + other_size <= first[-1]
+    nearest = np.searchsorted(second, first - other_size, side="right")  # the first that ends after the mesh starts
+    overlap = (nearest < np.searchsorted(second, first + size, side="left")).any()
+    equal = size == other_size and np.isin(first, second).any()
+    return bool(disjoint), bool(overlap), bool(equal)
 
 
 def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
@@ -229,15 +230,21 @@ def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
 def _edge_arrays(problem: Problem) -> dict[str, Ints]:
     position = {node.name: index for index, node in enumerate(problem.nodes)}
     edges = sorted({(position[e.source], position[e.target], e.lag) for e in problem.edges})
-    waits = np.zeros((problem.iterations, len(position)), dtype=np.int64)
-    for _, target, lag in edges:
-        waits[lag:, target] += 1
     return {
         "edge_start": _starts([sum(source == node for source, _, _ in edges) for node in range(len(position))]),
         "edge_target": _ints([target for _, target, _ in edges]),
         "edge_lag": _ints([lag for _, _, lag in edges]),
-        "num_waits": waits.ravel(),
+        "num_waits": num_waits(problem, problem.iterations),
     }
+
+
+def num_waits(problem: Problem, iterations: int) -> Ints:
+    """For how many nodes each run waits, [iterations * V]."""
+    position = {node.name: index for index, node in enumerate(problem.nodes)}
+    waits = np.zeros((iterations, len(position)), dtype=np.int64)
+    for _, target, lag in {(position[e.source], position[e.target], e.lag) for e in problem.edges}:
+        waits[lag:, target] += 1
+    return waits.ravel()
 
 
 def _least_lags(problem: Problem) -> Ints:
