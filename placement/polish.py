@@ -13,7 +13,7 @@ from prefect_rlhf.placement.neighbours import changed_plan, neighbours
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner import Planner
 
-TRIED = 4  # placements of a call
+TRIED = 2  # placements of a call
 NOTHING = 1e-3  # of an iteration: a difference that no estimate means
 
 
