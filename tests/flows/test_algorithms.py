@@ -128,7 +128,18 @@ def test_a_body_is_about_forty_lines(name):
 PARAMETERS = {  # a deployment somewhere passes these by name: adding is fine, renaming and removing are not
     "ppo": ["prompts", "held_out", "actor", "critic", "ref", "reward", "algo", "staleness"],
     "reward": ["pairs", "held_out", "reward", "algo"],
-    "run": ["steps", "plan", "seed", "output_dir", "dry_run", "steps_per_group", "call_deadline_seconds"],
+    "run": [
+        "steps",
+        "plan",
+        "seed",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "resume_from",
+        "output_dir",
+        "dry_run",
+        "steps_per_group",
+        "call_deadline_seconds",
+    ],
 }
 
 

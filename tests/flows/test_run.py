@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from prefect.testing.utilities import prefect_test_harness
 
-from prefect_rlhf.engines import rank
+from prefect_rlhf.engines.move_weights import Moved, WeightMover
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.errors import StaleWeights
 from tests.tiny import ppo_parameters
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_gives_others(param
 
 def test_a_stale_weight_stops_the_run_and_both_versions_are_named(parameters, monkeypatch):
     """Planted: the copy of trained weights to vLLM silently does nothing (as in TRL for eight months)."""
-    monkeypatch.setattr(rank, "move_weights", lambda *_: 0)
+    monkeypatch.setattr(WeightMover, "move", lambda *_: Moved(0, 0, 0))
     state = run(parameters)
     assert state.is_failed()
     assert "v0" in state.message and "v1" in state.message and "actor.vllm" in state.message
