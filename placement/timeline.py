@@ -47,8 +47,10 @@ class Bar:
 def timeline_svg(bars: Sequence[Bar]) -> str:
     """Draw bars, 1200 px wide. Bars that overlap in time on one device share its lane's height.
 
-    Neighbouring devices that run one node show it as one bar. The whole title shows where it fits and on hovering.
+    Neighbouring devices that run one node show it as one bar. The whole title shows where it fits and on hovering. What
+    ran on no device, such as the commit of a checkpoint, has no lane.
     """
+    bars = [bar for bar in bars if bar.devices]
     lanes = sorted({device for bar in bars for device in bar.devices}, key=_device_key)
     begin = min((bar.start for bar in bars), default=0.0)
     seconds = max((bar.end for bar in bars), default=begin) - begin or 1.0

@@ -95,6 +95,12 @@ def test_a_bar_begins_and_ends_where_its_times_say():
     assert (first[0], first[2], second[2]) == pytest.approx((92, 638, 1184), abs=0.2)
 
 
+def test_what_runs_on_no_device_has_no_lane():
+    """The commit of a checkpoint is the controller's."""
+    written = Bar("actor.checkpoint", "checkpoint", ("n0:0",), 0, 1)
+    assert rectangles([written, Bar("checkpoint.commit", "commit", (), 1, 2)]) == rectangles([written])
+
+
 def test_neighbouring_devices_of_one_node_share_a_bar():
     [(_, both)] = rectangles([Bar("a", "generate", ("n0:0", "n0:1"), 0, 1)])
     [(_, one), (_, other)] = rectangles([Bar("a", "generate", ("n0:0",), 0, 1), Bar("b", "generate", ("n0:1",), 0, 1)])
