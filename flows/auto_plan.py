@@ -90,6 +90,12 @@ def summary(found: Planned) -> str:
     )
 
 
+def plan_file(found: Planned, plan: ExecutionPlan) -> str:
+    """A plan file of `plan`, with what is known of it as comments above."""
+    said = "\n".join(f"# {line}".rstrip() for line in summary(found).splitlines())
+    return f"{said}\n{plan_yaml(plan)}"
+
+
 def remembered(file: Path, graph: DataflowGraph, held: Lease, say: Say) -> ExecutionPlan | None:
     """The plan in `file`, if there is one that can still be run."""
     if not file.is_file():
@@ -108,6 +114,5 @@ def remember(file: Path, found: Planned) -> None:
     """Write the plan and what is known of it; beside, then renamed, since runs may plan at the same time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     beside = file.with_suffix(f".{os.getpid()}")
-    said = "\n".join(f"# {line}" for line in summary(found).splitlines())
-    beside.write_text(f"{said}\n{plan_yaml(found.plan)}")
+    beside.write_text(plan_file(found, found.plan))
     beside.replace(file)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prefect_rlhf.flows.auto_plan import summary
+from prefect_rlhf.flows.auto_plan import plan_file, summary
 from prefect_rlhf.flows.what_if import WhatIf
 from prefect_rlhf.placement.alignment import aligned
 from prefect_rlhf.placement.best_plan import Planned
@@ -14,7 +14,6 @@ from prefect_rlhf.placement.draw import plan_rows, table
 from prefect_rlhf.placement.explain import Explanation, in_words
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.plan_picture import plan_svg
 from prefect_rlhf.placement.sweep import Sweep
 from prefect_rlhf.placement.sweep_picture import sweep_svg
@@ -60,8 +59,7 @@ class Answer:
 
     def plan_file(self) -> str:
         """The plan; what is known of it stands above as comments."""
-        said = "\n".join(f"# {line}".rstrip() for line in summary(self.found).splitlines())
-        return f"{said}\n{plan_yaml(without_orders(self.found.plan, self.question.graph))}"
+        return plan_file(self.found, without_orders(self.found.plan, self.question.graph))
 
     def files(self) -> dict[str, str]:
         """Name and content of each file but the report."""

@@ -12,20 +12,17 @@ from prefect import flow
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from pydantic import Field
 
-from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.auto_plan import say_in_log
+from prefect_rlhf.flows.held import held_devices
 from prefect_rlhf.flows.profiles import file_of, keep, subject_of
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.lease import DeviceKind, Lease
-from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.profile_bench import Sizes, Subject
 from prefect_rlhf.tasks.profiling import Say, check_sizes, measure, number_of_measurements
 from prefect_rlhf.tasks.publish import publish
-
-ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
 
 MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known shape such as llama-7b.")
 ROWS = Field(ge=1, description="Most rows of a micro-batch that are timed; powers of two up to it.")
@@ -53,7 +50,7 @@ def profile(
         tensor_parallel: Degrees of tensor parallelism; empty takes all that divide devices and model.
     """
     try:
-        with _held() as held, _progress() as say:
+        with held_devices() as held, _progress() as say:
             sizes = Sizes(most_rows, longest)
             return str(
                 profile_on(held, ask(model, dtype, held.kind, held.mesh.num_devices, sizes, tensor_parallel), say)
@@ -102,17 +99,6 @@ def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:
     """Divisors of the devices that split heads, key-value heads and feed-forward columns evenly."""
     counts = (num_devices, shape.num_attention_heads, shape.num_kv_heads, shape.intermediate_size)
     return tuple(tp for tp in range(1, num_devices + 1) if all(count % tp == 0 for count in counts))
-
-
-@contextmanager
-def _held() -> Iterator[Lease]:
-    """What the worker leased; without a worker, one device of this machine."""
-    given = Lease.from_environment()
-    if given is not None:
-        yield given
-    else:
-        with lease(ONE_DEVICE, 1) as held:
-            yield held
 
 
 @contextmanager

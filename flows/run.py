@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,9 +10,9 @@ from typing import Any
 
 from prefect.runtime import flow_run
 
-from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.auto_plan import say_in_log
 from prefect_rlhf.flows.choose_plan import best_plans, choose_plan
+from prefect_rlhf.flows.held import held_devices
 from prefect_rlhf.flows.inputs import Inputs, read_inputs
 from prefect_rlhf.flows.measured_plan import (
     Tried,
@@ -35,7 +34,6 @@ from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfErro
 from prefect_rlhf.placement.fit import check_fits
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.prediction import Prediction, predict
@@ -47,9 +45,6 @@ from prefect_rlhf.tasks.journal import Journal
 from prefect_rlhf.tasks.report import Report, planned_timeline, show_refusal
 from prefect_rlhf.tasks.session import train
 from prefect_rlhf.tasks.training_run import TrainingRun
-
-ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
-"""What a run without a worker gets: one device and no gang, as a debugger wants it."""
 
 
 def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Any:
@@ -129,7 +124,7 @@ def checkpoint_to_resume(graph: DataflowGraph, options: RunOptions) -> Checkpoin
 
 
 def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
-    with run_lease(options) as held:
+    with held_devices(options.dry_run) as held:
         asked = ask(algorithm, arguments, options)
         tried = measured_plans(asked, held, options)
         plan = fastest(tried) if tried else choose_plan(options.plan, asked.graph, held, asked.workload)
@@ -185,19 +180,6 @@ def open_journal(run_dir: Path, prepared: Prepared, tried: Sequence[Tried]) -> J
     if tried:
         journal.keep("measured_plans.json", tried_json(tried))
     return journal
-
-
-@contextmanager
-def run_lease(options: RunOptions) -> Iterator[Lease]:
-    """The devices that the worker leased for this run; without a worker, one device of this machine."""
-    given = Lease.from_environment()
-    if given is not None:
-        yield given
-    elif options.dry_run:
-        yield Lease("local", "dry-run", ONE_DEVICE, ONE_DEVICE.whole, ())
-    else:
-        with lease(ONE_DEVICE, 1) as held:
-            yield held
 
 
 def training_run(

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.certificate import byte_size
 from prefect_rlhf.placement.estimate import Estimate
-from prefect_rlhf.placement.neighbours import changed_plan, neighbours
+from prefect_rlhf.placement.neighbours import NOTHING, changed_plan, neighbours
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.plan_problem import all_candidates
 from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.placement.slack import spare_seconds
 
 TRIED = 6  # alternatives of a call that are estimated at most
-NOTHING = 1e-3  # of an iteration: a difference that no estimate means
 
 
 @dataclass(frozen=True, slots=True)

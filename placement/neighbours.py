@@ -17,6 +17,8 @@ from prefect_rlhf.placement.planner import Planner
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives
 from prefect_rlhf.placement.search.problem import Choice
 
+NOTHING = 1e-3  # of an iteration: a difference that no estimate means
+
 
 def neighbours(
     planner: Planner, plan: ExecutionPlan, setting: Setting, every: Candidates

@@ -9,12 +9,11 @@ from __future__ import annotations
 from itertools import islice
 
 from prefect_rlhf.placement.candidates import Candidates, Setting
-from prefect_rlhf.placement.neighbours import changed_plan, neighbours
+from prefect_rlhf.placement.neighbours import NOTHING, changed_plan, neighbours
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner import Planner
 
 TRIED = 2  # placements of a call
-NOTHING = 1e-3  # of an iteration: a difference that no estimate means
 
 
 def polished(planner: Planner, plan: ExecutionPlan, setting: Setting, every: Candidates) -> ExecutionPlan:
