@@ -6,10 +6,9 @@ weights that it trains; that is a case of this assignment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from math import gcd
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +16,12 @@ from scipy.optimize import linear_sum_assignment
 
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.instances import instances, trained_instance
-from prefect_rlhf.placement.layout import Region, layout_of
+from prefect_rlhf.placement.layout import Layout, Region, layout_of
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.reshard import intersection, num_elements
 from prefect_rlhf.placement.strategy import Strategy
-
-Shard = Mapping[str, Region]
-"""What one device holds, by parameter."""
 
 
 def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
@@ -66,37 +62,62 @@ def _gains(instance: ModelInstance, held: ModelInstance, model: ModelSpec) -> ND
 
     Elements that overlap count first, the same node as in the plain order second, the same device last.
     """
-    devices = instance.mesh.devices()
-    have, want = _shards(held, model), _shards(replace(instance, order=()), model)
-    known: dict[tuple[int, int], int] = {}  # overlap of two shards: replicas share theirs
-    size = len(devices)
-    wanted = [want[device] for device in devices]
-    overlaps = [[_overlap(have.get(device), shard, known) for shard in wanted] for device in devices]
-    unit = gcd(*(overlap for row in overlaps for overlap in row)) or 1  # keeps the sums exact in float64
-    gains = np.array([[overlap // unit for overlap in row] for row in overlaps], dtype=np.float64) * (size + 1) ** 2
-    gains += (size + 1) * np.array([[a.node == b.node for b in devices] for a in devices])
+    devices, size = instance.mesh.devices(), instance.mesh.num_devices
+    overlaps = _overlaps(held, instance, model)
+    unit = int(np.gcd.reduce(overlaps, axis=None)) or 1  # keeps the sums exact in float64
+    coordinates = dict(zip(held.devices, held.strategy.coordinates(), strict=True))
+    wanted = instance.strategy.coordinates()
+    stages, parts = [at.pp for at in wanted], [at.tp for at in wanted]
+    gains = np.zeros((size, size))
+    for position, device in enumerate(devices):
+        if device in coordinates:
+            at = coordinates[device]
+            gains[position] = overlaps[at.pp, at.tp, stages, parts] // unit
+    gains *= (size + 1) ** 2
+    nodes = np.array([device.node for device in devices])
+    gains += (size + 1) * np.equal.outer(nodes, nodes)
     return gains + np.eye(size)
 
 
-def _shards(instance: ModelInstance, model: ModelSpec) -> dict[Device, Shard]:
-    """What each device holds; the same object for replicas."""
-    one = replace(instance.strategy, dp=1)
-    mesh = DeviceMesh(0, 1, 0, one.num_devices)  # any will do for one replica
-    layout = layout_of(replace(instance, mesh=mesh, strategy=one, order=()), model, mesh)
-    shards = {(at.pp, at.tp): layout.of_rank(rank) for rank, at in enumerate(one.coordinates())}
-    placed = zip(instance.devices, instance.strategy.coordinates(), strict=True)
-    return {device: shards[at.pp, at.tp] for device, at in placed}
+def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
+    """[stage, part, stage, part]: elements that a shard of one instance and a shard of the other have in common.
+
+    Which parameters a shard has is a matter of its stage, and how much of each a matter of its tp part.
+    """
+    (a, b), (in_a, in_b) = (one.strategy, other.strategy), (_stages(one, model), _stages(other, model))
+    both = (in_a[:, None] & in_b[None, :]).reshape(a.pp * b.pp, -1)
+    parts = _split(one.engine, Strategy(tp=a.tp), model), _split(other.engine, Strategy(tp=b.tp), model)
+    shared = _shared_parts(*parts, a.tp, b.tp)
+    return (both @ shared).reshape(a.pp, b.pp, a.tp, b.tp).transpose(0, 2, 1, 3)
 
 
-def _overlap(have: Shard | None, want: Shard, known: dict[tuple[int, int], int]) -> int:
-    """Elements that both hold."""
-    if have is None:
-        return 0
-    key = id(have), id(want)
-    if key not in known:
-        common = (intersection(have[name], region) for name, region in want.items() if name in have)
-        known[key] = sum(num_elements(region) for region in common if region is not None)
-    return known[key]
+def _stages(instance: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
+    """[stage, parameter]: 1 where the stage has the parameter."""
+    layout = _split(instance.engine, Strategy(pp=instance.strategy.pp), model)
+    held = [[stage in layout.regions[name] for name in layout.shapes] for stage in range(instance.strategy.pp)]
+    return np.array(held, dtype=np.int64)
+
+
+def _shared_parts(one: Layout, other: Layout, parts: int, other_parts: int) -> NDArray[np.int64]:
+    """[parameter, part * part]: elements of a parameter that a part of one layout and a part of the other hold."""
+
+    @cache  # layers are alike
+    def shared(mine: tuple[Region | None, ...], theirs: tuple[Region | None, ...]) -> list[int]:
+        common = (a and b and intersection(a, b) for a in mine for b in theirs)
+        return [num_elements(region) if region else 0 for region in common]
+
+    def regions(layout: Layout, name: str, count: int) -> tuple[Region | None, ...]:
+        return tuple(layout.regions[name].get(part) for part in range(count))
+
+    every = [shared(regions(one, name, parts), regions(other, name, other_parts)) for name in one.shapes]
+    return np.array(every, dtype=np.int64)
+
+
+@lru_cache(maxsize=64)
+def _split(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> Layout:
+    """The layout of a model in an engine that is split so; rank r is the r-th stage or part."""
+    mesh = DeviceMesh(0, 1, 0, strategy.num_devices)  # any will do
+    return layout_of(ModelInstance(model.role, engine, mesh, strategy), model, mesh)
 
 
 def _assignment(gains: NDArray[np.float64], positions: Sequence[int]) -> list[int]:

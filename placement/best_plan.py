@@ -7,7 +7,7 @@ bound is that of the whole space.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.candidates import Candidate, Candidates, Setting, candidate
@@ -172,7 +172,7 @@ def _taking_turns(planner: Planner, posed: PlanProblem, budget_seconds: float) -
         found = search(_with_memory(posed.problem, share), budget_seconds)
         plan = planner.fitting_plan("auto", posed, found)
         if plan is not None:
-            return staying_where_it_may(plan, planner.graph, planner.fits, planner.seconds)
+            return plan
     return None
 
 
@@ -197,10 +197,12 @@ def preset_problems(rule: Preset, mesh: DeviceMesh, setting: Setting, every: Can
     meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in every}
     refused: list[InvalidInput] = []
     for strategy in rule.strategies(mesh) if rule.symmetric else (None,):
+        allowed = {
+            call: frozenset(rule.strategies(on) if strategy is None else (strategy,)) for call, on in meshes.items()
+        }
 
-        def admits(call: Call, placement: Placement, only: Strategy | None = strategy) -> bool:
-            allowed = rule.strategies(meshes[call.name]) if only is None else (only,)
-            return placement.engine in rule.engines(call) and placement.strategy in allowed
+        def admits(call: Call, placement: Placement, allowed: Mapping[str, Set[Strategy]] = allowed) -> bool:
+            return placement.engine in rule.engines(call) and placement.strategy in allowed[call.name]
 
         found = every if rule.micro_batches is None else _cut_alike(rule, strategy, meshes, setting)
         try:

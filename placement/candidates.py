@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.certificate import usable_bytes
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import MEGATRON, EngineRules, Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.cost.uneven import least_cost, replica_works
+from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -110,8 +110,10 @@ def legal_candidates(call: Call, setting: Setting) -> Iterator[Candidate]:
         mesh = setting.line.first_of(mesh_class)
         for strategy in within_nodes(mesh):
             for engine in ENGINES[call.kind]:
-                for one in _cuts(call, Placement(mesh, strategy, engine), mesh_class, setting):
-                    yield from _offloads(call, one, setting)
+                stays = list(_cuts(call, Placement(mesh, strategy, engine), mesh_class, setting))
+                yield from stays
+                if setting.graph.trained_by(call.role or "") is None:
+                    yield from _offloaded(call, stays, setting)
 
 
 def within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
@@ -141,10 +143,11 @@ def _cuts(call: Call, whole: Placement, mesh_class: int, setting: Setting) -> It
     cuts, fits = 1, False
     while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
         placement = replace(whole, micro_batches=cuts)
-        if not any(problems(call, placement, setting.graph)):
-            one = _candidate(call, placement, mesh_class, setting)
-            fits = one.most.peak <= setting.usable_bytes(mesh_class)
-            yield one
+        if any(problems(call, placement, setting.graph)):
+            return  # nor do the rows divide into more
+        one = _candidate(call, placement, mesh_class, setting)
+        fits = one.most.peak <= setting.usable_bytes(mesh_class)
+        yield one
         cuts *= 2
 
 
@@ -160,7 +163,7 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, setting: Setti
     sizes, speeds = ModelSizes.of(setting.graph.model(call.role or "")), setting.cluster.node_speeds
     held = [
         call_bytes(share, execution, sizes, placement.engine, stage, on_cpu=setting.kind == "cpu")
-        for share in dict.fromkeys(replica_works(work, placement, speeds))
+        for share in different_works(work, placement, speeds)
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
     if speeds:
@@ -173,13 +176,11 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, setting: Setti
     return Candidate(placement, mesh_class, seconds, 0.0, least, most)
 
 
-def _offloads(call: Call, stays: Candidate, setting: Setting) -> Iterator[Candidate]:
-    """It as it is; and where nobody trains the model, in host memory between calls."""
-    yield stays
-    if setting.graph.trained_by(call.role or "") is None:
-        sizes, strategy = ModelSizes.of(setting.graph.model(call.role or "")), stays.placement.strategy
+def _offloaded(call: Call, stays: Sequence[Candidate], setting: Setting) -> Iterator[Candidate]:
+    """Candidates of one strategy on one mesh, as they are with their weights in host memory between calls."""
+    sizes = ModelSizes.of(setting.graph.model(call.role or ""))
+    for one in stays:
+        placement, strategy = replace(one.placement, offload="all"), one.placement.strategy
         weights = max(sizes.stage_parameters(strategy, stage) for stage in (0, strategy.pp - 1)) * sizes.item
-        links = setting.sources.links((stays.placement.mesh,))
-        placement = replace(stays.placement, offload="all")
-        seconds = links.seconds(weights, "host")
-        yield replace(stays, placement=placement, host_seconds=seconds, least=Held(0, stays.least.peak))
+        seconds = setting.sources.links((placement.mesh,)).seconds(weights, "host")
+        yield replace(one, placement=placement, host_seconds=seconds, least=Held(0, one.least.peak))

@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from math import ceil
 
 import networkx as nx
@@ -24,6 +24,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.draw import table
+from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.holdings import Holding, instance_holdings
 from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.lease import DeviceKind
@@ -199,7 +200,7 @@ class _Fullest:
     totals: tuple[int, ...] = ()  # while each node runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # devices that need the same share one: it is equal to itself alone
 class _Need:
     """What a node needs on a device while it runs; `position` is the node's in the graph."""
 
@@ -241,6 +242,8 @@ class _Here:
     def _visits(self, node: int, order: _Order, windows: Sequence[_Window]) -> list[Holding]:
         """The most that may visit while a node runs: the heaviest windows that may be open then, and all at once."""
         able = [window for window in windows if order.may_be_open(window, node)]
+        if len(able) < 2:
+            return [holding for window in able for holding in self._of(window)]
         together: nx.Graph[_Window] = nx.Graph()
         for window in able:
             together.add_node(window, weight=sum(holding.num_bytes for holding in self._of(window)))
@@ -287,15 +290,21 @@ def _needs(
 ) -> dict[Device, list[_Need]]:
     """What each node needs on each of its devices."""
     needs: dict[Device, list[_Need]] = defaultdict(list)
+    of_move = cache(partial(_staged_by_move, augmented.graph))  # the same in every step
     for index, node in enumerate(augmented.nodes):
         of_device = _of_call(augmented, node, workload, kind)
         if node.kind == "reallocate":
-            of_device = _staged_by_move(augmented, node)
+            assert node.source is not None and node.target is not None  # set for every reallocate
+            of_device = of_move(node.source, node.target)
         elif node.kind == "export":
             of_device = {device: _staged_by_export(node, held.get(device, ())) for device in node.devices}
+        made: dict[tuple[tuple[str, int], ...], _Need] = {}
         for device in node.devices:
-            shares = (Share(node.id, what, size, True) for what, size in of_device.get(device, {}).items() if size)
-            needs[device].append(_Need(index, node.id, tuple(shares)))
+            sizes = tuple(of_device[device].items()) if device in of_device else ()
+            if sizes not in made:
+                shares = (Share(node.id, what, size, True) for what, size in sizes if size)
+                made[sizes] = _Need(index, node.id, tuple(shares))
+            needs[device].append(made[sizes])
     return needs
 
 
@@ -312,27 +321,29 @@ def _of_call(
     works = replica_works(work, placement, augmented.plan.cluster.node_speeds)
 
     @cache
-    def shares(mine: CallWork, stage: int) -> Mapping[str, int]:
+    def shares(rows: int, stage: int) -> Mapping[str, int]:
+        mine = replace(work, rows=rows)
         found = call_bytes(mine, execution, sizes, engine, stage, on_cpu=kind == "cpu").by_term()
         return {what.replace("_", " "): size for what, size in found.items() if what not in kept}
 
     coordinates = zip(placement.devices, placement.strategy.coordinates(), strict=True)
-    return {device: shares(works[at.dp], at.pp) for device, at in coordinates}
+    return {device: shares(works[at.dp].rows, at.pp) for device, at in coordinates}
 
 
-def _staged_by_move(augmented: AugmentedGraph, node: Node) -> dict[Device, Mapping[str, int]]:
+def _staged_by_move(
+    graph: DataflowGraph, source: ModelInstance, target: ModelInstance
+) -> dict[Device, Mapping[str, int]]:
     """At most a bucket of what leaves a device for others, and one of what arrives; what stays is copied in place."""
-    assert node.source is not None and node.target is not None  # set for every reallocate
-    sizes = ModelSizes.of(augmented.graph.model(node.source.role))
+    sizes = ModelSizes.of(graph.model(source.role))
     sent: dict[Device, float] = defaultdict(float)
     received: dict[Device, float] = defaultdict(float)
-    for flow in reallocation_flows(node.source, node.target, sizes):
+    for flow in reallocation_flows(source, target, sizes):
         if flow.source != flow.target:
             sent[flow.source] += flow.num_bytes
             received[flow.target] += flow.num_bytes
     return {
         device: {"staged weights": sum(min(BUCKET_BYTES, ceil(ways[device])) for ways in (sent, received))}
-        for device in node.devices
+        for device in {*source.devices, *target.devices}
     }
 
 

@@ -86,9 +86,14 @@ class Node:
         return frozenset(device for mesh in self.meshes for device in mesh.devices())
 
     @property
+    def resource(self) -> Resource:
+        """What of its devices it uses: an offload or reload their host links, all else their compute."""
+        return "host_link" if self.kind in ("offload", "reload") else "compute"
+
+    @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
-        """What it has to itself while it runs: an offload or reload its devices' host links, all else their compute."""
-        resource: Resource = "host_link" if self.kind in ("offload", "reload") else "compute"
+        """What it has to itself while it runs."""
+        resource = self.resource
         return frozenset((device, resource) for device in self.devices)
 
     @property

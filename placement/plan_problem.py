@@ -173,16 +173,20 @@ def _reallocation(
 ) -> PairNode:
     sizes = ModelSizes.of(setting.graph.model(call.role or ""))
     seconds = least_move_seconds(trained, own, sizes, setting.sources)
-    same = np.array([[_one_copy(a, b) for b in own] for a in trained])
-    seconds[2][same] = 0.0
+    seconds[2][_one_copy(trained, own)] = 0.0
     microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
     return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds)
 
 
-def _one_copy(trained: Candidate, reader: Candidate) -> bool:
-    """Whether, on equal meshes, both use one copy of the weights."""
-    a, b = trained.placement, reader.placement
-    return (a.engine, a.strategy) == (b.engine, b.strategy)
+def _one_copy(trained: Sequence[Candidate], readers: Sequence[Candidate]) -> NDArray[np.bool_]:
+    """[trained, readers]: whether, on equal meshes, both use one copy of the weights."""
+    numbers: dict[object, int] = {}
+    a, b = (
+        np.array([numbers.setdefault((one.placement.engine, one.placement.strategy), len(numbers)) for one in every])
+        for every in (trained, readers)
+    )
+    same: NDArray[np.bool_] = np.equal.outer(a, b)
+    return same
 
 
 def least_move_seconds(

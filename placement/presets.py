@@ -176,10 +176,14 @@ def strategies(num_devices: int) -> Iterator[Strategy]:
     >>> [str(strategy) for strategy in strategies(4)]
     ['dp4', 'dp2 tp2', 'dp2 pp2', 'tp4', 'tp2 pp2', 'pp4']
     """
-    for dp in range(num_devices, 0, -1):
-        for tp in range(num_devices, 0, -1):
-            if num_devices % (dp * tp) == 0:
-                yield Strategy(dp, tp, num_devices // (dp * tp))
+    for dp in _divisors(num_devices):
+        for tp in _divisors(num_devices // dp):
+            yield Strategy(dp, tp, num_devices // (dp * tp))
+
+
+def _divisors(number: int) -> Iterator[int]:
+    """The largest first."""
+    return (one for one in range(number, 0, -1) if number % one == 0)
 
 
 def _any(mesh: DeviceMesh) -> Iterator[Strategy]:

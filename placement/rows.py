@@ -9,6 +9,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
+from types import MappingProxyType
 
 from prefect_rlhf.placement.dealing import Dealing, Rows
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -121,33 +123,38 @@ def replica_speeds(placement: Placement | ModelInstance, of_node: Sequence[float
     return tuple(speed / max(slowest) for speed in slowest)
 
 
-def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, Need]:
+def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Need]:
     """What each device of a call works on: its replica's rows, and of their keys those that its stage uses."""
-    call, placement, dealing = graph.call(name), plan[name], dealing_of(graph, plan, name)
-    every = frozenset(key for port in call.inputs for key in port.keys)
+    call = graph.call(name)
     staged = call.kind in ("inference", "train_step") and knows_lengths(graph, call)
-    return {
-        device: Need(
-            Share(dealing, 0 if dealing.whole else at.dp),
-            every & _stage_keys(call, at, placement.strategy, every) if staged else every,
-        )
-        for device, at in _coordinates(placement)
-    }
+    return _needs(call, plan[name], dealing_of(graph, plan, name), staged)
 
 
-def holds(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, Share]:
+@lru_cache(maxsize=256)  # who augments, certifies or times a plan asks for the same ones again and again
+def _needs(call: Call, placement: Placement, dealing: Dealing, staged: bool) -> Mapping[Device, Need]:
+    every = frozenset(key for port in call.inputs for key in port.keys)
+
+    @cache  # devices of one replica and stage need the same
+    def need(replica: int, stage: int) -> Need:
+        keys = _stage_keys(call, stage, placement.strategy, every) if staged else every
+        return Need(Share(dealing, 0 if dealing.whole else replica), every & keys)
+
+    return MappingProxyType({device: need(at.dp, at.pp) for device, at in _coordinates(placement)})
+
+
+def holds(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Share]:
     """Whose rows of the call's outputs each device holds once it has run.
 
     generate: every device of the replica. inference: the replica's device of the last pipeline stage with tp
     coordinate 0. compute: its one device. train_step: none.
     """
-    call, strategy = graph.call(name), plan[name].strategy
+    call, placement, needed = graph.call(name), plan[name], needs(graph, plan, name)
     if call.kind == "train_step":
         return {}
-    makers = {
-        device for device, at in _coordinates(plan[name]) if call.kind != "inference" or _gives_output(at, strategy)
-    }
-    return {device: need.share for device, need in needs(graph, plan, name).items() if device in makers}
+    if call.kind != "inference":
+        return {device: need.share for device, need in needed.items()}
+    makers = (device for device, at in _coordinates(placement) if _gives_output(at, placement.strategy))
+    return {device: needed[device].share for device in makers}
 
 
 def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tuple[str, ...]]:
@@ -214,13 +221,13 @@ def _gives_output(at: Coordinate, strategy: Strategy) -> bool:
     return at.pp == strategy.pp - 1 and at.tp == 0
 
 
-def _stage_keys(call: Call, at: Coordinate, strategy: Strategy, every: frozenset[str]) -> frozenset[str]:
+def _stage_keys(call: Call, stage: int, strategy: Strategy, every: frozenset[str]) -> frozenset[str]:
     """The first stage embeds tokens; the last one picks outputs, and has the loss, which may look at every column.
 
     Every stage must know how long rows are; where the controller does, it says so with the order.
     """
-    keys: frozenset[str] = frozenset({"tokens"} if at.pp == 0 else ())
-    if at.pp < strategy.pp - 1:
+    keys: frozenset[str] = frozenset({"tokens"} if stage == 0 else ())
+    if stage < strategy.pp - 1:
         return keys
     if call.kind == "train_step":
         return every
@@ -232,9 +239,9 @@ def _stage_keys(call: Call, at: Coordinate, strategy: Strategy, every: frozenset
 def _lacking(
     graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, keys: Sequence[str]
 ) -> Iterator[str]:
-    held = {device: [share] for device, share in holds(graph, plan, producer).items()}
-    needed = needs(graph, plan, consumer).items()
-    apart = [need for device, need in needed if not need.share.surely_within(held.get(device, []))]
+    held, needed = holds(graph, plan, producer), needs(graph, plan, consumer).items()
+    here = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
+    apart = [need for need, share in here if not need.share.surely_within([] if share is None else [share])]
     return (key for key in keys if any(key in need.keys for need in apart))
 
 

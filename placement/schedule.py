@@ -153,15 +153,15 @@ def steady_seconds(ends: Sequence[float]) -> float:
 
 def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node], float]) -> list[Job]:
     bits: dict[Hashable, int] = {}
+    masks: dict[Hashable, int] = {}  # nodes of different steps occupy the same
     position = {node.id: index for index, node in enumerate(nodes)}
-    return [
-        Job(
-            sum(1 << bits.setdefault(resource, len(bits)) for resource in node.occupies),
-            _seconds(node, seconds),
-            tuple(position[name] for name in node.depends_on),
-        )
-        for node in nodes
-    ]
+    jobs = []
+    for node in nodes:
+        where = node.resource, node.meshes
+        if where not in masks:
+            masks[where] = sum(1 << bits.setdefault(one, len(bits)) for one in node.occupies)
+        jobs.append(Job(masks[where], _seconds(node, seconds), tuple(position[name] for name in node.depends_on)))
+    return jobs
 
 
 def _seconds(node: Node, seconds: Mapping[str, float] | Callable[[Node], float]) -> float:

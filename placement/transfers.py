@@ -87,10 +87,11 @@ def _shareable(
 
 def _covered(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, earlier: str, key: str) -> bool:
     """Whether what was made there and what the earlier call was brought is all that the consumer needs of the key."""
-    held = {device: [share] for device, share in holds(graph, plan, producer).items()}
-    brought = {device: [need.share] for device, need in needs(graph, plan, earlier).items() if key in need.keys}
-    return all(
-        need.share.surely_within([*held.get(device, ()), *brought.get(device, ())])
+    held = holds(graph, plan, producer)
+    brought = {device: need.share for device, need in needs(graph, plan, earlier).items() if key in need.keys}
+    wanted = {
+        (need.share, held.get(device), brought.get(device))  # many devices need and hold the same
         for device, need in needs(graph, plan, consumer).items()
         if key in need.keys
-    )
+    }
+    return all(share.surely_within([one for one in there if one is not None]) for share, *there in wanted)

@@ -55,10 +55,11 @@ def staying_where_it_may(
     seconds: Callable[[ExecutionPlan], float],
 ) -> ExecutionPlan:
     """The plan with each copy of weights on its devices for good, or all but its optimizer, where that is free."""
+    least = seconds(plan)
     for calls in instances(graph, plan).values():
         for changed in _staying(plan, calls):
-            if changed != plan and fits(changed) and seconds(changed) <= seconds(plan):
-                plan = changed
+            if changed != plan and fits(changed) and (takes := seconds(changed)) <= least:
+                plan, least = changed, takes
                 break
     return plan
 

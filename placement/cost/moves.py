@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
@@ -27,9 +27,11 @@ _EVERY = -1  # in place of a tp part: what tp does not split, which every part h
 _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
 
 
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Bytes that go from one device to another; to itself, when they are copied there."""
+class Flow(NamedTuple):
+    """Bytes that go from one device to another; to itself, when they are copied there.
+
+    A named tuple, since a plan of many devices has many thousands.
+    """
 
     source: Device
     target: Device
@@ -49,11 +51,14 @@ def move_seconds(flows: Iterable[Flow], links: Links) -> float:
     >>> move_seconds([Flow(Device(0, 0), Device(0, 1), 1e9), Flow(Device(0, 0), Device(1, 0), 1e9)], links)
     0.1
     """
-    load: dict[tuple[Device, LinkSpan, Literal["in", "out"]], float] = defaultdict(float)
+    out: dict[LinkSpan, dict[Device, float]] = defaultdict(lambda: defaultdict(float))
+    into: dict[LinkSpan, dict[Device, float]] = defaultdict(lambda: defaultdict(float))
     for flow in flows:
-        load[flow.source, flow.span, "out"] += flow.num_bytes
-        load[flow.target, flow.span, "in"] += flow.num_bytes
-    return max((links.seconds(num_bytes, span) for (_, span, _), num_bytes in load.items()), default=0.0)
+        span = flow.span
+        out[span][flow.source] += flow.num_bytes
+        into[span][flow.target] += flow.num_bytes
+    fullest = ((span, max(load.values())) for ways in (out, into) for span, load in ways.items())
+    return max((links.seconds(num_bytes, span) for span, num_bytes in fullest), default=0.0)
 
 
 def reallocation_seconds(plan: ReshardPlan, devices: Sequence[Device], item_bytes: int, links: Links) -> float:
@@ -96,13 +101,24 @@ def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: Mode
     other nodes where its own has none.
     """
     holders: dict[tuple[int, int], list[Device]] = defaultdict(list)
+    parts: dict[Device, set[tuple[int, int]]] = {}
     for device, at in _placed(source):
-        holders[at.pp, at.tp].append(device)
-        holders[at.pp, _EVERY].append(device)
+        parts[device] = {(at.pp, at.tp), (at.pp, _EVERY)}
+        for part in parts[device]:
+            holders[part].append(device)
+
+    @cache
+    def needed(stage: int, part: int) -> Mapping[tuple[int, int], float]:
+        return _needed(stage, part, source.strategy, target.strategy, sizes)
+
+    @cache
+    def nearest(part: tuple[int, int], node: int) -> Sequence[Device]:
+        return [holder for holder in holders[part] if holder.node == node] or holders[part]
+
     flows: dict[tuple[Device, Device], float] = defaultdict(float)
     for device, at in _placed(target):
-        for part, elements in _needed(at, source.strategy, target.strategy, sizes).items():
-            givers = _nearest(device, holders[part])
+        for part, elements in needed(at.pp, at.tp).items():
+            givers = (device,) if part in parts.get(device, ()) else nearest(part, device.node)
             for giver in givers:
                 flows[giver, device] += elements * sizes.item / len(givers)
     return tuple(Flow(giver, device, num_bytes) for (giver, device), num_bytes in flows.items())
@@ -112,19 +128,15 @@ def _placed(instance: ModelInstance) -> Iterable[tuple[Device, Coordinate]]:
     return zip(instance.devices, instance.strategy.coordinates(), strict=True)
 
 
-def _nearest(device: Device, holders: Sequence[Device]) -> Sequence[Device]:
-    if device in holders:
-        return [device]
-    return [holder for holder in holders if holder.node == device.node] or holders
-
-
-def _needed(at: Coordinate, source: Strategy, target: Strategy, sizes: ModelSizes) -> dict[tuple[int, int], float]:
-    """Elements that a target coordinate takes from each (stage, tp part) of the source."""
+def _needed(
+    stage: int, part: int, source: Strategy, target: Strategy, sizes: ModelSizes
+) -> Mapping[tuple[int, int], float]:
+    """Elements that a (stage, tp part) of the target takes from each of the source."""
     found: dict[tuple[int, int], float] = {}
-    for stage, (layers, ends) in _shared_stages(at.pp, source.pp, target.pp, sizes).items():
-        for part, share in _overlaps(at.tp, target.tp, source.tp).items():
-            found[stage, part] = share * (layers * sizes.layer_matrices + ends.split)
-        found[stage, _EVERY] = layers * sizes.layer_norms + ends.whole
+    for other, (layers, ends) in _shared_stages(stage, source.pp, target.pp, sizes).items():
+        for giver, share in _overlaps(part, target.tp, source.tp).items():
+            found[other, giver] = share * (layers * sizes.layer_matrices + ends.split)
+        found[other, _EVERY] = layers * sizes.layer_norms + ends.whole
     return {key: elements for key, elements in found.items() if elements}
 
 

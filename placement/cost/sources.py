@@ -33,6 +33,9 @@ class CostSources:
     _made: dict[tuple[Hardware, ModelSizes, EngineKind], LayerTimes] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
+    _kinds: dict[DeviceMesh, tuple[Hardware, ...]] = field(
+        default_factory=dict, init=False, repr=False, compare=False, hash=False
+    )
 
     @classmethod
     def equal_nodes(cls, hardware: Hardware, num_nodes: int, profiles: Iterable[Profile] = ()) -> CostSources:
@@ -48,7 +51,7 @@ class CostSources:
 
     def call_cost(self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh) -> Seconds:
         """Seconds of a call on a mesh; where its nodes differ, on the slowest kind, which the others wait for."""
-        return self.slowest(((work, kind) for kind in dict.fromkeys(self.hardware(mesh))), execution, sizes)
+        return self.slowest(((work, kind) for kind in self.kinds(mesh)), execution, sizes)
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
         """Seconds of a call whose shares run side by side, each on one kind of node."""
@@ -58,12 +61,12 @@ class CostSources:
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
         """What it costs that an instance's weights were written, besides the writing."""
         parameters = max(sizes.stage_parameters(instance.strategy, s) for s in {0, instance.strategy.pp - 1})
-        kinds = dict.fromkeys(self.hardware(instance.mesh))
+        kinds = self.kinds(instance.mesh)
         return max(self.times(sizes, kind, instance.engine).written(parameters) for kind in kinds)
 
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
         """The slower of each link among the nodes of some meshes."""
-        found = [self._links(kind) for kind in dict.fromkeys(h for mesh in meshes for h in self.hardware(mesh))]
+        found = [self._links(kind) for kind in dict.fromkeys(kind for mesh in meshes for kind in self.kinds(mesh))]
         return Links(
             min(links.device for links in found),
             min(links.node for links in found),
@@ -71,6 +74,12 @@ class CostSources:
             min(links.host for links in found),
             max(links.latency_seconds for links in found),
         )
+
+    def kinds(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
+        """The different ones of `hardware`, found once for each mesh."""
+        if mesh not in self._kinds:
+            self._kinds[mesh] = tuple(dict.fromkeys(self.hardware(mesh)))
+        return self._kinds[mesh]
 
     def hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
         """Of each node of a mesh. Between nodes the slowest of their networks counts."""

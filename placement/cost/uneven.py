@@ -21,9 +21,22 @@ from prefect_rlhf.placement.rows import replica_speeds
 
 def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
     """The call as each replica sees it: as if all of them had as many rows as it has."""
+    dealt, works = _dealt(work, placement, node_speeds)
+    return tuple(works[rows] for rows in dealt)
+
+
+def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
+    """Those of `replica_works` that differ."""
+    return tuple(_dealt(work, placement, node_speeds)[1].values())
+
+
+def _dealt(
+    work: CallWork, placement: Placement, node_speeds: Sequence[float]
+) -> tuple[tuple[int, ...], dict[int, CallWork]]:
+    """How many rows of a mini-batch each replica has, and the call as a replica with so many sees it."""
     dp, parts = placement.strategy.dp, work.mini_batches
     dealt = counts(work.rows // parts, replica_speeds(placement, node_speeds))
-    return tuple(replace(work, rows=rows * parts * dp) for rows in dealt)
+    return dealt, {rows: replace(work, rows=rows * parts * dp) for rows in dict.fromkeys(dealt)}
 
 
 def placed_cost(
