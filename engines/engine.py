@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from prefect_rlhf.placement.layout import Region
 from prefect_rlhf.placement.plan import ModelInstance, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Output = Literal["logprobs", "values", "scores"]
 StateKind = Literal["main", "exp_avg", "exp_avg_sq"]
@@ -67,6 +67,8 @@ class Sequences:
 
     def response_mask_BT(self) -> Tensor:
         """1.0 where response token t exists."""
+        import torch  # only here: what the controller and a plan know of engines needs none
+
         t = torch.arange(self.num_response_tokens, device=self.tokens_BS.device)
         return (t[None] < (self.lengths_B - self.prompt_lengths_B)[:, None]).float()
 

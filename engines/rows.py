@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Column = Sequence[Tensor]
+Column = Sequence["Tensor"]
 """One tensor per row: 0-d (a score) or 1-d (tokens, log-probabilities)."""
 
 
-class Batch(Mapping[str, Tensor]):
+class Batch(Mapping[str, "Tensor"]):
     """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest].
 
+    >>> import torch
     >>> batch = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
     >>> batch["logprobs"].tolist(), batch.mask("logprobs").tolist()
     ([[-1.0, -2.0], [-3.0, 0.0]], [[1.0, 1.0], [1.0, 0.0]])
@@ -33,12 +35,16 @@ class Batch(Mapping[str, Tensor]):
 
     def mask(self, key: str) -> Tensor:
         """[B, longest] float: 1 where a row of `key` has a value."""
+        import torch  # only here and below: a flow that works on batches is traced, and planned, without it
+
         lengths_B = torch.tensor([row.numel() for row in self.columns[key]])
         return (torch.arange(int(lengths_B.max()))[None] < lengths_B[:, None]).float()
 
 
 def pad(column: Column) -> Tensor:
     """Stack scalars to [B]; right-pad sequences with zeros to [B, longest]."""
+    import torch
+
     if column[0].dim() == 0:
         return torch.stack(list(column))
     return torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)

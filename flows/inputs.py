@@ -11,8 +11,8 @@ from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.tasks.checkpoints import read_model_spec
 from prefect_rlhf.tasks.datasets import PreferenceDataset, PromptDataset
+from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.tasks.settings import Sampling
 
 

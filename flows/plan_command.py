@@ -49,13 +49,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run(arguments: Sequence[str]) -> str:
-    """Answer the question; returns what to print. Ctrl-C ends the search with the best plan so far."""
+def run(arguments: Sequence[str]) -> int:
+    """Answer the question; returns the exit status. Ctrl-C ends the search with the best plan so far."""
     options = read_options(parser().parse_args(arguments))
     with interruptible() as progress:
         answer = ask(options, progress)
     paths = answer.write(Path(options.output_dir).expanduser())
-    return "\n".join([answer.text(), "", *map(str, paths.values())])
+    print(answer.text(), "", *paths.values(), sep="\n")
+    return 0
 
 
 def read_options(given: argparse.Namespace) -> PlanOptions:

@@ -20,7 +20,8 @@ from prefect_rlhf.placement.lease import DeviceKind, Lease
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import model_shape
-from prefect_rlhf.tasks.profile_bench import Sizes, Subject
+from prefect_rlhf.tasks.profile_bench import Sizes
+from prefect_rlhf.tasks.profile_subject import Subject
 from prefect_rlhf.tasks.profiling import Say, check_sizes, measure, number_of_measurements
 from prefect_rlhf.tasks.publish import publish
 

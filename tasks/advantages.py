@@ -5,14 +5,16 @@ Shapes: B rows, T response tokens, G rows of one prompt.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.hyperparameters import GRPO, PPO, ReMax
 from prefect_rlhf.tasks.masked import masked_mean, masked_variance, whiten
 from prefect_rlhf.tasks.operations import computation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @computation("advantages", "returns")
@@ -35,14 +37,16 @@ def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
 def gae_advantages(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Tensor:
     """A_t = sum over k of (gamma * lam)^k * delta_(t+k), delta_t = r_t + gamma * V_(t+1) - V_t; V is 0 after the end.
 
+    >>> import torch
     >>> one_row = (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), torch.ones(1, 2))
     >>> gae_advantages(*one_row, gamma=1.0, lam=0.5)  # deltas -0.25, 0.75
     tensor([[0.1250, 0.7500]])
     """
     values_BT = values_BT * mask_BT
-    next_values_BT = torch.cat([values_BT[:, 1:], torch.zeros_like(values_BT[:, :1])], dim=1)
+    next_values_BT = values_BT.new_zeros(values_BT.shape)
+    next_values_BT[:, :-1] = values_BT[:, 1:]
     deltas_BT = (rewards_BT + gamma * next_values_BT - values_BT) * mask_BT
-    advantages_BT, to_come_B = torch.zeros_like(deltas_BT), torch.zeros_like(deltas_BT[:, 0])
+    advantages_BT, to_come_B = deltas_BT.new_zeros(deltas_BT.shape), deltas_BT.new_zeros(len(deltas_BT))
     for t in reversed(range(deltas_BT.shape[1])):
         to_come_B = deltas_BT[:, t] + gamma * lam * to_come_B
         advantages_BT[:, t] = to_come_B
@@ -74,6 +78,7 @@ def grpo_advantages(rollout: Batch, scores: Batch, settings: GRPO) -> Computed:
 def group_advantages(scores_B: Tensor, group_size: int, scale_by_deviation: bool, eps: float = 1e-4) -> Tensor:
     """[B]: score less the group's mean, over its standard deviation. A group is `group_size` adjacent rows.
 
+    >>> import torch
     >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2, scale_by_deviation=False)
     tensor([-1.,  1.,  0.,  0.])
     """

@@ -28,7 +28,6 @@ from prefect_rlhf.engines.checkpoint_files import (
     shard_indexes,
     write_json,
 )
-from prefect_rlhf.engines.huggingface import read_model_spec
 from prefect_rlhf.engines.saved_state import SavedState
 from prefect_rlhf.engines.versions import Fingerprint
 from prefect_rlhf.placement.augmented import AugmentedGraph
@@ -37,8 +36,6 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.parameters import parameters
 from prefect_rlhf.placement.plan_file import plan_yaml
 from prefect_rlhf.placement.problem import first_difference
-
-__all__ = ["Checkpoint", "read_model_spec"]
 
 MANIFEST = "checkpoint.json"
 NEWEST = "latest"

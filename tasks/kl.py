@@ -5,9 +5,12 @@ Shapes: B rows, T response tokens.
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from prefect_rlhf.tasks.hyperparameters import KLControl
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_ERROR = 0.2  # Ziegler et al. 2019: one step answers to at most 20% of deviation from the target
 

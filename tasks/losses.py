@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.engine import LossTerms
 from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
@@ -18,6 +15,9 @@ from prefect_rlhf.tasks.kl import kl_k3
 from prefect_rlhf.tasks.masked import row_means, row_sums
 from prefect_rlhf.tasks.operations import loss
 from prefect_rlhf.tasks.settings import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 REF_LOGPROBS = "ref_inference.logprobs"  # what the call `inference(ref, ...)` made; plain `logprobs` are the policy's
 
@@ -49,7 +49,7 @@ def clipped_surrogate(
     """Loss per token, and the ratio of new to old probability: the pessimistic of clipped and unclipped."""
     ratio_BT = (logprobs_BT - old_logprobs_BT).exp()
     clipped_BT = ratio_BT.clamp(1 - clip, 1 + clip)
-    return torch.max(-advantages_BT * ratio_BT, -advantages_BT * clipped_BT), ratio_BT
+    return (-advantages_BT * ratio_BT).maximum(-advantages_BT * clipped_BT), ratio_BT
 
 
 @loss("values")
@@ -60,7 +60,7 @@ def value_clip(values_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
     worst_BT = error_BT
     if settings.value_clip is not None:
         near_BT = old_BT + (values_BT - old_BT).clamp(-settings.value_clip, settings.value_clip)
-        worst_BT = torch.max(error_BT, (near_BT - returns_BT).square())
+        worst_BT = error_BT.maximum((near_BT - returns_BT).square())
     clipped_BT = (worst_BT > error_BT).float()
     return token_terms(0.5 * worst_BT, mask_BT, clip_fraction=clipped_BT, squared_error=error_BT)
 
@@ -111,7 +111,7 @@ def bradley_terry(scores_B: Tensor, batch: Mapping[str, Tensor], settings: Rewar
     """Minus the log-probability that the chosen answer wins: sigmoid of the scores' difference."""
     chosen_P, rejected_P = scores_B[0::2], scores_B[1::2]
     margins_P = chosen_P - rejected_P
-    losses_P = -F.logsigmoid(margins_P) + settings.centering * (chosen_P + rejected_P).square()
+    losses_P = -log_sigmoid(margins_P) + settings.centering * (chosen_P + rejected_P).square()
     accuracy_P = (margins_P > 0).float()
     return pair_terms(losses_P, accuracy=accuracy_P, margin=margins_P, score=(chosen_P + rejected_P) / 2)
 
@@ -123,11 +123,18 @@ def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> Loss
     chosen_P, rejected_P = rewards_B[0::2], rewards_B[1::2]
     margins_P = chosen_P - rejected_P
     wrong = settings.label_smoothing
-    losses_P = -(1 - wrong) * F.logsigmoid(margins_P) - wrong * F.logsigmoid(-margins_P)
+    losses_P = -(1 - wrong) * log_sigmoid(margins_P) - wrong * log_sigmoid(-margins_P)
     accuracy_P = (margins_P > 0).float()
     return pair_terms(
         losses_P, accuracy=accuracy_P, margin=margins_P, chosen_reward=chosen_P, rejected_reward=rejected_P
     )
+
+
+def log_sigmoid(logits: Tensor) -> Tensor:
+    """The log-probability of a yes."""
+    from torch.nn.functional import logsigmoid  # only here: a flow is traced, and planned, without torch
+
+    return logsigmoid(logits)
 
 
 def token_terms(losses_BT: Tensor, mask_BT: Tensor, **metrics_BT: Tensor) -> LossTerms:

@@ -5,7 +5,10 @@ Shapes: B rows, T response tokens. A mask is 1.0 where a token exists, 0.0 at pa
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -22,11 +22,11 @@ from prefect_rlhf.engines.profiling import STEPS, PassSeconds, ProfilingRank
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout import layout_of
-from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import Dtype, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.tasks.profile_subject import Subject
 
 ENGINES: tuple[EngineKind, ...] = ("megatron", "vllm")
 TIMED_BYTES = 256 << 20  # of layers: with fewer, caches and page tables still know them from the pass before
@@ -34,19 +34,6 @@ SHORTEST = 16  # tokens of a row
 MANY_TOKENS = 1024  # from which on a size is timed once, after its warm-up
 REPEATS = 3
 DEADLINE_SECONDS = 900.0
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is profiled: a shape and format, on `num_devices` devices of one kind, named as the cost model names it."""
-
-    shape: TransformerShape
-    dtype: Dtype
-    kind: DeviceKind
-    device: str
-    num_devices: int
-    processor: str
-    versions: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

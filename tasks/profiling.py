@@ -17,7 +17,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout import layout_of
 from prefect_rlhf.placement.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.tasks.profile_bench import ENGINES, Bench, Sizes, Subject, bench, part_of
+from prefect_rlhf.tasks.profile_bench import ENGINES, Bench, Sizes, bench, part_of
+from prefect_rlhf.tasks.profile_subject import Subject
 
 FEW_TOKENS = 256  # up to which what is around the layers of a call is taken as what it always is
 MESSAGE_BYTES = tuple(1 << power for power in range(12, 25, 2))

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
@@ -17,6 +15,9 @@ from prefect_rlhf.tasks.hyperparameters import PPO, KLControl, ReMax
 from prefect_rlhf.tasks.kl import kl_estimate, next_coefficient
 from prefect_rlhf.tasks.masked import last_token, masked_mean, row_sums
 from prefect_rlhf.tasks.operations import computation
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,6 @@ def compare_logprobs(rollout: Batch, recomputed: Batch, settings: PPO) -> Comput
     difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
     metrics = {
         "mean": float(masked_mean(difference_BT.abs(), mask_BT)),
-        "max": float(torch.max(difference_BT.abs())),
+        "max": float(difference_BT.abs().max()),
     }
     return Computed(metrics=metrics)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import networkx as nx
 import pytest
+
+from prefect_rlhf.flows.find_flow import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "prefect_rlhf"
@@ -159,7 +161,17 @@ def body_lines(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_importing_placement_loads_nothing_heavy():
     """The same as read from the source, seen in a fresh interpreter."""
-    names = ", ".join(f"{PACKAGE}.{module(path)}" for path in files("placement"))
-    program = f"import sys, {names}; print(*sorted({HEAVY!r} & sys.modules.keys()))"
+    assert loaded_by(f"{PACKAGE}.{module(path)}" for path in files("placement")) == set()
+
+
+def test_planning_an_algorithm_loads_no_engine():
+    """Who asks what would be on devices that are not there waits for no torch."""
+    flows = (f"{PACKAGE}.flows.{name}" for name in ("plan_command", *ALGORITHMS))
+    assert loaded_by(flows) == {"prefect"}
+
+
+def loaded_by(names: Iterable[str]) -> set[str]:
+    """Which heavy packages a fresh interpreter has once it has imported these modules."""
+    program = f"import sys, {', '.join(names)}; print(*sorted({HEAVY!r} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == []
+    return set(done.stdout.split())

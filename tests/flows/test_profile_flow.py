@@ -11,7 +11,7 @@ from prefect_rlhf.flows.profile import profile
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.tasks.checkpoints import read_model_spec
+from prefect_rlhf.tasks.model_shape import read_model_spec
 from tests.tiny import make_model
 
 DESK = ClusterShape("desk", 1, 1, 8 << 30)

@@ -10,7 +10,8 @@ from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import TransformerShape
 from prefect_rlhf.placement.strategy import Strategy
-from prefect_rlhf.tasks.profile_bench import Sizes, Subject, part_of
+from prefect_rlhf.tasks.profile_bench import Sizes, part_of
+from prefect_rlhf.tasks.profile_subject import Subject
 from prefect_rlhf.tasks.profiling import measure
 
 pytestmark = pytest.mark.slow
