@@ -27,8 +27,9 @@ from prefect_rlhf.placement.draw import table
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.holdings import Holding, instance_holdings
 from prefect_rlhf.placement.instances import instances
+from prefect_rlhf.placement.lanes import lanes
 from prefect_rlhf.placement.lease import DeviceKind
-from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.node import Node
 from prefect_rlhf.placement.plan import ModelInstance, Part
 
@@ -108,10 +109,11 @@ class Certificate:
 
     def rows(self) -> list[dict[str, str]]:
         """For a table: each device with its peak, the node, and what holds most; equal devices share a row."""
-        alike: dict[tuple[object, ...], list[Peak]] = defaultdict(list)
-        for peak in self.peaks:
-            alike[peak.node, peak.shares, peak.device_bytes].append(peak)
-        return [_row([peak.device for peak in peaks], peaks[0]) for peaks in alike.values()]
+        nameless = {DeviceMesh.parse(peak.device).devices()[0]: replace(peak, device="") for peak in self.peaks}
+        alike: dict[Peak, list[str]] = defaultdict(list)
+        for lane in lanes(nameless):
+            alike[nameless[lane.devices()[0]]].append(lane.name)
+        return [_row(names, peak) for peak, names in alike.items()]
 
     def table(self) -> str:
         """The rows as aligned text, then what the fullest device holds, the largest first."""

@@ -157,8 +157,10 @@ def test_the_machine_readable_form_has_every_byte():
     ]
 
 
-def test_equal_devices_share_a_row_of_the_table():
-    cluster = ClusterShape("four", 1, 4, 8 * GIB)
+def test_equal_devices_share_a_row_of_the_table_and_keep_their_names_in_json():
+    cluster = ClusterShape("eight", 2, 4, 8 * GIB)
     graph = ppo()
-    rows = certify(augment(graph, preset("flattening", graph, cluster, cluster.whole), 2), WORK, "cuda").rows()
-    assert [row["devices"] for row in rows] == ["n0:0, n0:1, n0:2, n0:3"]
+    certificate = certify(augment(graph, preset("flattening", graph, cluster, cluster.whole), 2), WORK, "cuda")
+    assert [row["devices"] for row in certificate.rows()] == ["n0-1:0-3"]
+    told = json.loads(certificate.to_json())["peaks"]
+    assert [peak["device"] for peak in told] == [str(device) for device in cluster.whole.devices()]
