@@ -18,10 +18,11 @@ from prefect_rlhf.flows.parameters import check_parameters
 from prefect_rlhf.flows.plan_options import PlanOptions
 from prefect_rlhf.flows.plan_report import Answer
 from prefect_rlhf.placement.draw import plan_rows
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.publish import publish
+from prefect_rlhf.tasks.report import show_refusal
 
 
 class PlanForm(PlanOptions):
@@ -59,6 +60,8 @@ def plan(options: PlanForm) -> Any:
     try:
         return _answered(options)
     except RlhfError as error:  # a mistake that a person can mend: its one line, without a traceback
+        if isinstance(error, PlanDoesNotFit):
+            show_refusal(error)
         return failed(error)
 
 

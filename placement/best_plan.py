@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.candidates import Candidate, Candidates, Setting, candidate
-from prefect_rlhf.placement.certificate import Certificate, byte_size
+from prefect_rlhf.placement.certificate import Certificate, byte_size, enough_bytes
 from prefect_rlhf.placement.check import problems
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.divisions import divisions
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.estimate import ITERATIONS, Estimate
+from prefect_rlhf.placement.fit import Remedy, refusal
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
@@ -111,7 +112,7 @@ def plan_graph(
         turns, first = _in_turns(planner, setting, every, FIRST_SHARE * budget_seconds, method)
         timed = [(plan, planner.estimate(plan)) for plan in turns]
     if not timed:
-        raise _too_large(planner, posed, budget_seconds / 4)
+        raise _too_large(planner, turns_problem(setting, every, ITERATIONS), budget_seconds / 4)
     best, _ = min(timed, key=lambda pair: pair[1].seconds)
     best = polished(planner, replace(best, name="auto"), setting, every)
     best = staying_where_it_may(best, graph, planner.fits, planner.seconds)
@@ -227,21 +228,36 @@ def _cut_alike(
 
 
 def _too_large(planner: Planner, posed: PlanProblem, budget_seconds: float) -> InvalidInput:
-    """How much memory is missing: what the first plan needs that a search finds in more."""
+    """How much memory is missing: what the first plan needs that a search finds in more, where models take turns."""
     name = planner.graph.name
     for share in LARGER:
         found = search(_with_memory(posed.problem, share), budget_seconds / len(LARGER))
         plan = planner.plan("auto", posed, found)
-        peak = planner.certificate(plan).fullest if plan else None
-        if peak is not None and peak.num_bytes > peak.usable_bytes:
-            missing, within = byte_size(peak.num_bytes - peak.usable_bytes), byte_size(peak.usable_bytes)
-            by = "more devices, larger ones, shorter rows, or smaller models"
-            seen = f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}"
-            return InvalidInput(
-                f"plan of {name}", seen, f"a plan within {within} of each device: {missing} less, by {by}"
-            )
+        certificate = planner.certificate(plan) if plan else None
+        if plan is not None and certificate is not None and not certificate.fits:
+            return _refused(planner, plan, certificate)
     seen = f"more than {LARGER[-1]:.0f} times the memory"
     return InvalidInput(f"plan of {name}", seen, "a plan that fits the devices: more devices")
+
+
+def _refused(planner: Planner, plan: ExecutionPlan, certificate: Certificate) -> PlanDoesNotFit:
+    """What fills the devices under the plan that comes nearest, and how large they would have to be for it."""
+    peak = certificate.fullest
+    assert peak is not None  # an empty plan fits
+    most = max(peak.num_bytes for peak in certificate.peaks)
+    enough = replace(planner.cluster, device_memory_bytes=enough_bytes(most), node_memory_bytes=())
+    larger = replace(plan, cluster=enough)
+    fitting = replace(planner, cluster=enough).certificate(larger)
+    shown = refusal(plan, certificate, [Remedy(f"devices of {byte_size(enough.device_memory_bytes)}", larger, fitting)])
+    missing, within = byte_size(peak.num_bytes - peak.usable_bytes), byte_size(peak.usable_bytes)
+    by = "more devices, larger ones, shorter rows, or smaller models"
+    return PlanDoesNotFit(
+        f"plan of {planner.graph.name}",
+        f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}",
+        f"a plan within {within} of each device: {missing} less, by {by}",
+        shown.report,
+        shown.details,
+    )
 
 
 def _with_memory(problem: Problem, share: float) -> Problem:

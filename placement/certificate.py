@@ -158,6 +158,15 @@ def usable_bytes(device_bytes: int) -> int:
     return int(device_bytes * (1 - RESERVED_SHARE))
 
 
+def enough_bytes(filled_bytes: int) -> int:
+    """The memory, in whole GiB, of which a plan may fill so much.
+
+    >>> enough_bytes(73 * GIB) // GIB, enough_bytes(74 * GIB) // GIB
+    (80, 81)
+    """
+    return ceil((filled_bytes + 1) / (1 - RESERVED_SHARE) / GIB) * GIB
+
+
 @dataclass(frozen=True, slots=True)
 class _Window:
     """From the reload of a part of an instance to its offload, by position in the graph; None: to the end."""

@@ -268,6 +268,21 @@ def test_a_mistake_is_one_line_that_names_it(case, capsys, tmp_path, monkeypatch
     assert not (tmp_path / "plans").exists()
 
 
+def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would_help(capsys, tmp_path):
+    """Each call would fit alone; both trained models do not, whatever leaves the devices."""
+    small = ["--cluster", "1x2:h100", "--device-memory-gib", "72", "--budget", "0.3"]
+    assert main(["plan", "ppo", *small, *LENGTHS, *MODELS, "--output", str(tmp_path / "plans")]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
+    first = next(index for index, line in enumerate(said) if line.startswith("prefect-rlhf: "))
+    line, header, *rest = said[first:]
+    assert "GiB less, by more devices" in line
+    assert header.split() == ["devices", "peak", "of", "at", "largest"]
+    assert rest[0].startswith("n0:0")
+    assert any("optimizer" in row for row in rest)
+    assert rest[-2] == "What would make it fit:" and rest[-1].endswith(", fits")
+    assert not (tmp_path / "plans").exists()
+
+
 def test_the_other_commands_stay(capsys):
     """`plan` is a word before the algorithm; without it the command runs one."""
     assert main(["no_such_algorithm"]) == 2

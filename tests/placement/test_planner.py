@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 
@@ -11,12 +12,13 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.best_plan import Planned, plan_graph
+from prefect_rlhf.placement.certificate import usable_bytes
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Efficiency, Hardware
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.estimate import estimate
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.holdings import instance_holdings
@@ -146,9 +148,12 @@ def large(rows: int) -> DataflowGraph:
 
 def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
     """Each call alone would fit; training both models does not, whatever leaves the devices."""
-    node = ClusterShape("node", 1, 2, 80 * GIB)
-    with pytest.raises(InvalidInput, match=r"got '.* GiB .*, expected .* GiB .* less, by .*more devices"):
-        plan_graph(large(64), node, node.whole, Workload.fixed(1024, 1024), SOURCES, budget_seconds=0.5)
+    node = ClusterShape("node", 1, 2, 76 * GIB)
+    with pytest.raises(PlanDoesNotFit, match=r"got '.* GiB .*, expected .* GiB .* less, by more devices") as error:
+        plan_graph(large(32), node, node.whole, Workload.fixed(256, 256), SOURCES, budget_seconds=0.5)
+    (remedy,) = json.loads(error.value.details)["remedies"]
+    assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(76 * GIB)
+    assert f"{remedy['change']}: peak" in error.value.report
 
 
 def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
