@@ -17,7 +17,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import Engine
 from prefect_rlhf.engines.orders import MoveWeightsOrder
-from prefect_rlhf.engines.parcels import IN_FLIGHT
+from prefect_rlhf.engines.parcels import BUCKET_BYTES
 from prefect_rlhf.engines.regions import copy_rows
 from prefect_rlhf.engines.route import Message, Route, Shards, plan_route
 from prefect_rlhf.placement.errors import InvalidInput
@@ -38,10 +38,13 @@ class Moved:
 
 @final
 class WeightMover:
-    """Moves weights to and from one rank's engines. A route is made once: it is the same in every step."""
+    """Moves weights to and from one rank's engines. A route is made once: it is the same in every step.
 
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
+    At most `bucket_bytes` are staged for sending, and as many for receiving.
+    """
+
+    def __init__(self, rank: int, bucket_bytes: int = BUCKET_BYTES) -> None:
+        self.rank, self.bucket_bytes = rank, bucket_bytes
         self._routes: dict[tuple[ModelInstance, ModelInstance], tuple[Shards, Shards, Route]] = {}
 
     def move(self, source: Engine | None, target: Engine | None, order: MoveWeightsOrder) -> Moved:
@@ -67,7 +70,7 @@ class WeightMover:
             return known[2]
         plan = reshard(order.source_layout, order.target_layout, order.devices)
         _check_formats(read, write, order)
-        route = plan_route(plan, self.rank, read, write)
+        route = plan_route(plan, self.rank, read, write, self.bucket_bytes)
         self._routes[order.source, order.target] = read, write, route
         return route
 
@@ -81,14 +84,15 @@ def copy_within(route: Route) -> None:
 def exchange(route: Route) -> int:
     """Send and receive all that goes between ranks; return the bytes staged for it.
 
-    In round k goes the k-th message of every pair of ranks. A rank posts round k when it has finished round
-    k - IN_FLIGHT, whose messages all ranks post on the same condition; so no two wait for each other, and each message
-    under way has memory of its own.
+    In round k goes the k-th message of every pair of ranks, posted in the order of the rounds. A rank waits only for
+    the first of its rounds that is not finished, and all before it are finished everywhere, or so is a rank that waits
+    for an earlier one; so no two wait for each other. Each message under way has memory of its own.
     """
-    staging = Staging()
+    most = route.rounds_under_way
+    staging = Staging(most)
     under_way: deque[Round] = deque()
     for k in range(route.num_rounds):
-        if len(under_way) == IN_FLIGHT:
+        if len(under_way) == most:
             under_way.popleft().finish()
         under_way.append(_post(route, k, staging))
     for posted in under_way:
@@ -97,9 +101,10 @@ def exchange(route: Route) -> int:
 
 
 class Staging:
-    """Reused memory for messages that are not contiguous where they come from or go to."""
+    """Reused memory for messages that are not contiguous where they come from or go to, `rounds` at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
         self._buffers: dict[tuple[str, int, int], Tensor] = {}
 
     @property
@@ -108,8 +113,8 @@ class Staging:
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def take(self, message: Message, direction: str, peer: int, k: int) -> Tensor:
-        """Memory for the message of round k; what the round before the IN_FLIGHT last ones had there is lost."""
-        slot = direction, peer, k % IN_FLIGHT
+        """Memory for the message of round k; what round k - `rounds` had there is lost."""
+        slot = direction, peer, k % self._rounds
         buffer = self._buffers.get(slot)
         if buffer is None or buffer.nbytes < message.num_bytes:
             buffer = torch.empty(message.num_bytes, dtype=torch.uint8, device=message.like.device)

@@ -14,9 +14,9 @@ import torch
 from prefect_rlhf.placement.reshard import Piece
 
 BUCKET_BYTES = 64 << 20  # the most that a rank stages at once for sending, and the same for receiving
-MESSAGE_BYTES = 4 << 20
+MESSAGE_BYTES = 8 << 20
 ALONE_BYTES = 512 << 10
-IN_FLIGHT = 4  # messages under way between two ranks in one direction
+IN_FLIGHT = 2  # messages that may be under way between two ranks in one direction, at the least
 
 Parcel = tuple[Piece, ...]
 """Pieces of one number format between one pair of ranks."""
@@ -35,9 +35,9 @@ def parcels(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype], limit: 
     return alone + [parcel for dtype, small in shared.items() for parcel in _bundled(small, dtype, limit)]
 
 
-def message_bytes(most_peers: int) -> int:
+def message_bytes(most_peers: int, bucket_bytes: int = BUCKET_BYTES) -> int:
     """The size limit of a message when some rank exchanges with so many others in one direction."""
-    return min(MESSAGE_BYTES, BUCKET_BYTES // (IN_FLIGHT * max(1, most_peers)))
+    return min(MESSAGE_BYTES, bucket_bytes // (IN_FLIGHT * max(1, most_peers)))
 
 
 def num_bytes(piece: Piece, dtype: torch.dtype) -> int:

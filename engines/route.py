@@ -68,11 +68,18 @@ class Route:
     staying: tuple[tuple[Blocks, Blocks], ...]
     outgoing: Mapping[int, Sequence[Message]]
     incoming: Mapping[int, Sequence[Message]]
+    bucket_bytes: int
 
     @property
     def num_rounds(self) -> int:
         """The most messages that go one way between this rank and another."""
         return max(map(len, [*self.outgoing.values(), *self.incoming.values()]), default=0)
+
+    @property
+    def rounds_under_way(self) -> int:
+        """How many messages to and from each rank may be under way: as many as a bucket can stage in each direction."""
+        staged = max(sum(map(_most_staged, ways.values())) for ways in (self.outgoing, self.incoming))
+        return max(1, self.bucket_bytes // staged if staged else self.num_rounds)
 
     @property
     def bytes_received(self) -> int:
@@ -83,9 +90,9 @@ class Route:
         return sum(block.nbytes for _, target in self.staying for block in target)
 
 
-def plan_route(plan: ReshardPlan, rank: int, read: Shards, write: Shards) -> Route:
-    """What `rank` does for `plan`, reading and writing these shards."""
-    limit = message_bytes(_most_peers(plan.moved))
+def plan_route(plan: ReshardPlan, rank: int, read: Shards, write: Shards, bucket_bytes: int) -> Route:
+    """What `rank` does for `plan`, reading and writing these shards, with at most two buckets staged."""
+    limit = message_bytes(_most_peers(plan.moved), bucket_bytes)
     outgoing = _by_peer((piece.target, piece) for piece in plan.moved if piece.source == rank)
     incoming = _by_peer((piece.source, piece) for piece in plan.moved if piece.target == rank)
     staying = [piece for piece in plan.local if piece.target == rank]
@@ -93,7 +100,13 @@ def plan_route(plan: ReshardPlan, rank: int, read: Shards, write: Shards) -> Rou
         tuple((_blocks(piece, read), _blocks(piece, write)) for piece in staying),
         {peer: _messages(parcels(pieces, _formats(read), limit), read) for peer, pieces in outgoing.items()},
         {peer: _messages(parcels(pieces, _formats(write), limit), write) for peer, pieces in incoming.items()},
+        bucket_bytes,
     )
+
+
+def _most_staged(messages: Sequence[Message]) -> int:
+    """Bytes of the largest message that is not sent from, or received into, where it belongs."""
+    return max((message.num_bytes for message in messages if message.place is None), default=0)
 
 
 def _messages(made: Iterable[Parcel], shards: Shards) -> list[Message]:
