@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.flows.hardware import CPU, NETWORK, ORCHESTRATION_SECONDS
+from prefect_rlhf.flows.hardware import NETWORK, ORCHESTRATION_SECONDS, node_hardware
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.devices import GIB, NETWORKS, Hardware, Network, device_kind, relative_speeds
@@ -29,8 +29,7 @@ class NodeGroup:
 
     def hardware(self, network: Network | None) -> Hardware:
         """Of one of its nodes."""
-        base = CPU if self.device == "cpu" else Hardware(device_kind(self.device), self.devices_per_node)
-        return Hardware(base.device, self.devices_per_node, network, base.efficiency)
+        return node_hardware(self.device, self.devices_per_node, network)
 
     @property
     def memory_bytes(self) -> int:

@@ -6,16 +6,22 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable
+from dataclasses import replace
 
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.devices import NETWORKS, DeviceKind, Efficiency, Hardware, device_kind
+from prefect_rlhf.placement.devices import NETWORKS, DeviceKind, Efficiency, Hardware, Network, device_kind
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 
 QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 QUERY_LIMIT_SECONDS = 60
 NETWORK = NETWORKS["infiniband-200"]  # between nodes, where nobody says: the slower of those that papers report
+
+CALL_SECONDS = 0.01
+"""What a call takes of its ranks besides its layers, in place of the 2.2 s of ReaL's runtime (docs/cost_model.md)."""
+RUNTIME = Efficiency(call_seconds=CALL_SECONDS)
+"""The constants between a datasheet's peaks and calls of our own runs."""
 
 CPU = Hardware(
     DeviceKind(
@@ -29,7 +35,7 @@ CPU = Hardware(
         source="one core of 3 GHz with two 512-bit multiply-adds a cycle; its share of two channels of memory",
     ),
     devices_per_node=1,
-    efficiency=Efficiency(graph_layer_seconds=400e-6, eager_layer_seconds=400e-6, call_seconds=0.05),
+    efficiency=replace(RUNTIME, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),
 )
 """A process with a core of its own, as a rank on a machine without GPUs. It orders plans; a profile says seconds."""
 
@@ -44,10 +50,16 @@ CORE_SECONDS = 0.06
 def cost_sources(held: Lease, profiles: Iterable[Profile] = ()) -> CostSources:
     """For every node of the lease's cluster. Raises InvalidInput for an unknown GPU."""
     shape = held.cluster
-    base = CPU if held.kind == "cpu" else Hardware(device_kind(gpu_name(), "kind"), shape.devices_per_node)
-    network = NETWORK if shape.num_nodes > 1 else None
-    hardware = Hardware(base.device, shape.devices_per_node, network, base.efficiency)
+    name = "cpu" if held.kind == "cpu" else gpu_name()
+    hardware = node_hardware(name, shape.devices_per_node, NETWORK if shape.num_nodes > 1 else None, "kind")
     return CostSources((hardware,) * shape.num_nodes, tuple(profiles), orchestration_seconds(held))
+
+
+def node_hardware(device: str, devices_per_node: int, network: Network | None, field: str = "device") -> Hardware:
+    """Of a node whose devices are `cpu` or of the kind of that name, as our own runs use it."""
+    if device == "cpu":
+        return replace(CPU, devices_per_node=devices_per_node, network=network)
+    return Hardware(device_kind(device, field), devices_per_node, network, RUNTIME)
 
 
 def orchestration_seconds(held: Lease) -> float:

@@ -28,7 +28,7 @@ class Efficiency:
     collective. `passes`: how often a layer's forward reads or writes [tokens, hidden] outside matrix products (norms
     in float32, residuals); tensor parallelism does not divide it. `graph_layer_seconds` and `eager_layer_seconds`: what
     the launches of a layer's kernels take, with and without CUDA graphs. `call_seconds`: what every call takes besides
-    (request, gather and split of its batch).
+    (request, gather and split of its batch); it is ReaL's, and another runtime has its own.
     """
 
     matmul: float = 0.75

@@ -10,7 +10,8 @@ import yaml
 
 from prefect_rlhf.flows import auto_plan as auto
 from prefect_rlhf.flows.choose_plan import choose_plan
-from prefect_rlhf.flows.hardware import cost_sources
+from prefect_rlhf.flows.cluster_spec import parse_cluster, site
+from prefect_rlhf.flows.hardware import RUNTIME, cost_sources
 from prefect_rlhf.flows.measured_plan import (
     MOST_PLANS,
     Tried,
@@ -24,6 +25,7 @@ from prefect_rlhf.flows.run import prediction
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.workload import Lengths
+from prefect_rlhf.placement.devices import Efficiency
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.fit import certify_plan, longest_rows
 from prefect_rlhf.placement.lease import Lease
@@ -121,6 +123,15 @@ def test_a_gpu_is_counted_by_its_datasheet(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     (node,) = cost_sources(replace(HELD, kind="cuda")).nodes
     assert (node.device.name, node.devices_per_node) == ("h200", 2)
+    assert node.efficiency == RUNTIME
+
+
+def test_a_cluster_that_is_asked_about_is_counted_as_a_leased_one():
+    """Not as ReaL's runtime, whose calls take two seconds besides their layers."""
+    (gpu,), (cpu,) = (site(parse_cluster(text)).sources.nodes for text in ("1x2:h200", "1x2:cpu"))
+    assert gpu.efficiency == RUNTIME
+    assert cpu == cost_sources(HELD).nodes[0]
+    assert cpu.efficiency.call_seconds == RUNTIME.call_seconds < 0.1 < Efficiency().call_seconds
 
 
 def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_path, caplog):

@@ -1,8 +1,9 @@
 """The page on the cost model says what the code has: every term, and at most eight constants."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
+from prefect_rlhf.flows.hardware import CALL_SECONDS, RUNTIME
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Efficiency
 
@@ -23,6 +24,12 @@ def test_there_are_eight_constants_and_each_is_listed():
     names = [field.name for field in fields(Efficiency)]
     assert first_column("The eight constants") == names
     assert len(names) == 8
+
+
+def test_what_a_call_of_our_own_runs_takes_is_there_too():
+    """In place of one of the eight, so there are never more."""
+    assert f"{CALL_SECONDS * 1000:.0f} ms instead (`CALL_SECONDS`" in PAGE
+    assert replace(Efficiency(), call_seconds=CALL_SECONDS) == RUNTIME
 
 
 def test_every_device_and_network_cites_its_source():
