@@ -2,6 +2,7 @@
 
 import pytest
 import torch.distributed as dist
+from megatron_world import World
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -10,3 +11,11 @@ def no_world_is_left():
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Four ranks with engines."""
+    world = World(4, str(tmp_path_factory.mktemp("world")))
+    yield world
+    world.close()

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from megatron_cases import OPTIMIZER, Case
-from megatron_world import World
 from safetensors.torch import load_file
 
 from prefect_rlhf.engines.checkpoint_files import (
@@ -43,13 +42,6 @@ PAIRS = [
     ("dp2 pp2", "dp3", "tied"),
     ("tp2 pp2", "dp2 tp2", "scalar"),
 ]
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    world = World(4, str(tmp_path_factory.mktemp("world")))
-    yield world
-    world.close()
 
 
 @pytest.fixture(scope="module")

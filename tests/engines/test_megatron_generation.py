@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from generation_cases import GREEDY, PROMPTS, SAMPLED, SEEDS, STOPPED, build, generate
-from megatron_world import World
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_cases import END_TOKENS, Oracle, make_folder, make_order, make_prompts
 
@@ -51,13 +50,6 @@ def vllm(folder):
     from prefect_rlhf.engines.vllm.engine import VllmEngine
 
     return VllmEngine(make_order(folder), 0)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    world = World(4, str(tmp_path_factory.mktemp("world")))
-    yield world
-    world.close()
 
 
 def test_greedy_tokens_are_those_of_transformers(engine, oracle):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 from megatron_cases import OPTIMIZER, VOCAB, Case
-from megatron_world import World
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from prefect_rlhf.engines.engine import TrainSettings
@@ -26,13 +25,6 @@ LAYOUTS = {
 }
 UNEVEN = {"pp2": LAYOUTS["pp2"], "pp4": {"ranks": (2, 0, 1, 3), "pp": 4}, "tp2 pp2": LAYOUTS["tp2 pp2"]}
 CLOSE = {"rtol": 0, "atol": 2e-4}
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    world = World(4, str(tmp_path_factory.mktemp("world")))
-    yield world
-    world.close()
 
 
 @pytest.fixture(scope="module")

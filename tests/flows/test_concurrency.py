@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from prefect_rlhf.engines.open_gang import open_gang
 from prefect_rlhf.engines.rank import Rank
@@ -19,9 +18,8 @@ from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks import session
-from tests.tiny import ppo_parameters
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 LIMIT_SECONDS = 60.0
 FOLDER = "TEST_MEETINGS"  # environment variable: where ranks meet
@@ -77,17 +75,6 @@ class MeetingRank:
         held = [resident for resident in self._rank._residents.values() if resident.instance.engine == "megatron"]
         here = [resident for resident in held if resident.instance.role in roles and not resident.away]
         (self._folder / f"visitors.{len(here)}").touch()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
-@pytest.fixture(scope="module")
-def parameters(tmp_path_factory):
-    return ppo_parameters(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture

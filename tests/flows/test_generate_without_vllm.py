@@ -1,7 +1,6 @@
 """PPO where generation runs on the weights that are trained: no copy of them, and no vLLM anywhere."""
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
@@ -55,11 +54,11 @@ def test_generation_placed_otherwise_gets_each_version(parameters, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def results(parameters, tmp_path_factory):
+def results(prefect, parameters, tmp_path_factory):
     """Runs of both kinds, on ranks where importing vLLM leaves a trace and fails."""
     folder = tmp_path_factory.mktemp("without")
     (folder / "vllm.py").write_text(POISON)
-    with pytest.MonkeyPatch.context() as changed, prefect_test_harness(server_startup_timeout=120):
+    with pytest.MonkeyPatch.context() as changed:
         changed.syspath_prepend(folder)
         changed.setenv("VLLM_WITNESS", str(folder / "imported"))
         changed.setenv("HOME", str(folder))

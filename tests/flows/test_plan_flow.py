@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect.artifacts import Artifact
-from prefect.testing.utilities import prefect_test_harness
 
 from prefect_rlhf.flows.plan import plan
 from prefect_rlhf.flows.plan_command import FLAGS
@@ -29,10 +28,10 @@ QUESTION = {
 
 
 @pytest.fixture(scope="module")
-def answered(tmp_path_factory):
+def answered(prefect, tmp_path_factory):
     """The final state of a run, with a home of its own."""
     folder = tmp_path_factory.mktemp("plans")
-    with prefect_test_harness(server_startup_timeout=120), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(folder))
         patch.delenv("RLHF_LEASE", raising=False)
         state = plan(**QUESTION, output_dir=str(folder / "plans"), return_state=True)

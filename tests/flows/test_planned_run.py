@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from prefect.artifacts import Artifact
-from prefect.testing.utilities import prefect_test_harness
 
 from prefect_rlhf.flows import auto_plan, measured_plan
 from prefect_rlhf.flows.ppo import ppo
@@ -14,20 +13,8 @@ from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.tasks import session
 from prefect_rlhf.tasks.journal import read_spans
-from tests.tiny import ppo_parameters
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
-@pytest.fixture(scope="module")
-def parameters(tmp_path_factory):
-    return ppo_parameters(tmp_path_factory.mktemp("tiny"))
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.fixture(autouse=True)

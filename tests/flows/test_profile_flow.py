@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from prefect_rlhf.flows import profiles
 from prefect_rlhf.flows.cli import main
@@ -26,11 +25,11 @@ def leased(tmp_path, monkeypatch):
 
 
 @pytest.mark.all
+@pytest.mark.usefixtures("prefect")
 def test_a_flow_run_leaves_a_profile_that_the_next_run_uses(tmp_path):
     model = make_model(tmp_path / "model")
-    with prefect_test_harness(server_startup_timeout=120):
-        state = profile(model, most_rows=1, longest=16, return_state=True)
-        refused = profile("no-such-model", return_state=True)
+    state = profile(model, most_rows=1, longest=16, return_state=True)
+    refused = profile("no-such-model", return_state=True)
     made = Profile.read(Path(state.result()))
     assert profiles.measured_sources([read_model_spec("actor", model, "lm")], HELD).profiles == (made,)
     assert refused.is_failed()

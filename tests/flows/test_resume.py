@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from prefect.settings import get_current_settings
-from prefect.testing.utilities import prefect_test_harness
 from safetensors.torch import load_file, save_file
 
 from prefect_rlhf.engines import checkpoint_files
@@ -37,7 +36,7 @@ from tests.finished_steps import write_checkpoint
 from tests.plan_matrix import ONE, plan
 from tests.tiny import make_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 STEPS, HALF = 4, 2
 TOLERANCE = 1e-5
@@ -50,12 +49,6 @@ PLANS = {
     "separated": plan("0 engine=vllm", "0", "0", "0", "1", "1"),
 }
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,25 +5,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from prefect_rlhf.engines.move_weights import Moved, WeightMover
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.errors import StaleWeights
-from tests.tiny import ppo_parameters
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect():
-    with prefect_test_harness(server_startup_timeout=120):
-        yield
-
-
-@pytest.fixture(scope="module")
-def parameters(tmp_path_factory):
-    return ppo_parameters(tmp_path_factory.mktemp("tiny"))
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 
 
 @pytest.fixture(autouse=True)
