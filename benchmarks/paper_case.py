@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from benchmarks.paper_plans import Found, best_with_moves
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
@@ -23,15 +24,13 @@ from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.mesh_line import MeshLine
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import EngineKind, Placement
-from prefect_rlhf.placement.plan_problem import PlanProblem, plan_problem
+from prefect_rlhf.placement.plan import EngineKind
+from prefect_rlhf.placement.plan_problem import plan_problem
 from prefect_rlhf.placement.presets import Preset
-from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, ReMax
 from prefect_rlhf.tasks.settings import Update
 
-WHOLE_EVALUATIONS, PRESET_EVALUATIONS = 100_000, 20_000  # of the search: the same on every machine
-NO_LIMIT_SECONDS = 1e6
+WHOLE_EVALUATIONS, PRESET_EVALUATIONS = 1_000_000, 100_000  # of the search: the same on every machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +101,16 @@ class Case:
 
     def searched(self) -> Found | None:
         """The best plan in which nothing is offloaded."""
-        posed = plan_problem(self.setting(), self.candidates(), ITERATIONS, "most")
-        return _found(posed, WHOLE_EVALUATIONS)
+        setting = self.setting()
+        posed = plan_problem(setting, self.candidates(), ITERATIONS, "most")
+        return best_with_moves(posed, setting, WHOLE_EVALUATIONS)
 
     def preset(self, rule: Preset) -> Found | None:
         """The best plan that a preset admits."""
+        setting = self.setting()
         try:
-            for posed in preset_problems(rule, self.cluster.whole, self.setting(), self.candidates()):
-                found = _found(posed, PRESET_EVALUATIONS)
+            for posed in preset_problems(rule, self.cluster.whole, setting, self.candidates()):
+                found = best_with_moves(posed, setting, PRESET_EVALUATIONS)
                 if found is not None:
                     return found
         except InvalidInput:
@@ -120,21 +121,6 @@ class Case:
         scalar = role in ("critic", "reward")
         shape = known_shape(self.critic if scalar else self.actor)
         return ModelSpec(role, f"/models/{role}", "scalar" if scalar else "lm", shape, "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Seconds of an iteration, as the search counts them, and the placements of the calls."""
-
-    seconds: float
-    placements: Mapping[str, Placement]
-
-
-def _found(posed: PlanProblem, evaluations: int) -> Found | None:
-    result = search(posed.problem, NO_LIMIT_SECONDS, max_gap=0.001, max_evaluations=evaluations)
-    if result.plan is None:
-        return None
-    return Found(result.makespan_seconds / ITERATIONS, posed.placements(result.plan))
 
 
 def _update(case: Case) -> Update:

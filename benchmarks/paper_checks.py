@@ -33,15 +33,6 @@ class Comparison:
     checks: Sequence[Check]
 
 
-def grows(values: Sequence[float]) -> bool:
-    """Whether each is above the one before.
-
-    >>> grows([1.0, 2.0, 3.0]), grows([1.0, 1.0])
-    (True, False)
-    """
-    return all(before < after for before, after in zip(values, values[1:], strict=False))
-
-
 def shown(seconds: float | None) -> str:
     """For a table; a dash where nothing fits."""
     return "-" if seconds is None else f"{seconds:.1f}"

@@ -1,8 +1,8 @@
 """HybridFlow (Sheng et al. 2024, arXiv:2409.19256), figures 12 and 15: placements, and shards for generation.
 
-All four models of PPO have one size. Training recomputes activations; generation is vLLM before 0.6 without CUDA graphs
-(`execution.EARLY_VLLM`), with as many rows in flight as the plan has memory for. 96 devices work on 1152 rows a step,
-since 1024 do not divide over twelve nodes.
+All four models of PPO have one size. Training is Megatron with sequence parallelism and recomputes activations;
+generation is vLLM before 0.6 without CUDA graphs (`execution.HYBRIDFLOW`), with as many rows in flight as the plan has
+memory for. 96 devices work on 1056 rows a step, the nearest to 1024 that divide over them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.paper_checks import Check, Comparison, shown
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import rows_that_fit, static_bytes
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.execution import EARLY_VLLM, Execution
+from prefect_rlhf.placement.cost.execution import EARLY_VLLM, HYBRIDFLOW, Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Hardware
@@ -37,7 +37,7 @@ VLLM_SHARE = 0.9  # of a device, by default
 
 def placements(model: str, devices: int) -> Comparison:
     """Figure 12: one model on one number of devices."""
-    rows = 1152 if devices == 96 else 1024
+    rows = round(1024 / devices) * devices
     case = Case(
         "PPO",
         model,
@@ -47,7 +47,7 @@ def placements(model: str, devices: int) -> Comparison:
         rows,
         WORKLOAD,
         8,
-        rules=EARLY_VLLM,
+        rules=HYBRIDFLOW,
         recompute=True,
         engines=("vllm",),
     )

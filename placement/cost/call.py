@@ -111,14 +111,14 @@ def _stages(
 
 def _forward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
     """One layer, with its two all-reduces."""
-    tp = execution.strategy.tp
-    return times.forward(rows, length, tp) + _tp_reduces(rows * length, 2, execution, times)
+    layer = times.forward(rows, length, execution.strategy.tp, execution.sequence_split)
+    return layer + _tp_reduces(rows * length, 2, execution, times)
 
 
 def _backward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
     """One layer. Full recomputation runs its forward once more, all-reduces included (Chen et al. 2016)."""
-    tp = execution.strategy.tp
-    layer = times.backward(rows, length, tp) + _tp_reduces(rows * length, 2, execution, times)
+    layer = times.backward(rows, length, execution.strategy.tp, execution.sequence_split)
+    layer = layer + _tp_reduces(rows * length, 2, execution, times)
     return layer + _forward(rows, length, execution, times) if execution.recompute else layer
 
 
@@ -130,12 +130,14 @@ def _update(micro_batches: int, execution: Execution, times: LayerTimes) -> Seco
     """
     dp, group, links = execution.strategy.dp, execution.dp_group(), times.links
     parameters = _fullest_stage(execution, times)
-    if execution.zero == 1:
+    summed = execution.rules.gradient_bytes
+    if execution.zero == 1 and summed == GRADIENT_BYTES:
         shared = times.share(parameters, group)
     else:
-        shared = (micro_batches if execution.zero else 1) * share_seconds(parameters * GRADIENT_BYTES, group, links)
+        sums = micro_batches if execution.zero > 1 else 1
+        shared = sums * share_seconds(parameters * summed, group, links)
         if execution.zero < 3:
-            written = times.sizes.item if execution.zero else GRADIENT_BYTES
+            written = times.sizes.item if execution.zero else summed
             shared += share_seconds(parameters * written, group, links)
     shared += _tied_embedding_sum(execution, times)
     gathers = _gathered_weights(execution, times).times(micro_batches * (3 if execution.recompute else 2))
@@ -148,7 +150,8 @@ def _tied_embedding_sum(execution: Execution, times: LayerTimes) -> float:
     strategy, sizes = execution.strategy, times.sizes
     if strategy.pp == 1 or not sizes.tied or sizes.head != "lm":
         return 0.0
-    return times.all_reduce(sizes.table / strategy.tp * GRADIENT_BYTES, Group(2, execution.pp_span(), 1))
+    num_bytes = sizes.table / strategy.tp * execution.rules.gradient_bytes
+    return times.all_reduce(num_bytes, Group(2, execution.pp_span(), 1))
 
 
 def _gathered_weights(execution: Execution, times: LayerTimes) -> Seconds:
@@ -175,7 +178,7 @@ def _tp_reduces(tokens: float, count: int, execution: Execution, times: LayerTim
 def _to_next_stage(tokens: float, execution: Execution, times: LayerTimes) -> Seconds:
     if execution.strategy.pp == 1:
         return Seconds()
-    num_bytes = tokens * times.sizes.hidden * times.sizes.item
+    num_bytes = tokens * times.sizes.hidden * times.sizes.item / execution.sequence_split
     return Seconds(pp_communication=times.links.seconds(num_bytes, execution.pp_span()))
 
 

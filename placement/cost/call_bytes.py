@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.plan import EngineKind
 
-GRADIENT_BYTES = 4  # gradients are summed in float32
+GRADIENT_BYTES = 4  # our gradients are summed in float32
 ADAM_BYTES = 8  # two float32 moments
 MAIN_WEIGHT_BYTES = 4  # the float32 copy of weights that compute in bfloat16
 TOKEN_BYTES = 8  # token ids are int64
@@ -102,7 +102,7 @@ def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: 
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0)
     return CallBytes(
         weights=weights,
-        gradients=parameters * GRADIENT_BYTES // (dp if zero >= 2 else 1),
+        gradients=parameters * execution.rules.gradient_bytes // (dp if zero >= 2 else 1),
         optimizer=parameters * state // (dp if zero >= 1 else 1),
     )
 
@@ -131,6 +131,8 @@ class _Active:
             cached = flying * self.max_length
             passing = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
         logits = flying * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
+        if self._is_last and self.execution.rules.head_on_prompts:
+            logits += prompts * -(-self.sizes.vocab // self._tp) * self.sizes.item
         return _with(
             static,
             working=passing * self._forward_bytes,
@@ -157,7 +159,7 @@ class _Active:
         tokens = rows * self._length
         _, pieces = self.execution.pieces(self._mini_batch_rows, train=True)
         in_flight = min(pieces, self.execution.strategy.pp - self.stage)
-        layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item
+        layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item // self.execution.sequence_split
         kept = in_flight * self._layers * (boundary if self.execution.recompute else layer)
         recomputed = layer if self.execution.recompute else 0
         passing = _fuller(
@@ -212,7 +214,8 @@ class _Active:
         if not self.on_cpu:  # torch's kernels keep the rotated queries and keys, and silu(gate), besides
             split += sizes.queries + sizes.keys + sizes.inner
         small = 2 * 4 + 4 * sizes.heads / self._tp  # the norms' and attention's float32 statistics
-        return int((4 * sizes.hidden + split / self._tp) * sizes.item + small)
+        whole = 4 * sizes.hidden / self.execution.sequence_split
+        return int((whole + split / self._tp) * sizes.item + small)
 
     @property
     def _forward_bytes(self) -> int:

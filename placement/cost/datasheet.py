@@ -57,13 +57,13 @@ class DatasheetTimes:
         """See LayerTimes. The same for every kind."""
         return self.call_seconds
 
-    def forward(self, rows: float, length: float, tp: int) -> Seconds:
+    def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
         """See LayerTimes. Causal attention sees half of the context on average."""
-        return self._layer(rows, length, tp, passes=1)
+        return self._layer(rows, length, tp, split, passes=1)
 
-    def backward(self, rows: float, length: float, tp: int) -> Seconds:
+    def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
         """See LayerTimes. Twice the FLOPs and traffic of the forward (Narayanan et al. 2021, appendix)."""
-        return self._layer(rows, length, tp, passes=2)
+        return self._layer(rows, length, tp, split, passes=2)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
         """See LayerTimes. A scalar head is as good as free."""
@@ -109,12 +109,12 @@ class DatasheetTimes:
         """See LayerTimes."""
         return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
 
-    def _layer(self, rows: float, length: float, tp: int, passes: int) -> Seconds:
+    def _layer(self, rows: float, length: float, tp: int, split: int, passes: int) -> Seconds:
         sizes, tokens = self.sizes, rows * length
         flops = tokens * (2 * sizes.layer_matrices + 2 * sizes.queries * length) / tp
         compute = passes * flops / self.flops
         weights = passes * sizes.layer_matrices / tp * sizes.item / self.links.device
-        moved = passes * self.passes * tokens * sizes.hidden * sizes.item / self.links.device
+        moved = passes * self.passes * tokens * sizes.hidden * sizes.item / split / self.links.device
         traffic = moved + max(0.0, weights - compute)
         return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - compute - traffic))
 

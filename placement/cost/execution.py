@@ -19,8 +19,11 @@ class EngineRules:
     With `portions`, the plan's micro-batches run one after the other, and each is cut again, into `forward_cuts` (in
     training `train_cuts`) pieces per pipeline stage, which fill the pipeline: ReaL (section 4, search space). Without,
     the plan's micro-batches are what fills the pipeline: Megatron. vLLM has no pipeline here: it keeps so much less of
-    a replica's rows in flight, and takes up others as some end. `row_step_seconds` is what the host of a replica
-    spends on each of its rows at each decoding step, while the devices wait.
+    a replica's rows in flight, and takes up others as some end. `head_on_prompts`: in generation too, where the logits
+    of all prompts in flight stay until it ends. `row_step_seconds` is what the host of a replica spends on each of its
+    rows at each decoding step, while the devices wait. `sequence_parallel`: where training and inference keep, pass
+    over and send [tokens, hidden] outside of matrix products, tp splits it too (Korthikanti et al. 2022, section 4).
+    `gradient_bytes`: of an element, while gradients are summed.
     """
 
     portions: bool
@@ -28,13 +31,20 @@ class EngineRules:
     train_cuts: int = 2
     head_on_prompts: bool = False
     row_step_seconds: float = 0.0
+    sequence_parallel: bool = False
+    gradient_bytes: int = 4
 
 
 MEGATRON = EngineRules(portions=False)
-REAL = EngineRules(portions=True, head_on_prompts=True)
+REAL = EngineRules(portions=True, head_on_prompts=True, gradient_bytes=2)
+"""Its released code: `generate` holds the prompts' logits, and gradients are in the compute format by default
+(github.com/openpsi-project/ReaLHF, impl/model/nn/real_llm_generate.py and impl/model/backend/megatron.py)."""
 EARLY_VLLM = EngineRules(portions=False, row_step_seconds=60e-6)
 """vLLM before 0.6, as in HybridFlow's experiments. Its host worked row by row between steps and took 62% of the time of
 an 8B model on an H100 (vLLM blog, 5 September 2024); 60 us a row says that of some 250 rows: an estimate."""
+HYBRIDFLOW = replace(EARLY_VLLM, sequence_parallel=True)
+"""And Megatron with sequence parallelism for all four models, as its code's configuration has it
+(github.com/volcengine/verl, trainer/config/ppo_megatron_trainer.yaml)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +90,11 @@ class Execution:
         pp = self.strategy.pp
         cuts = 1 if pp == 1 else pp * (self.rules.train_cuts if train else self.rules.forward_cuts)
         return portions, _at_most(cuts, rows / portions)
+
+    @property
+    def sequence_split(self) -> int:
+        """Into how many parts [tokens, hidden] is split outside of matrix products; vLLM does not split it."""
+        return self.strategy.tp if self.rules.sequence_parallel and self.engine == "megatron" else 1
 
     def tp_group(self) -> Group:
         return self._group(self.strategy.tp, 1)

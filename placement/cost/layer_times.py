@@ -27,11 +27,11 @@ class LayerTimes(Protocol):
         """What a call of that kind takes besides its layers, once."""
         ...
 
-    def forward(self, rows: float, length: float, tp: int) -> Seconds:
-        """One layer, forward."""
+    def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+        """One layer, forward; [tokens, hidden] is in `split` parts outside of matrix products."""
         ...
 
-    def backward(self, rows: float, length: float, tp: int) -> Seconds:
+    def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
         """One layer, backward, without running its forward again."""
         ...
 

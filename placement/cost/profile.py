@@ -193,12 +193,14 @@ class ProfiledTimes:
         """See LayerTimes."""
         return self._call_seconds.get(kind, 0.0)
 
-    def forward(self, rows: float, length: float, tp: int) -> Seconds:
-        """See LayerTimes."""
+    def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+        """See LayerTimes. Raises InvalidInput for a split: our engines, which it measures, have none."""
+        _check_whole(split)
         return self._at("forward", tp, rows, length)
 
-    def backward(self, rows: float, length: float, tp: int) -> Seconds:
-        """See LayerTimes."""
+    def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+        """See LayerTimes and `forward`."""
+        _check_whole(split)
         return self._at("backward", tp, rows, length)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
@@ -254,3 +256,8 @@ class ProfiledTimes:
                 f"profile.{self._engine}.{piece}", f"tp {has}", f"measurements with tp {tp}: run rlhf/profile with it"
             )
         return Seconds(compute=grid.at(rows, length))
+
+
+def _check_whole(split: int) -> None:
+    if split > 1:
+        raise InvalidInput("sequence parallelism", f"{split} parts", "1 part: no profile measures layers that split it")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static_bytes
-from prefect_rlhf.placement.cost.execution import REAL, Execution
+from prefect_rlhf.placement.cost.execution import HYBRIDFLOW, REAL, Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
@@ -17,6 +17,7 @@ from prefect_rlhf.placement.reshard import num_elements
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL
 
+OURS = Execution(Strategy()).rules
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 WORKLOAD = Workload.fixed(512, 512)
 DEGREES = st.sampled_from([1, 2, 4])
@@ -81,6 +82,29 @@ def test_logits_of_real_fill_its_cluster():
     assert whole >= 512 * 2048 * 128256 * (2 + 4)
     ours = call_bytes(work, Execution(Strategy()), llama3).logits
     assert ours < whole / 4
+
+
+def test_real_holds_the_logits_of_all_prompts_while_it_generates():
+    """In 2 bytes, each tensor-parallel rank its part of the vocabulary; ours makes those of last tokens only."""
+    llama3 = ModelSizes.of_shape(KNOWN_SHAPES["llama3-7b"])
+    work, execution = CallWork("generate", 64, Workload.fixed(1024, 1024)), Execution(Strategy(tp=8), 1, 8)
+    more = call_bytes(work, replace(execution, rules=REAL), llama3).logits - call_bytes(work, execution, llama3).logits
+    assert more == 64 * 1024 * 128256 // 8 * 2
+
+
+def test_real_sums_gradients_in_the_compute_format():
+    ours, its = (static_bytes(Execution(Strategy(), rules=rules), LLAMA, True) for rules in (OURS, REAL))
+    assert 2 * its.gradients == ours.gradients
+    assert replace(its, gradients=ours.gradients) == ours
+
+
+@given(strategies, st.booleans())
+def test_sequence_parallelism_keeps_less_of_split_models_only(strategy, recompute):
+    """Korthikanti et al. (2022, section 4.2.2): what tp did not split of the activations, it now does."""
+    base = train(Execution(strategy, 8, 8, recompute=recompute))
+    split = train(Execution(strategy, 8, 8, recompute=recompute, rules=HYBRIDFLOW))
+    assert (split.activations < base.activations) == (strategy.tp > 1)
+    assert split.static == base.static
 
 
 @given(strategies, st.sampled_from([1, 2, 4]))

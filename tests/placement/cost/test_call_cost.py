@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.execution import REAL, Execution
+from prefect_rlhf.placement.cost.execution import HYBRIDFLOW, MEGATRON, REAL, Execution
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Lengths, Workload
@@ -41,7 +41,7 @@ def executions(draw):
         8,
         micro_batches=draw(POWERS),
         recompute=draw(st.booleans()),
-        rules=draw(st.sampled_from([REAL, Execution(Strategy()).rules])),
+        rules=draw(st.sampled_from([REAL, HYBRIDFLOW, MEGATRON])),
     )
 
 
@@ -70,6 +70,17 @@ def test_more_tokens_take_longer(kind, execution, sizes, prompts, responses):
     assert cost(work(kind, response=512 * responses), execution, sizes).total >= base - 1e-9
     assert cost(work(kind, rows=512 * prompts), execution, sizes).total >= base - 1e-9
     assert cost(work(kind, response=1024), execution, sizes).total > base
+
+
+@given(st.sampled_from(["inference", "train_step"]), executions(), models)
+def test_sequence_parallelism_is_faster_where_tp_leaves_something_to_split(kind, execution, sizes):
+    """Passes over [tokens, hidden] and hops between stages; matrix products and reduces are as before."""
+    base, split = (
+        cost(work(kind), replace(execution, rules=replace(MEGATRON, sequence_parallel=on)), sizes)
+        for on in (False, True)
+    )
+    assert (split.total < base.total) == (execution.strategy.tp > 1)
+    assert (split.compute, split.tp_communication) == (base.compute, base.tp_communication)
 
 
 @given(kinds, executions(), st.floats(1.1, 20))
