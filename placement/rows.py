@@ -125,21 +125,7 @@ def replica_speeds(placement: Placement | ModelInstance, of_node: Sequence[float
 
 def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Need]:
     """What each device of a call works on: its replica's rows, and of their keys those that its stage uses."""
-    call = graph.call(name)
-    staged = call.kind in ("inference", "train_step") and knows_lengths(graph, call)
-    return _needs(call, plan[name], dealing_of(graph, plan, name), staged)
-
-
-@lru_cache(maxsize=256)  # who augments, certifies or times a plan asks for the same ones again and again
-def _needs(call: Call, placement: Placement, dealing: Dealing, staged: bool) -> Mapping[Device, Need]:
-    every = frozenset(key for port in call.inputs for key in port.keys)
-
-    @cache  # devices of one replica and stage need the same
-    def need(replica: int, stage: int) -> Need:
-        keys = _stage_keys(call, stage, placement.strategy, every) if staged else every
-        return Need(Share(dealing, 0 if dealing.whole else replica), every & keys)
-
-    return MappingProxyType({device: need(at.dp, at.pp) for device, at in _coordinates(placement)})
+    return _needs(_placed(graph, plan, name))
 
 
 def holds(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Share]:
@@ -148,13 +134,7 @@ def holds(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Devic
     generate: every device of the replica. inference: the replica's device of the last pipeline stage with tp
     coordinate 0. compute: its one device. train_step: none.
     """
-    call, placement, needed = graph.call(name), plan[name], needs(graph, plan, name)
-    if call.kind == "train_step":
-        return {}
-    if call.kind != "inference":
-        return {device: need.share for device, need in needed.items()}
-    makers = (device for device, at in _coordinates(placement) if _gives_output(at, placement.strategy))
-    return {device: needed[device].share for device in makers}
+    return _holds(_placed(graph, plan, name))
 
 
 def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tuple[str, ...]]:
@@ -188,12 +168,71 @@ def row_transfers(
     A device receives no row that it holds. Sources are the nearest holders (same node, then other nodes), the least
     loaded first. `lengths`: see Share.rows.
     """
-    needed = needs(graph, plan, consumer)
+    made = row_moves(graph, plan, consumer) if moves is None else moves
+    makers = tuple((move, _placed(graph, plan, move.producer)) for move in made)
+    if lengths is None:
+        return _transfers_of_equal_rows(_placed(graph, plan, consumer), makers)
+    return _transfers(_placed(graph, plan, consumer), makers, lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """All of a call and a plan that decides which rows and keys its devices need, and hold once it has run.
+
+    `staged`: whether its pipeline stages use different keys. Plans that differ in other calls have equal ones, which
+    are worked out once: who searches, certifies or times plans asks for the same again and again.
+    """
+
+    call: Call
+    placement: Placement
+    dealing: Dealing
+    staged: bool
+
+
+def _placed(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> _Placed:
+    call = graph.call(name)
+    staged = call.kind in ("inference", "train_step") and knows_lengths(graph, call)
+    return _Placed(call, plan[name], dealing_of(graph, plan, name), staged)
+
+
+@lru_cache(maxsize=256)
+def _needs(of: _Placed) -> Mapping[Device, Need]:
+    every = frozenset(key for port in of.call.inputs for key in port.keys)
+
+    @cache  # devices of one replica and stage need the same
+    def need(replica: int, stage: int) -> Need:
+        keys = _stage_keys(of.call, stage, of.placement.strategy, every) if of.staged else every
+        return Need(Share(of.dealing, 0 if of.dealing.whole else replica), every & keys)
+
+    return MappingProxyType({device: need(at.dp, at.pp) for device, at in _coordinates(of.placement)})
+
+
+@lru_cache(maxsize=256)
+def _holds(of: _Placed) -> Mapping[Device, Share]:
+    kind, needed = of.call.kind, _needs(of)
+    makers = (
+        device
+        for device, at in _coordinates(of.placement)
+        if kind != "train_step" and (kind != "inference" or _gives_output(at, of.placement.strategy))
+    )
+    return MappingProxyType({device: needed[device].share for device in makers})
+
+
+@lru_cache(maxsize=256)
+def _transfers_of_equal_rows(
+    consumer: _Placed, makers: tuple[tuple[RowMove, _Placed], ...]
+) -> tuple[DeviceTransfer, ...]:
+    return _transfers(consumer, makers, None)
+
+
+def _transfers(
+    consumer: _Placed, makers: Sequence[tuple[RowMove, _Placed]], lengths: Lengths | None
+) -> tuple[DeviceTransfer, ...]:
     load: dict[Device, int] = defaultdict(int)
     found: list[DeviceTransfer] = []
-    for move in row_moves(graph, plan, consumer) if moves is None else moves:
-        holders = _holders(holds(graph, plan, move.producer), lengths)
-        for target, need in needed.items():
+    for move, maker in makers:
+        holders = _holders(_holds(maker), lengths)
+        for target, need in _needs(consumer).items():
             keys = tuple(key for key in move.keys if key in need.keys)
             wanted = need.share.rows(lengths) if keys else ()
             for source, rows in _from_nearest(target, wanted, holders, load, len(keys)).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -69,8 +69,8 @@ def reallocation_seconds(plan: ReshardPlan, devices: Sequence[Device], item_byte
 
 def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, links: Links) -> float:
     """To bring rows to the devices that need them."""
-    flows = (Flow(t.source, t.target, len(t.rows) * row_bytes(t.keys, workload)) for t in transfers)
-    return move_seconds(flows, links)
+    of_row = cache(partial(row_bytes, workload=workload))  # most transfers have the same keys
+    return move_seconds((Flow(t.source, t.target, len(t.rows) * of_row(t.keys)) for t in transfers), links)
 
 
 def row_bytes(keys: Iterable[str], workload: Workload) -> float:
