@@ -24,7 +24,7 @@ def ask(options: PlanOptions, progress: Show | None = None) -> Answer:
     check_sizes(options.sweep)
     question = what_if(find_flow(options.algorithm), options)
     found = planned(question, options, progress)
-    why = explain(question.planner, found.plan, found.estimate) if options.explain else ()
+    why = explain(question.planner, found.plan, found.estimate, found.candidates) if options.explain else ()
     return Answer(question, found, why, swept(question, found, options, progress) if options.sweep else None)
 
 

@@ -53,7 +53,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`lower_bound_seconds`: no plan of the whole space takes less per iteration. `binding` says why, in words."""
+    """`lower_bound_seconds`: no plan of the whole space takes less per iteration. `binding` says why, in words.
+
+    `candidates` are what there was to choose from.
+    """
 
     plan: ExecutionPlan
     estimate: Estimate
@@ -62,6 +65,7 @@ class Planned:
     binding: str
     search: SearchResult
     presets: tuple[Compared, ...]
+    candidates: Candidates
 
     @property
     def seconds(self) -> float:
@@ -118,7 +122,7 @@ def plan_graph(
     best = staying_where_it_may(best, graph, planner.fits, planner.seconds)
     plan, made = planner.with_computations(best)
     bound = min(first.lower_bound_seconds / ITERATIONS, made.seconds)
-    return Planned(plan, made, planner.certificate(plan), bound, first.binding, first, presets)
+    return Planned(plan, made, planner.certificate(plan), bound, first.binding, first, presets, every)
 
 
 def _fitting(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from prefect_rlhf.placement.candidates import Candidates
 from prefect_rlhf.placement.certificate import byte_size
 from prefect_rlhf.placement.estimate import Estimate
 from prefect_rlhf.placement.neighbours import NOTHING, changed_plan, neighbours
@@ -71,13 +72,18 @@ class Explanation:
         return f"{in_words(self.runner_up.placement)}: {more:+.3f} s an iteration{faster}"
 
 
-def explain(planner: Planner, plan: ExecutionPlan, made: Estimate) -> tuple[Explanation, ...]:
-    """Of each call with a model that runs in every iteration; `made` is the plan's estimate."""
+def explain(
+    planner: Planner, plan: ExecutionPlan, made: Estimate, every: Candidates | None = None
+) -> tuple[Explanation, ...]:
+    """Of each call with a model that runs in every iteration; `made` is the plan's estimate, `every` what there was.
+
+    Without `every`, all candidates that there are.
+    """
     setting = planner.setting()
     spare = spare_seconds(made.schedule)
     usable = planner.certificate(plan).usable_bytes
     found = []
-    for name, others in neighbours(planner, plan, setting, all_candidates(setting)).items():
+    for name, others in neighbours(planner, plan, setting, every or all_candidates(setting)).items():
         slots = [slot for slot in made.schedule.slots if slot.node.id == f"{name}@{slot.node.step}"]
         too_large, runner_up = _best_two(planner, plan, made.seconds, name, others)
         longest, least = max(slot.seconds for slot in slots), min(spare[slot.node.id] for slot in slots)

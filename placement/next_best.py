@@ -34,7 +34,7 @@ def _different(timed: list[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
 
 def _runners_up(planner: Planner, found: Planned) -> Iterator[ExecutionPlan]:
     """The plan with one call where it would be second best."""
-    for one in explain(planner, found.plan, found.estimate):
+    for one in explain(planner, found.plan, found.estimate, found.candidates):
         if one.runner_up is not None:
             plan = changed_plan(planner, found.plan, one.call, one.runner_up.placement)
             assert plan is not None  # it was estimated
