@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.engines.move_weights import Moved, WeightMover, exchange
+from prefect_rlhf.engines.move_weights import Moved, WeightMover, bring
 from prefect_rlhf.engines.orders import MoveWeightsOrder
 from prefect_rlhf.engines.swap import swap
 from prefect_rlhf.placement.layout import Layout, Region
@@ -101,7 +101,7 @@ class Mover:
         route = self.mover.route(self.source, self.target, self.order)  # type: ignore[arg-type]  # all that it uses
         dist.barrier()
         began = time.perf_counter()
-        exchange(route)
+        bring(route)
         return time.perf_counter() - began
 
     def move(self) -> tuple[float, Moved]:

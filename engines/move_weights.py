@@ -18,6 +18,7 @@ from torch import Tensor
 from prefect_rlhf.engines.engine import Engine
 from prefect_rlhf.engines.orders import MoveWeightsOrder
 from prefect_rlhf.engines.parcels import BUCKET_BYTES
+from prefect_rlhf.engines.read_memory import read_memory
 from prefect_rlhf.engines.regions import copy_rows
 from prefect_rlhf.engines.route import Message, Route, Shards, plan_route
 from prefect_rlhf.placement.errors import InvalidInput
@@ -55,7 +56,7 @@ class WeightMover:
         the engines' number formats differ.
         """
         route = self.route(source, target, order)
-        staged = exchange(route)
+        staged = bring(route)
         copy_within(route)
         if target is not None:
             target.weights_written()
@@ -79,6 +80,11 @@ def copy_within(route: Route) -> None:
     """Copy what stays on the rank, from storage to storage."""
     for source, target in route.staying:
         copy_rows(source, target)
+
+
+def bring(route: Route) -> int:
+    """Bring what other ranks have, out of their memory or in messages; return the bytes staged."""
+    return exchange(read_memory(route))
 
 
 def exchange(route: Route) -> int:

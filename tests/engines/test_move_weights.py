@@ -1,11 +1,14 @@
 """Weights between ranks: what arrives is what was sent, in the target's own storage, with little staged on the way."""
 
 import random
+from contextlib import nullcontext
 from itertools import pairwise
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from prefect_rlhf.engines import read_memory
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.local_gang import LocalGang
 from prefect_rlhf.engines.move_weights import WeightMover
@@ -65,11 +68,16 @@ class Mover:
     def __init__(self, rank, size):
         self.rank = rank
 
-    def move(self, order, dtype, target_dtype, split, bucket_bytes=BUCKET_BYTES):
-        """Move weights; return which are wrong afterwards, what was moved and how often the engine was told."""
+    def move(self, order, dtype, target_dtype, split, refused=(), bucket_bytes=BUCKET_BYTES):
+        """Move weights; return which are wrong afterwards, what was moved and how often the engine was told.
+
+        Ranks in `refused` may not read the memory of others.
+        """
         source = FakeEngine(order.source_layout, self.rank, dtype, filled=True, split=split)
         target = FakeEngine(order.target_layout, self.rank, target_dtype, filled=False, split=split)
-        moved = WeightMover(self.rank, bucket_bytes).move(source, target, order)
+        may_read = nullcontext() if self.rank not in refused else patch.object(read_memory, "_copy", lambda *_: False)
+        with may_read:
+            moved = WeightMover(self.rank, bucket_bytes).move(source, target, order)
         expected = FakeEngine(order.target_layout, self.rank, dtype, filled=True, split=False)
         wrong = [
             n for n, s in target.shards.items() if not torch.equal(s.view.reshape(s.shape), expected.shards[n].view)
@@ -109,16 +117,20 @@ def random_layout(draw, shapes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("refused", [(), (1, 2), range(SIZE)])
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_weights_arrive(gang, seed, split):
-    """Between any two layouts every target rank ends with its part of the whole, and its engine is told once."""
+def test_weights_arrive(gang, seed, split, refused):
+    """Between any two layouts every target rank ends with its part of the whole, and its engine is told once.
+
+    Whether all, some or no ranks may read the memory of others.
+    """
     draw = random.Random(seed)
     shapes = {"embed": (24, 16), "q": (16, 16), "o": (16, 20), "norm": (16,)}
     source, target = random_layout(draw, shapes), random_layout(draw, shapes)
     order = MoveWeightsOrder(SOURCE, TARGET, 3, source, target)
     dtype = draw.choice([torch.bfloat16, torch.float32])
-    results = everywhere(gang, "move", order, dtype, dtype, split)
+    results = everywhere(gang, "move", order, dtype, dtype, split, refused)
     for rank, (wrong, moved, told) in results.items():
         assert not wrong
         assert told == 1
@@ -141,8 +153,11 @@ def test_another_number_format_is_refused(gang):
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("bucket_bytes", [1 << 20, BUCKET_BYTES])
 def test_large_weights_arrive_with_at_most_two_buckets_staged(gang, split, bucket_bytes):
-    """Many messages for each pair of ranks, of rows and of columns, while every rank sends to all and keeps its own."""
-    shapes = {"rows": (8192, 1024), "columns": (2048, 4096), "norm": (4096,)}
+    """Many messages for each pair of ranks, of rows and of columns, while every rank sends to all and keeps its own.
+
+    Nothing is staged of what is read from the other rank's memory.
+    """
+    shapes = {"rows": (4096, 2048), "columns": (2048, 4096), "norm": (4096,)}
 
     def tiled(axis, ranks):
         regions = {"norm": dict.fromkeys(range(SIZE), ((0, 4096),))}
@@ -157,20 +172,23 @@ def test_large_weights_arrive_with_at_most_two_buckets_staged(gang, split, bucke
 
     source, target = tiled(0, (0, 1, 2, 3)), tiled(1, (2, 0, 3, 1))
     order = MoveWeightsOrder(SOURCE, TARGET, 3, source, target)
-    for wrong, moved, _ in everywhere(gang, "move", order, torch.float32, torch.float32, split, bucket_bytes).values():
-        assert not wrong
-        assert moved.bytes_moved == 2 * (32 << 20) // SIZE * (SIZE - 1) // SIZE
-        assert 0 < moved.peak_extra_bytes <= 2 * bucket_bytes
+    numbers = torch.float32, torch.float32, split
+    for refused in (range(SIZE), ()):
+        results = everywhere(gang, "move", order, *numbers, refused, bucket_bytes)
+        for wrong, moved, _ in results.values():
+            assert not wrong
+            assert moved.bytes_moved == 2 * (32 << 20) // SIZE * (SIZE - 1) // SIZE
+            assert 0 < moved.peak_extra_bytes <= 2 * bucket_bytes if refused else moved.peak_extra_bytes == 0
 
 
 @pytest.mark.slow
 def test_a_contiguous_slice_needs_no_memory_beside_its_storage(gang):
-    """Rows of a whole tensor are sent from where they lie and received where they belong."""
+    """Rows of a whole tensor are sent from where they lie and received where they belong, in messages too."""
     shapes = {"w": (4096, 1024)}
     source = Layout(shapes, {"w": {0: ((0, 4096), (0, 1024))}})
     target = Layout(shapes, {"w": {1: ((0, 2048), (0, 1024)), 2: ((2048, 4096), (0, 1024))}})
-    results = everywhere(gang, "move", MoveWeightsOrder(SOURCE, TARGET, 3, source, target), torch.float32,
-                         torch.float32, False)  # fmt: skip
+    order = MoveWeightsOrder(SOURCE, TARGET, 3, source, target)
+    results = everywhere(gang, "move", order, torch.float32, torch.float32, False, range(SIZE))
     assert all(not wrong and moved.peak_extra_bytes == 0 for wrong, moved, _ in results.values())
     assert [results[rank][1].bytes_moved for rank in range(SIZE)] == [0, 8 << 20, 8 << 20, 0]
 
