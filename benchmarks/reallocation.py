@@ -1,7 +1,7 @@
 """Seconds to bring weights from one layout into another, beside the raw transport of the same bytes.
 
 Every pair of layouts runs on the ranks of a local gang, on storage that is fused as the engines fuse theirs (see
-`Copy`). `seconds` is for what goes between ranks: packed, sent, received, unpacked into the target's storage.
+`Copy`). `seconds` is for what goes between ranks, from the source's storage into the target's.
 `raw_seconds` is plain batched send and receive of one contiguous tensor for each pair of ranks, with as many bytes.
 `total_seconds` is a whole reallocation, with what is copied within ranks. All are the best of some rounds that take
 turns, from a barrier to the end of the slowest rank. Everything that arrived is compared with what was sent. The last

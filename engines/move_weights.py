@@ -1,6 +1,6 @@
-"""Weights from one instance's storage into another's, as the reshard plan says: from views to views, in messages.
+"""Weights from one instance's storage into another's, as the reshard plan says: from views to views.
 
-Messages go over the world's backend: through NCCL on CUDA, through gloo on CPU.
+Out of the other rank's memory where it can be read, else in messages: through NCCL on CUDA, through gloo on CPU.
 """
 
 from __future__ import annotations
