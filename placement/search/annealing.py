@@ -101,7 +101,7 @@ def options_worth_proposing(t: Tables) -> tuple[Ints, Ints]:
     kept: list[int] = []
     starts = np.zeros((t.num_calls, len(t.class_size) + 1), dtype=np.int64)
     for call in range(t.num_calls):
-        span = slice(t.option_start[call], t.option_start[call + 1])
+        span = slice(t.option_start[call], t.group_start[call])
         moves = call in bound_to_others or (t.option_copy[span] >= 0).any()
         for number in range(len(t.class_size)):
             starts[call, number] = len(kept)

@@ -1,6 +1,7 @@
 """A lower bound on the makespan of every schedule of every completion of a partial plan, compiled.
 
-Two nodes *exclude* each other when one must wait for the other, or when they occupy something in common. A set of nodes
+Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other, or for what
+goes first on devices that it needs (`precedence`). A set of nodes
 that exclude each other pairwise (a clique) runs one after the other. So while a clique K runs, nothing runs that all of
 K excludes; if A is a set of such nodes, the time besides K must have room for the area of A: each node's duration
 times the devices that it occupies. With D devices,
@@ -12,9 +13,9 @@ its completions. (*) is used three times, with the makespan M of N iterations:
 
 1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
-2. a loop: an anchor whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that wait for the
-   one and for which the other waits: start of the next >= start of this + (*) over them.
-3. what waits for the anchor in the last iteration: M >= start of the anchor's last run + (*) over it.
+2. a loop: an anchor whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that run after the
+   one and before the other: start of the next >= start of this + (*) over them.
+3. what runs after the anchor in the last iteration: M >= start of the anchor's last run + (*) over it.
 
 tests/placement/search/test_bound.py holds all of this against every plan of random problems.
 """
@@ -27,6 +28,7 @@ import numpy as np
 
 from prefect_rlhf.placement.search.cliques import STACK, heaviest_clique, sum_over
 from prefect_rlhf.placement.search.compiled import inner, lowest
+from prefect_rlhf.placement.search.precedence import exclude_always, exclude_once, fill_after, members_before
 from prefect_rlhf.placement.search.tables import LINK, PAIR, Ints, Tables
 
 ALL_ITERATIONS, LOOP = 0, 1
@@ -39,15 +41,17 @@ class Scratch(NamedTuple):
     tail: Ints  # [V]
     conflict: Ints  # [V]
     adjacent: Ints  # [V]
+    same: Ints  # [V]: see `fill_after`
+    following: Ints  # [V]
     by_resource: Ints  # [2 C]
     stack: Ints  # [STACK], of `heaviest_clique`
 
 
 def scratch_for(t: Tables) -> Scratch:
     """Empty arrays of the right sizes."""
-    head, tail, conflict, adjacent = np.zeros((4, t.num_nodes), dtype=np.int64)
+    head, tail, conflict, adjacent, same, following = np.zeros((6, t.num_nodes), dtype=np.int64)
     by_resource, stack = np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64)
-    return Scratch(head, tail, conflict, adjacent, by_resource, stack)
+    return Scratch(head, tail, conflict, adjacent, same, following, by_resource, stack)
 
 
 @inner
@@ -190,21 +194,22 @@ def bound_of(t: Tables, us: Ints, area: Ints, overlap: Ints, s: Scratch, enough:
     fill_heads_and_tails(t, us, s.head, s.tail)
     fill_conflicts(t, overlap, s.by_resource, s.conflict)
     nodes = present(us)
-    best = 0
-    for number in range(len(t.anchor)):
-        best = max(best, loop_bound(t, us, area, s, nodes, number, explain, best))
-        if best >= enough:
-            return best
-    return max(best, all_iterations_bound(t, us, area, s, nodes, explain, best))
+    fill_after(t, s.conflict, nodes, s.same, s.following)
+    best = number = 0
+    lag = t.anchor_lag[0]
+    while best < enough and number < len(t.anchor):
+        best = max(best, loop_bound(t, us, area, s, nodes, number, lag, explain, best))
+        if lag > 1 and s.following[t.anchor[number]] >> t.anchor[number] & 1:
+            lag = 1
+        else:
+            number += 1
+            lag = t.anchor_lag[number] if number < len(t.anchor) else 0
+    return best if best >= enough else max(best, all_iterations_bound(t, us, area, s, nodes, explain, best))
 
 
 @inner
-def heaviest_work(
-    us: Ints, area: Ints, ordered: Ints, nodes: int, num_devices: int, s: Scratch
-) -> tuple[int, int, int]:
-    """(*) over `nodes`, of which `ordered` says which wait for each other: device-microseconds, K and A."""
-    for node in range(len(us)):
-        s.adjacent[node] = s.conflict[node] | ordered[node]
+def heaviest_work(us: Ints, area: Ints, s: Scratch, nodes: int, num_devices: int) -> tuple[int, int, int]:
+    """(*) over `nodes`, of which `s.adjacent` says which exclude each other: device-microseconds, K and A."""
     _, clique = heaviest_clique(s.adjacent, us, nodes, s.stack)
     return best_split(s.adjacent, us, area, clique, nodes, num_devices)
 
@@ -212,7 +217,8 @@ def heaviest_work(
 @inner
 def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int) -> int:
     """Term 1."""
-    work, kept, fitting = heaviest_work(us, area, t.ordered_always, nodes, t.num_devices, s)
+    exclude_always(t, s.conflict, s.same, s.following, s.adjacent)
+    work, kept, fitting = heaviest_work(us, area, s, nodes, t.num_devices)
     ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)
     value = ends + rounded_up(t.iterations * work, t.num_devices)
     if value > best:
@@ -221,15 +227,27 @@ def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int
 
 
 @inner
-def loop_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, explain: Ints, best: int) -> int:
-    """Terms 2 and 3 for one anchor."""
-    rest, loop = t.anchor_rest[number] & nodes, t.anchor_loop[number] & nodes
-    last, last_kept, last_fitting = heaviest_work(us, area, t.ordered_once, rest, t.num_devices, s)
-    value = s.head[t.anchor[number]] + rounded_up(last, t.num_devices)
-    repeats = (t.iterations - 1) // t.anchor_lag[number]
+def loop_bound(
+    t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, lag: int, explain: Ints, best: int
+) -> int:
+    """Terms 2 and 3 for one anchor whose next run, `lag` iterations on, waits for it or goes after it."""
+    anchor = t.anchor[number]
+    rest = loop = 1 << anchor
+    if lag == t.anchor_lag[number]:
+        rest, loop = t.anchor_rest[number], t.anchor_loop[number]
+    if lag == 1:
+        rest |= s.same[anchor]
+        loop |= members_before(s.following, rest, anchor)
+    exclude_once(t, s.conflict, s.same, s.adjacent)
+    work, last_kept, last_fitting = heaviest_work(us, area, s, rest & nodes, t.num_devices)
+    value = s.head[anchor] + rounded_up(work, t.num_devices)
+    repeats = (t.iterations - 1) // lag
     kept = fitting = 0
     if repeats:
-        work, kept, fitting = heaviest_work(us, area, t.loop_ordered[number], loop, t.num_devices, s)
+        if lag > 1:
+            for node in range(t.num_nodes):
+                s.adjacent[node] = s.conflict[node] | t.loop_ordered[number, node]
+        work, kept, fitting = heaviest_work(us, area, s, loop & nodes, t.num_devices)
         value += repeats * rounded_up(work, t.num_devices)
     if value > best:
         explain[0], explain[1], explain[2], explain[3], explain[4] = (

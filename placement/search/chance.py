@@ -33,7 +33,7 @@ def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, i
 
     `pair_end` counts the pairs of a call up to and with each of its options.
     """
-    low, high = t.option_start[call], t.option_start[call + 1] - 1
+    low, high = t.option_start[call], t.group_start[call] - 1
     drawn = below(state, pair_end[high])
     while low < high:
         middle = (low + high) // 2

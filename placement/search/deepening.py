@@ -4,22 +4,21 @@ A round goes depth first through the calls: for each every option, then how its 
 cannot be laid out, overflows memory, or has a bound at or above the threshold is left. So when a round ends, every plan
 that it left takes at least `least_left`: the next lower bound. Options are never left out for being slower and no
 smaller than others: under list scheduling a shorter call can lengthen the makespan (Graham's anomalies), so the best
-plan could be among them.
+plan could be among them. But a call's mesh is decided first, with a group of options (`groups`) for them.
 
-A round is a sequence of decisions (levels): for call k its option, then its relation to each of the k calls before. The
+A round is a sequence of decisions (levels): for each call k its group of options, then its relation to each of the k
+calls before. Its option follows the group for a call with moves, and for any other when all meshes are decided. The
 cursors say which alternative each level is at, so a round can stop anywhere and go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.domains import deeper, narrow
-from prefect_rlhf.placement.search.lay_out import LIES, NEVER_LIES, lay_out, lies_right
+from prefect_rlhf.placement.search.lay_out import LIES, NEVER_LIES, lay_out, lies_right, mesh_class
+from prefect_rlhf.placement.search.levels import next_alternative, relation_is_first_of_alike
 from prefect_rlhf.placement.search.partial import (
     Partial,
     bound_partial,
@@ -31,60 +30,22 @@ from prefect_rlhf.placement.search.partial import (
     relate,
 )
 from prefect_rlhf.placement.search.placed import Placed
-from prefect_rlhf.placement.search.simulate import Agenda, agenda_for, fill_durations, list_schedule
-from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.round import (
+    BEST,
+    EVALUATIONS,
+    FLOOR,
+    GROUP,
+    INFINITE,
+    LEAST_LEFT,
+    LEVEL,
+    OPTION,
+    THRESHOLD,
+    Round,
+)
+from prefect_rlhf.placement.search.simulate import fill_durations, list_schedule
+from prefect_rlhf.placement.search.tables import DISJOINT, UNDECIDED, Ints, Tables
 
-INFINITE = 1 << 62
 FEW = 2  # undecided calls for which it does not pay to narrow their domains
-
-
-class Round(NamedTuple):
-    """One depth-first pass; arrays are changed in place."""
-
-    order: Ints  # [C]: calls, the most decisive first
-    sorted_options: Ints  # options of each call by mesh class, then duration, at option_start
-    last_of_class: Ints  # for each of these, where in the call's order the last of its class stands
-    level_call: Ints  # [L]
-    level_depth: Ints  # [L]: calls before it
-    level_other: Ints  # [L]: the earlier call that a relation is with; UNDECIDED where the level is an option
-    cursor: Ints  # [L]
-    partial: Partial
-    agenda: Agenda
-    places: Ints  # [C]: scratch of `lay_out`
-    trial: Ints  # [C]: meshes that it tries
-    best_option: Ints  # [C]
-    best_mesh: Ints  # [C]
-    left: Ints  # [2]: see below
-    numbers: Ints  # see below
-
-
-LEVEL, FLOOR, THRESHOLD, BEST = range(4)  # what stands where in `Round.numbers`
-LEAST_LEFT, EVALUATIONS = range(2)  # and in `Round.left`
-
-
-def empty_round(t: Tables, order: Sequence[int]) -> Round:
-    """Before the first round: no plan known, no threshold."""
-    levels = [(call, other, k) for k, call in enumerate(order) for other in [UNDECIDED, *order[:k]]]
-    spans = [slice(t.option_start[call], t.option_start[call + 1]) for call in range(t.num_calls)]
-    by_duration = [np.lexsort((t.option_cost[span], t.option_class[span])) for span in spans]
-    classes = [t.option_class[span][sorted] for span, sorted in zip(spans, by_duration, strict=True)]
-    return Round(
-        order=np.array(order, dtype=np.int64),
-        sorted_options=np.concatenate(by_duration).astype(np.int64),
-        last_of_class=np.concatenate([np.searchsorted(found, found, side="right") - 1 for found in classes]),
-        level_call=np.array([call for call, _, _ in levels], dtype=np.int64),
-        level_depth=np.array([depth for _, _, depth in levels], dtype=np.int64),
-        level_other=np.array([other for _, other, _ in levels], dtype=np.int64),
-        cursor=np.full(len(levels), -1, dtype=np.int64),
-        partial=empty_partial(t),
-        agenda=agenda_for(t),
-        places=np.zeros(t.num_calls, dtype=np.int64),
-        trial=np.zeros(t.num_calls, dtype=np.int64),
-        best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        left=np.array([INFINITE, 0], dtype=np.int64),
-        numbers=np.array([0, 0, 0, INFINITE], dtype=np.int64),
-    )
 
 
 def decision_order(t: Tables) -> list[int]:
@@ -152,7 +113,7 @@ def advance(t: Tables, r: Round, work: int) -> bool:
         elif admissible(t, r, level, call, other):
             if level + 1 == len(r.level_call):
                 finish(t, r)
-            elif r.level_other[level + 1] != UNDECIDED or descend(t, r):
+            elif r.level_other[level + 1] != GROUP or descend(t, r):
                 r.cursor[level + 1] = -1
                 r.numbers[LEVEL] += 1
     return r.numbers[LEVEL] < r.numbers[FLOOR]
@@ -167,49 +128,34 @@ def descend(t: Tables, r: Round) -> bool:
 
 
 @inner
-def next_alternative(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
-    """Take the next alternative of a level. With none left, undecide it and return False."""
-    p = r.partial
-    r.cursor[level] += 1
-    if other == UNDECIDED:
-        domain = p.domain[p.depth[0]]
-        while r.cursor[level] < t.option_start[call + 1] - t.option_start[call]:
-            option = r.sorted_options[t.option_start[call] + r.cursor[level]]
-            place = t.size_place[t.option_class[t.option_start[call] + option]]
-            if domain[0, call] <= place <= domain[1, call]:
-                p.option[call] = option
-                return True
-            r.cursor[level] = r.last_of_class[t.option_start[call] + r.cursor[level]] + 1
-        p.option[call] = UNDECIDED
-        return False
-    if r.cursor[level] > EQUAL:
-        relate(p, call, other, UNDECIDED)
-        return False
-    relate(p, call, other, r.cursor[level])
-    return True
-
-
-@inner
 def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
     """Whether what was just decided can be part of a plan that ends before the threshold."""
     p = r.partial
-    if other == UNDECIDED:
+    if other < 0:
         fitting = fits_together(t, p, call) and bearable(t, r, level, call)
         return fitting and (level > 0 or can_lie(t, r, call))
     relation = p.relation[call, other]
-    if not possible(t, p, call, other, relation):
+    if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(r, call, other):
         return False
     if relation == DISJOINT:
         allowed = fits_apart(t, p, call, other)
     else:
-        allowed = fits_together(t, p, call) and bearable(t, r, level, call)
-    last_of_call = level + 1 == len(r.level_call) or r.level_other[level + 1] == UNDECIDED
+        known = sure_to_overlap(t, p, call, other)  # then the bound is as before
+        allowed = fits_together(t, p, call) and (known or bearable(t, r, level, call))
+    last_of_call = level + 1 == len(r.level_call) or r.level_other[level + 1] < 0
     return allowed and (not last_of_call or can_lie(t, r, call))
 
 
 @inner
+def sure_to_overlap(t: Tables, p: Partial, call: int, other: int) -> bool:
+    """Whether two decided calls have not the devices to lie apart."""
+    sizes = t.class_size[mesh_class(t, p.option, call)] + t.class_size[mesh_class(t, p.option, other)]
+    return sizes > t.num_devices
+
+
+@inner
 def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
-    """Whether the bound is below the threshold. Where it is for no option of this class that is as slow, skip those."""
+    """Whether the bound is below the threshold. Where it is for no option of this group that is as slow, skip those."""
     p = r.partial
     threshold = r.numbers[THRESHOLD]
     r.left[EVALUATIONS] += 1
@@ -217,11 +163,11 @@ def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
     if value < threshold:
         return True
     r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], value)
-    if r.level_other[level] == UNDECIDED:
+    if r.level_other[level] == OPTION:
         value = bound_slower(t, p, call, threshold)
         if value >= threshold:
             r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], value)
-            r.cursor[level] = r.last_of_class[t.option_start[call] + r.cursor[level]]
+            r.cursor[level] = t.option_start[call + 1]
     return False
 
 
@@ -247,20 +193,38 @@ def can_lie(t: Tables, r: Round, call: int) -> bool:
 
 @inner
 def finish(t: Tables, r: Round) -> None:
-    """Simulate a complete plan, and keep it if it is the best.
+    """Simulate a complete plan and all that are the same up to a permutation of calls, and keep the best.
 
     One that could neither be laid out nor shown not to be may exist, so its bound counts.
     """
     p = r.partial
     r.left[EVALUATIONS] += 1
     if not lies_right(t, r.order, p.option, p.relation, p.mesh):
-        r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], bound_partial(t, p, r.numbers[THRESHOLD]))
-        return
-    fill_durations(t, p.option, p.relation, t.least_size, p.us)  # all calls are decided
-    makespan = list_schedule(t, p.us, p.overlap, r.agenda)
+        found = lay_out(t, r.order, r.places, 0, t.num_calls, p.option, p.relation, p.mesh)
+        if found != LIES:
+            if found != NEVER_LIES:
+                r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], bound_partial(t, p, r.numbers[THRESHOLD]))
+            return
+    for number in range(len(r.symmetry)):
+        schedule_moved(t, r, r.symmetry[number])
+
+
+@inner
+def schedule_moved(t: Tables, r: Round, goes: Ints) -> None:
+    """Simulate the plan with each call in the place of the one that it goes to."""
+    p, moved = r.partial, r.moved
+    for call in range(t.num_calls):
+        moved.option[goes[call]], moved.mesh[goes[call]] = p.option[call], p.mesh[call]
+        moved.overlap[goes[call]] = 0
+        for other in range(t.num_calls):
+            moved.relation[goes[call], goes[other]] = p.relation[call, other]
+            if call == other or p.relation[call, other] > DISJOINT:
+                moved.overlap[goes[call]] |= 1 << goes[other]
+    fill_durations(t, moved.option, moved.relation, t.least_size, moved.us)  # all calls are decided
+    makespan = list_schedule(t, moved.us, moved.overlap, moved.agenda)
     r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], makespan)
     if makespan < r.numbers[BEST]:
         r.numbers[BEST] = makespan
         r.numbers[THRESHOLD] = min(r.numbers[THRESHOLD], makespan)
         for call in range(t.num_calls):
-            r.best_option[call], r.best_mesh[call] = p.option[call], p.mesh[call]
+            r.best_option[call], r.best_mesh[call] = moved.option[call], moved.mesh[call]

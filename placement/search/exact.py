@@ -10,22 +10,12 @@ from dataclasses import dataclass, replace
 from typing import final
 
 from prefect_rlhf.placement.search.annealing import AnnealingState, begin_annealing, step_annealing
-from prefect_rlhf.placement.search.deepening import (
-    BEST,
-    EVALUATIONS,
-    INFINITE,
-    LEAST_LEFT,
-    Round,
-    advance,
-    begin,
-    decision_order,
-    empty_round,
-    lower,
-)
+from prefect_rlhf.placement.search.deepening import advance, begin, decision_order, lower
 from prefect_rlhf.placement.search.incumbent import Incumbent
 from prefect_rlhf.placement.search.neighbourhood import Neighbourhoods, found_by, step_neighbourhood
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.partial import bound_partial, empty_partial
+from prefect_rlhf.placement.search.round import BEST, EVALUATIONS, INFINITE, LEAST_LEFT, Round, empty_round
 from prefect_rlhf.placement.search.tables import Tables
 
 CHUNK = 5_000  # evaluations of deepening in one step: some ten milliseconds
@@ -77,7 +67,7 @@ class IterativeDeepening:
     seed: int = 0
     max_gap: float = 0.0
     growth: float = 0.0015
-    improving_share: float = 1.0
+    improving_share: float = 0.5
 
     def init(self, t: Tables) -> Frontier:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))

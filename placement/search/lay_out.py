@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.compiled import compiled, inner
+from prefect_rlhf.placement.search.groups import ANY_COPY, NO_COPY
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, UNDECIDED, Ints, Tables
 
 MOST_TRIES = 2_000
@@ -107,6 +108,14 @@ def holds(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, newest: i
 
 
 @inner
+def may_share(copy: int, other: int) -> bool:
+    """Whether two options, or some of two groups, can share a copy."""
+    if copy == NO_COPY or other == NO_COPY:
+        return False
+    return copy in (other, ANY_COPY) or other == ANY_COPY
+
+
+@inner
 def load_of(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, device: int) -> int:
     """Peak bytes of a device: all static bytes (one copy where calls share it), and the largest active ones."""
     static, active = 0, 0
@@ -118,8 +127,8 @@ def load_of(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, device:
             held = 0
             for earlier in range(index):
                 before = t.option_start[order[earlier]] + option[order[earlier]]
-                same = t.option_copy[at] >= 0 and t.option_copy[at] == t.option_copy[before]
+                same = may_share(t.option_copy[at], t.option_copy[before])
                 if same and relation_of(t, mesh[call], mesh[order[earlier]]) == EQUAL:
-                    held = max(held, t.option_static[before])
+                    held = max(held, t.option_shared[before])
             static += max(0, t.option_static[at] - held)
     return static + active

@@ -80,7 +80,7 @@ NONE = 1 << 62
 def _each_alone_fastest(t: Tables) -> Placed:
     placed = empty_placed(t)
     for call in range(t.num_calls):
-        own = slice(t.option_start[call], t.option_start[call + 1])
+        own = slice(t.option_start[call], t.group_start[call])
         placed.option[call] = int(np.argmin(t.option_cost[own]))
         placed.mesh[call] = t.class_mesh[t.class_start[t.option_class[own][placed.option[call]]]]
     return placed

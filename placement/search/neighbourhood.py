@@ -10,17 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from prefect_rlhf.placement.search.deepening import (
-    BEST,
-    EVALUATIONS,
-    Round,
-    advance,
-    begin_within,
-    decision_order,
-    empty_round,
-    lower,
-)
+from prefect_rlhf.placement.search.deepening import advance, begin_within, decision_order, lower
 from prefect_rlhf.placement.search.incumbent import Incumbent
+from prefect_rlhf.placement.search.round import BEST, EVALUATIONS, Round, empty_round
 from prefect_rlhf.placement.search.tables import Tables
 
 MOST_FREE = 3
@@ -67,7 +59,7 @@ def found_by(r: Round) -> Incumbent:
 def _round_within(t: Tables, center: Incumbent, free: Sequence[int]) -> Round:
     order = decision_order(t)
     kept = [call for call in order if call not in free]
-    r = empty_round(t, [*kept, *(call for call in order if call in free)])
+    r = empty_round(t, [*kept, *(call for call in order if call in free)], len(kept))
     lower(r, center.makespan_us)
     begin_within(t, r, center.placed(t), len(kept))
     return r

@@ -9,7 +9,7 @@ import numpy as np
 from prefect_rlhf.placement.search.bound import Scratch, bound_of, call_size, fill_areas, scratch_for
 from prefect_rlhf.placement.search.cliques import heaviest_clique
 from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
-from prefect_rlhf.placement.search.lay_out import mesh_class
+from prefect_rlhf.placement.search.lay_out import may_share, mesh_class
 from prefect_rlhf.placement.search.simulate import fill_durations
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
 
@@ -170,6 +170,6 @@ def own_static(t: Tables, p: Partial, call: int) -> int:
     for other in range(call):
         if p.relation[call, other] == EQUAL:
             before = t.option_start[other] + p.option[other]
-            if t.option_copy[at] >= 0 and t.option_copy[at] == t.option_copy[before]:
-                shared = max(shared, t.option_static[before])
+            if may_share(t.option_copy[at], t.option_copy[before]):
+                shared = max(shared, t.option_shared[before])
     return max(0, t.option_static[at] - shared)

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
+from prefect_rlhf.placement.search.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem
+from prefect_rlhf.placement.search.symmetry import symmetries
+from prefect_rlhf.placement.search.turns import NEVER, least_lags, turns, word
 
 Ints = NDArray[np.int64]
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK = 0, 1, 2
-NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
 
 
 class Tables(NamedTuple):
@@ -46,13 +47,17 @@ class Tables(NamedTuple):
     least_by_second: Ints  # over options of the first call and relations, at the pair's column_start
     row_start: Ints
     column_start: Ints
-    # options of all calls one after another
+    # options of all calls one after another; after a call's own come its groups, see `groups`
     option_start: Ints  # [C + 1]
+    group_start: Ints  # [C]: where its groups begin
+    member_start: Ints  # [options + 1]: where those of a group stand in `member`
+    member: Ints  # options of the call, the fastest of each group first
     option_cost: Ints
     option_class: Ints
     option_static: Ints
     option_active: Ints  # peak less static
-    option_copy: Ints  # number of the copy, or -1
+    option_copy: Ints  # number of the copy, or -1; ANY_COPY of a group that has several
+    option_shared: Ints  # the most of its static bytes that can lie in a shared copy
     least_area: Ints  # device-microseconds, [C]
     least_size: Ints  # [C]
     least_in_class: Ints  # [C, K]: microseconds of the fastest option on a class; NEVER when there is none
@@ -68,6 +73,7 @@ class Tables(NamedTuple):
     kind_start: Ints  # devices that hold more or less than the one before
     may: Ints  # [relation, K, K]: whether two meshes of these classes can lie so
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
+    symmetry: Ints  # [S, C]: permutations of the calls, see `symmetry`; the first changes nothing
     # waiting
     edge_start: Ints  # [V + 1]
     edge_target: Ints
@@ -81,12 +87,15 @@ class Tables(NamedTuple):
     anchor_loop: Ints  # set: the anchor and all between it and its next run that must wait for it
     anchor_rest: Ints  # set: the anchor and all that waits for it in its iteration
     loop_ordered: Ints  # [A, V]: those of the loop that are ordered against it
+    # who goes first when two nodes cannot run at once, see `turns`
+    waits_in: Ints  # [2, V]: for lag 0 and 1: set of nodes that wait for it, at once
+    goes_first: Ints  # [2, V]: set of nodes of the same and of the next iteration that it goes before
 
 
 def build_tables(problem: Problem) -> Tables:
     """Number everything. The same problem always gives the same arrays."""
     calls = {call.name: index for index, call in enumerate(problem.calls)}
-    lags = _least_lags(problem)
+    lags = least_lags(problem)
     return Tables(
         num_calls=len(calls),
         num_nodes=len(problem.nodes),
@@ -98,8 +107,10 @@ def build_tables(problem: Problem) -> Tables:
         least_in_class=_least_in_class(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
+        symmetry=_ints(symmetries(problem)),
         **_edge_arrays(problem),
         **_order_arrays(problem, lags),
+        **turns(problem),
     )
 
 
@@ -114,7 +125,8 @@ def _starts(lengths: Sequence[int]) -> Ints:
 def _node_arrays(problem: Problem, calls: dict[str, int]) -> dict[str, Ints]:
     ends = [_ends(node) for node in problem.nodes]
     resources = [_resources(node, calls) for node in problem.nodes]
-    costs = [_cost(node) for node in problem.nodes]  # [layers, rows, columns]
+    groups = {call.name: groups_of(call) for call in problem.calls}
+    costs = [_with_groups(_cost(node), node, groups) for node in problem.nodes]  # [layers, rows, columns]
     return {
         "kind": _ints([CALL if isinstance(n, PlannedCall) else PAIR if isinstance(n, PairNode) else LINK
                        for n in problem.nodes]),
@@ -122,7 +134,7 @@ def _node_arrays(problem: Problem, calls: dict[str, int]) -> dict[str, Ints]:
         "second": _ints([calls[second] for _, second in ends]),
         "resources": _ints(resources),
         "node_of": _ints([i for i, node in enumerate(problem.nodes) if isinstance(node, PlannedCall)]),
-        "nodes_of": _ints([_word([bool(word >> bit & 1) for word in resources]) for bit in range(2 * len(calls))]),
+        "nodes_of": _ints([word([bool(word >> bit & 1) for word in resources]) for bit in range(2 * len(calls))]),
         "cost_start": _starts([cost.size for cost in costs]),
         "cost_columns": _ints([cost.shape[2] for cost in costs]),
         "cost_layers": _ints([cost.shape[0] for cost in costs]),
@@ -161,17 +173,21 @@ def _resources(node: PlannedCall | PairNode | LinkNode, calls: dict[str, int]) -
     return {"first": first, "second": second, "both": first | second}[node.occupies]
 
 
+def _with_groups(cost: Ints, node: PlannedCall | PairNode | LinkNode, groups: dict[str, list[Ints]]) -> Ints:
+    """The same with a row (and for a pair a column) for each group of options: the least of theirs."""
+    first, second = _ends(node)
+    cost = np.concatenate([cost, *(cost[:, members].min(axis=1, keepdims=True) for members in groups[first])], axis=1)
+    if not isinstance(node, PairNode):
+        return cost
+    return np.concatenate(
+        [cost, *(cost[:, :, members].min(axis=2, keepdims=True) for members in groups[second])], axis=2
+    )
+
+
 def _option_arrays(problem: Problem) -> dict[str, Ints]:
-    options = [option for call in problem.calls for option in call.options]
     sizes = [problem.meshes[members[0]].num_devices for members in problem.mesh_classes]
-    copies = {copy: index for index, copy in enumerate(dict.fromkeys(option.copy for option in options))}
     return {
-        "option_start": _starts([len(call.options) for call in problem.calls]),
-        "option_cost": _ints([option.microseconds for option in options]),
-        "option_class": _ints([option.mesh_class for option in options]),
-        "option_static": _ints([option.static_bytes for option in options]),
-        "option_active": _ints([option.peak_bytes - option.static_bytes for option in options]),
-        "option_copy": _ints([-1 if option.copy is None else copies[option.copy] for option in options]),
+        **option_arrays(problem),
         "least_area": _ints([min(o.microseconds * sizes[o.mesh_class] for o in c.options) for c in problem.calls]),
         "least_size": _ints([min(sizes[o.mesh_class] for o in c.options) for c in problem.calls]),
     }
@@ -247,24 +263,6 @@ def num_waits(problem: Problem, iterations: int) -> Ints:
     return waits.ravel()
 
 
-def _least_lags(problem: Problem) -> Ints:
-    """[u, v]: the smallest number of iterations by which v can be ahead of u and still must wait for it."""
-    position = {node.name: index for index, node in enumerate(problem.nodes)}
-    graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(position.values())
-    for edge in sorted(problem.edges, key=lambda edge: -edge.lag):  # of parallel edges the smallest lag stays
-        graph.add_edge(position[edge.source], position[edge.target], lag=edge.lag)
-    lags = np.full((len(position), len(position)), NEVER, dtype=np.int64)
-    for source, found in nx.all_pairs_dijkstra_path_length(graph, weight="lag"):
-        for target, lag in found.items():
-            lags[source, target] = lag if source != target else NEVER
-    for source in graph:
-        around = [lag["lag"] + lags[target, source] for _, target, lag in graph.out_edges(source, data=True)]
-        own = [data["lag"] for _, target, data in graph.out_edges(source, data=True) if target == source]
-        lags[source, source] = min([NEVER, *around, *own])
-    return lags
-
-
 def _order_arrays(problem: Problem, lags: Ints) -> dict[str, Ints]:
     count = len(lags)
     once = [[min(lags[u, v], lags[v, u]) == 0 and u != v for v in range(count)] for u in range(count)]
@@ -272,18 +270,14 @@ def _order_arrays(problem: Problem, lags: Ints) -> dict[str, Ints]:
     anchors = _anchors(problem, lags)
     loops = [_loop(lags, anchor) for anchor in anchors]
     return {
-        "ordered_once": _ints([_word(row) for row in once]),
-        "ordered_always": _ints([_word(row) for row in always]),
+        "ordered_once": _ints([word(row) for row in once]),
+        "ordered_always": _ints([word(row) for row in always]),
         "anchor": _ints(anchors),
         "anchor_lag": _ints([int(lags[anchor, anchor]) for anchor in anchors]),
-        "anchor_loop": _ints([_word([v in loop for v in range(count)]) for loop in loops]),
-        "anchor_rest": _ints([_word(_rest(lags, anchor)) for anchor in anchors]),
-        "loop_ordered": _ints([[_word(_ordered_in(loop, lags, u)) for u in range(count)] for loop in loops]),
+        "anchor_loop": _ints([word([v in loop for v in range(count)]) for loop in loops]),
+        "anchor_rest": _ints([word(_rest(lags, anchor)) for anchor in anchors]),
+        "loop_ordered": _ints([[word(_ordered_in(loop, lags, u)) for u in range(count)] for loop in loops]),
     }
-
-
-def _word(members: Sequence[bool]) -> int:
-    return sum(1 << index for index, member in enumerate(members) if member)
 
 
 def _anchors(problem: Problem, lags: Ints) -> list[int]:

@@ -88,13 +88,13 @@ def _after(call: CallOf, name: str) -> CallOf:
 
 
 def closed_file(
-    graph: Graph, num_nodes: int, batch: int, slices: Sequence[int] = (4,), seed: int = 0
+    graph: Graph, num_nodes: int, batch: int, slices: Sequence[int] = (4,), seed: int = 0, scatter: float = 0.02
 ) -> dict[str, Any]:
-    """The file's content. `slices` are the widths of parts of one node; `seed` of the 2% by which costs scatter."""
+    """The file's content. `slices` are the widths of parts of one node; costs scatter by `scatter`, as `seed` says."""
     random = Random(seed)
     meshes = list(_meshes(num_nodes, slices))
     sizes = sorted({mesh["n_gpus"] for mesh in meshes})
-    strategies = {call.name: list(_strategies(call, sizes, batch, random)) for call in graph}
+    strategies = {call.name: list(_strategies(call, sizes, batch, random, scatter)) for call in graph}
     trained = {call.role: call.name for call in graph if call.kind == "train_step"}
     hooks = [
         {"train": trained[call.role], "other": call.name, "size_key": call.billions}
@@ -131,7 +131,9 @@ def _meshes(num_nodes: int, slices: Sequence[int]) -> Iterator[dict[str, int]]:
             yield {"first_node": node, "n_nodes": count, "first_gpu": 0, "gpus_per_node": GPUS_PER_NODE, "n_gpus": size}
 
 
-def _strategies(call: CallOf, sizes: Sequence[int], batch: int, random: Random) -> Iterator[dict[str, int]]:
+def _strategies(
+    call: CallOf, sizes: Sequence[int], batch: int, random: Random, scatter: float
+) -> Iterator[dict[str, int]]:
     for size in sizes:
         for tp in (1, 2, 4, 8):
             for pp in range(1, 17):
@@ -141,7 +143,7 @@ def _strategies(call: CallOf, sizes: Sequence[int], batch: int, random: Random) 
                 static, peak = _bytes(call, dp, tp, pp, batch)
                 if peak > 80 * GIB or batch % dp and dp > 1 and batch // dp < 1:
                     continue
-                us = round(_seconds(call, dp, tp, pp, batch) * random.uniform(0.98, 1.02) * 1000) * 1000
+                us = round(_seconds(call, dp, tp, pp, batch) * random.uniform(1 - scatter, 1 + scatter) * 1000) * 1000
                 yield {
                     "pp": pp,
                     "tp": tp,

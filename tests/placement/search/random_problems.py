@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from random import Random
 
 import numpy as np
@@ -92,3 +93,41 @@ def _edges(random: Random, nodes: list[ProblemNode]) -> list[Edge]:
     for _ in range(random.randrange(4)):
         edges.append(Edge(random.choice(names), random.choice(names), random.choice([1, 1, 1, 2])))
     return edges
+
+
+def with_twins(problem: Problem) -> Problem:
+    """The same with a second one of its last call that is in some move or none, and of the moves with it."""
+    twin = problem.calls[-1]
+    new = {node.name: f"{node.name} again" for node in problem.nodes if twin.name in _calls_of(node)}
+    added = [_renamed(node, new) for node in problem.nodes if node.name in new]
+    pairs = [(edge, Edge(new.get(edge.source, edge.source), new.get(edge.target, edge.target), edge.lag))
+             for edge in problem.edges]  # fmt: skip
+    return replace(
+        problem,
+        name=f"{problem.name} with twins",
+        nodes=tuple(_in_topological_order([*problem.nodes, *added], {edge for both in pairs for edge in both})),
+        edges=tuple(dict.fromkeys(edge for both in pairs for edge in both)),
+        iterations=min(2, problem.iterations),
+    )
+
+
+def _calls_of(node: ProblemNode) -> tuple[str, ...]:
+    if isinstance(node, PlannedCall):
+        return (node.name,)
+    return (node.call,) if isinstance(node, LinkNode) else (node.first, node.second)
+
+
+def _renamed(node: ProblemNode, new: dict[str, str]) -> ProblemNode:
+    ends = {"first", "second", "call"} & {field.name for field in fields(node)}
+    return replace(node, name=new[node.name], **{end: new.get(getattr(node, end), getattr(node, end)) for end in ends})
+
+
+def _in_topological_order(nodes: list[ProblemNode], edges: set[Edge]) -> list[ProblemNode]:
+    """Each node as soon as all that it waits for in its iteration are there."""
+    found: list[ProblemNode] = []
+    while nodes:
+        names = {node.name for node in nodes}
+        waiting = {edge.target for edge in edges if edge.lag == 0 and edge.source in names}
+        found.append(next(node for node in nodes if node.name not in waiting))
+        nodes = [node for node in nodes if node is not found[-1]]
+    return found

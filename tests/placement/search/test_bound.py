@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
 
 from prefect_rlhf.placement.search.binding import binding_term
+from prefect_rlhf.placement.search.closed_problem import read_closed_problem
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.incumbent import Incumbent
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.partial import bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.placed import OVERFLOW_FACTOR, evaluate
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, Problem
+from prefect_rlhf.placement.search.symmetry import MOST, symmetries
 from prefect_rlhf.placement.search.tables import build_tables
 from tests.placement.search import plain
-from tests.placement.search.random_problems import random_problem
+from tests.placement.search.clusters import closed_file, safe_ppo
+from tests.placement.search.random_problems import random_problem, with_twins
 
 SEEDS = range(300)
 BLOCK = 20
@@ -50,6 +54,30 @@ def test_the_exact_search_finds_the_best_of_all_plans(seeds):
         assert plain.legal(problem, result.plan) and plain.fits(problem, result.plan), problem.name
         assert [min(costs)] * 2 == [plain.makespan(problem, result.plan), round(result.makespan_seconds * 1e6)]
         assert min(costs) == round(result.lower_bound_seconds * 1e6), problem.name
+
+
+def test_calls_that_can_change_places_do_not_hide_the_best_plan():
+    """Of plans that are the same but for who is who, one is looked at: ties may favour another, which is found too."""
+    moved = 0
+    for seed in range(40):
+        problem = with_twins(random_problem(seed))
+        problem = with_twins(problem) if len(problem.calls) == 3 else problem
+        if len(problem.calls) > 4 or len(symmetries(problem)) == 1:
+            continue
+        moved += len(problem.nodes) > len(problem.calls)
+        costs = [plain.makespan(problem, plan) for plan in plain.every_plan(problem) if plain.fits(problem, plan)]
+        result = search(problem, budget_seconds=60)
+        assert min(costs, default=math.inf) == pytest.approx(result.makespan_seconds * 1e6, abs=0.5), problem.name
+        assert not costs or result.proved_optimal, problem.name
+    assert moved > 3
+
+
+@pytest.mark.parametrize(("scatter", "count"), [(0.0, 6), (0.02, 1)])
+def test_calls_that_cost_the_same_can_change_places(scatter, count):
+    """Reward, cost and reference model of one size: six ways to order three; none when their costs differ."""
+    problem = read_closed_problem(closed_file(safe_ppo(7, 7), num_nodes=1, batch=64, scatter=scatter)).problem
+    assert len(symmetries(problem)) == count
+    assert count <= MOST
 
 
 @pytest.mark.parametrize("seeds", blocks(), ids=str)

@@ -1,0 +1,76 @@
+"""Options of a call taken together: a stand-in that is at least as good as each of them, for what is decided first.
+
+A group holds the options of a call on one class of meshes. Its stand-in takes the least time, the fewest bytes and the
+shortest moves that any of them does, so a bound with it holds for all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefect_rlhf.placement.search.problem import PlannedCall, Problem
+
+Ints = NDArray[np.int64]
+NO_COPY, ANY_COPY = -1, -2
+
+
+def groups_of(call: PlannedCall) -> list[Ints]:
+    """The options of each class of meshes that the call can run on, the fastest first."""
+    classes = np.array([option.mesh_class for option in call.options])
+    by_duration = np.argsort([option.microseconds for option in call.options], kind="stable")
+    return [by_duration[classes[by_duration] == found] for found in np.unique(classes)]
+
+
+def option_arrays(problem: Problem) -> dict[str, Ints]:
+    """The arrays of `Tables` about options, each call's groups after its own options."""
+    copies = {copy: index for index, copy in enumerate(_copies(problem))}
+    columns = [_columns(call, copies, groups_of(call)) for call in problem.calls]
+    lengths = [len(call.options) + len(groups_of(call)) for call in problem.calls]
+    starts = np.array([0, *np.cumsum(lengths)], dtype=np.int64)
+    members = [
+        group for call in problem.calls for group in [*[np.zeros(0, np.int64)] * len(call.options), *groups_of(call)]
+    ]
+    cost, mesh_class, static, active, copy, shared = np.concatenate(columns, axis=1)
+    return {
+        "option_start": starts,
+        "group_start": starts[:-1] + np.array([len(call.options) for call in problem.calls], dtype=np.int64),
+        "member_start": np.array([0, *np.cumsum([len(group) for group in members])], dtype=np.int64),
+        "member": np.concatenate(members).astype(np.int64),
+        "option_cost": cost,
+        "option_class": mesh_class,
+        "option_static": static,
+        "option_active": active,
+        "option_copy": copy,
+        "option_shared": shared,
+    }
+
+
+def _copies(problem: Problem) -> list[str]:
+    found = dict.fromkeys(option.copy for call in problem.calls for option in call.options)
+    return [copy for copy in found if copy is not None]
+
+
+def _columns(call: PlannedCall, copies: dict[str, int], groups: list[Ints]) -> Ints:
+    """[cost, class, static, active, copy, shared] of the options and then of the groups."""
+    rows = [
+        (
+            option.microseconds,
+            option.mesh_class,
+            option.static_bytes,
+            option.peak_bytes - option.static_bytes,
+            NO_COPY if option.copy is None else copies[option.copy],
+            option.static_bytes,
+        )
+        for option in call.options
+    ]
+    own = np.array(rows, dtype=np.int64).T
+    return np.concatenate([own, *(_stand_in(own[:, group]) for group in groups)], axis=1)
+
+
+def _stand_in(columns: Ints) -> Ints:
+    cost, mesh_class, static, active, copy, shared = columns
+    copies = np.unique(copy)
+    one = copies[0] if len(copies) == 1 else ANY_COPY
+    found = (cost.min(), mesh_class[0], static.min(), active.min(), one, shared.max())
+    return np.array(found, dtype=np.int64)[:, None]
