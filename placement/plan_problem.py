@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from prefect_rlhf.placement.candidates import Candidate, Setting, candidates
 from prefect_rlhf.placement.certificate import BUCKET_BYTES, usable_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.least_moves import least_move_seconds
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.search.problem import (
@@ -33,7 +33,6 @@ from prefect_rlhf.placement.search.problem import (
 )
 
 MICROSECONDS = 1e6
-Bytes = NDArray[np.float64]
 
 
 Counted = Literal["least", "most"]
@@ -187,50 +186,6 @@ def _one_copy(trained: Sequence[Candidate], readers: Sequence[Candidate]) -> NDA
     )
     same: NDArray[np.bool_] = np.equal.outer(a, b)
     return same
-
-
-def least_move_seconds(
-    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
-) -> Bytes:
-    """The least that moving weights can take, [3, trained, readers]: on disjoint, overlapping and equal meshes.
-
-    Whatever the order of devices: a device that holds a part of at most s bytes receives what its own part of t bytes
-    has more, and copies the rest; and what all receive together, the trained copy's devices share to send.
-    """
-    held, _, have = _parts(trained, sizes)
-    need, mean, want = _parts(readers, sizes)
-    sends, (receives, copies) = _ways(trained, sources)[0][:, None], _ways(readers, sources)[:, None, :]
-    common = np.minimum(have[:, None], want[None, :])
-    total = (want * mean)[None, :]
-    apart = np.maximum(need[None, :] / receives, total / have[:, None] / sends)
-    received = np.maximum(need[None, :] - held[:, None], 0) / receives
-    sent = np.maximum(total - common * held[:, None], 0) / have[:, None] / sends
-    over = np.maximum(np.maximum(received, sent), need[None, :] / (receives + copies))
-    return np.stack([apart, over, over])
-
-
-def _ways(options: Sequence[Candidate], sources: CostSources) -> Bytes:
-    """[2, options]: the most bytes per second that a device of each mesh gets from others, and copies in its memory."""
-    known: dict[DeviceMesh, tuple[float, float]] = {}
-    for one in options:
-        mesh = one.placement.mesh
-        if mesh not in known:
-            nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
-            each = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in nodes]
-            known[mesh] = max(max(one.node, one.network) for one in each), max(one.device for one in each)
-    return np.array([known[one.placement.mesh] for one in options]).T
-
-
-def _parts(options: Sequence[Candidate], sizes: ModelSizes) -> tuple[Bytes, Bytes, Bytes]:
-    """For each option: bytes of the fullest device, of a device on average, and the number of devices."""
-    known: dict[object, tuple[float, float, float]] = {}
-    for one in options:
-        strategy = one.placement.strategy
-        if strategy not in known:
-            stages = [sizes.stage_parameters(strategy, stage) * sizes.item for stage in range(strategy.pp)]
-            known[strategy] = max(stages), sum(stages) / len(stages), strategy.num_devices
-    columns = np.array([known[one.placement.strategy] for one in options])
-    return columns[:, 0], columns[:, 1], columns[:, 2]
 
 
 def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
