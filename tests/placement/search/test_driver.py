@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.search.closed_problem import load_closed_problem
+from prefect_rlhf.placement.search.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PlannedCall, Problem
 from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search import plain
+from tests.placement.search.clusters import closed_file, safe_ppo
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 METHODS = ["exact", "metropolis-hastings"]
@@ -81,13 +82,14 @@ def test_the_same_work_gives_the_same_plan(large, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_it_stops_when_asked_with_the_best_plan_so_far(large, method):
-    """And the gap says how good that is."""
+def test_it_stops_when_asked_with_the_best_plan_so_far(method):
+    """And the gap says how good that is: one of 62.350 s is known, and none below 60.784 s."""
+    problem = read_closed_problem(closed_file(safe_ppo(13, 7), num_nodes=4, batch=256)).problem
     asked = itertools.count()
-    result = search(large, 600, method, should_stop=lambda: next(asked) > 20)
+    result = search(problem, 600, method, should_stop=lambda: next(asked) > 20)
     assert (result.outcome, result.plan is not None) == (Outcome.INTERRUPTED, True)
-    assert result.makespan_seconds >= 191.15246 - 1e-5
-    assert result.lower_bound_seconds <= 191.15246 + 1e-5
+    assert result.makespan_seconds >= 60.784
+    assert result.lower_bound_seconds <= 62.350
     assert result.gap > 0
 
 
