@@ -7,7 +7,9 @@ devices of the trained copy send, and what of it has to cross the network becaus
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from prefect_rlhf.placement.cost.moves import layer_range
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.strategy import Strategy
 
 Numbers = NDArray[np.float64]
@@ -47,52 +50,69 @@ def _network_seconds(
     trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Numbers:
     """[trained, readers]: the least for what has to cross the network."""
-    from_, to = ([Spread.of(one) for one in every] for every in (trained, readers))
-    crossing = {(a, b): network_layers(a, b, sizes) for a in set(from_) for b in set(to)}
-    layers = np.array([[crossing[a, b] for b in to] for a in from_])
+    (a, from_), (b, to) = _alike(trained), _alike(readers)
+    layers = np.array([[network_layers(source, target, sizes.num_layers) for target in b] for source in a])
+    parts = np.array([one.placement.strategy.tp for one in readers])
+    num_bytes = layers[from_][:, to] / parts * sizes.layer_matrices * sizes.item
     rates = np.minimum.outer(_ways(trained, sources)[2], _ways(readers, sources)[2])
-    num_bytes = layers * sizes.layer_matrices * sizes.item
     seconds: Numbers = np.divide(num_bytes, rates, out=np.zeros_like(num_bytes), where=rates > 0)
     return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A strategy and how many of its devices share a node."""
+class Spread(NamedTuple):
+    """Pipeline stages, the devices of each, and how many devices share a node."""
 
-    strategy: Strategy
+    pp: int
+    group: int
     per_node: int
 
     @classmethod
-    def of(cls, one: Candidate) -> Spread:
-        mesh = one.placement.mesh
-        return cls(one.placement.strategy, mesh.devices_per_node)
+    def of(cls, placement: Placement) -> Spread:
+        strategy = placement.strategy
+        return cls(strategy.pp, strategy.dp * strategy.tp, placement.mesh.devices_per_node)
 
 
-def network_layers(source: Spread, target: Spread, sizes: ModelSizes) -> float:
-    """The least that some device receives, or sends, over the network, in layers' matrices.
+def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64]]:
+    """The different spreads, and for each option which one is its own."""
+    found: dict[Spread, int] = {}
+    index = [found.setdefault(Spread.of(one.placement), len(found)) for one in options]
+    return list(found), np.array(index)
+
+
+@lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
+def network_layers(source: Spread, target: Spread, num_layers: int) -> float:
+    """The least that some device receives, or sends, over the network: layers, of the tp part that a target device has.
 
     The source's devices are in the plain order, in which a node has successive stages; the target's in any. A node that
     has a part of a stage is taken to have all of it. Of a stage's layers, only devices on its nodes need nothing over
     the network, and its holders share what the others need.
     """
-    a, b = source.strategy, target.strategy
-    held, wanted = _layers(a.pp, sizes), _layers(b.pp, sizes)
-    group, each = a.dp * a.tp, b.dp * b.tp
-    nodes = np.arange(max(1, a.num_devices // source.per_node)) * source.per_node
-    on_node = np.stack([held[nodes // group, 0], held[(nodes + source.per_node - 1) // group, 1]], axis=1)
-    received = (_common(wanted, wanted).diagonal() - _common(wanted, on_node).max(axis=1)).max()
-    stages = np.arange(a.pp) * group
-    num_nodes = (stages + group - 1) // source.per_node - stages // source.per_node + 1
-    needed = -np.sort(-_common(wanted, held), axis=0)  # [target stage, stage]: the largest first
-    near = np.clip(num_nodes[None, :] * target.per_node - np.arange(b.pp)[:, None] * each, 0, each)
-    sent = (needed * (each - near)).sum(axis=0).max() / group
-    return float(max(received, sent, 0)) / b.tp
+    held, wanted = _layers(source.pp, num_layers), _layers(target.pp, num_layers)
+    nodes = np.arange(max(1, source.pp * source.group // source.per_node)) * source.per_node
+    first, last = nodes // source.group, (nodes + source.per_node - 1) // source.group
+    here = _common(wanted, np.stack([held[first, 0], held[last, 1]], axis=1)).max(axis=1)
+    received = (wanted[:, 1] - wanted[:, 0] - here).max()
+    begin = np.arange(source.pp) * source.group
+    num_nodes = (begin + source.group - 1) // source.per_node - begin // source.per_node + 1
+    near = num_nodes * target.per_node - np.arange(target.pp)[:, None] * target.group
+    far = target.group - np.minimum(np.maximum(near, 0), target.group)
+    sent = (_needed(source.pp, target.pp, num_layers) * far).sum(axis=0).max() / source.group
+    return float(max(received, sent))
 
 
-def _layers(pp: int, sizes: ModelSizes) -> NDArray[np.int64]:
+@cache
+def _needed(source_pp: int, target_pp: int, num_layers: int) -> NDArray[np.int64]:
+    """[target stage, stage]: the layers of a stage that each of the target's stages needs, the most first."""
+    needed: NDArray[np.int64] = -np.sort(
+        -_common(_layers(target_pp, num_layers), _layers(source_pp, num_layers)), axis=0
+    )
+    return needed
+
+
+@cache
+def _layers(pp: int, num_layers: int) -> NDArray[np.int64]:
     """[stage, 2]: its first layer, and the one after its last."""
-    ranges = [layer_range(stage, pp, sizes) for stage in range(pp)]
+    ranges = [layer_range(stage, pp, num_layers) for stage in range(pp)]
     return np.array([(layers.start, layers.stop) for layers in ranges])
 
 

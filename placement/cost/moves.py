@@ -150,10 +150,10 @@ class _Ends:
 
 def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes) -> dict[int, tuple[int, _Ends]]:
     """For each source stage with something of the target's: how many layers, and which ends."""
-    wanted = layer_range(stage, target_pp, sizes)
+    wanted = layer_range(stage, target_pp, sizes.num_layers)
     found = {}
     for other in range(source_pp):
-        held = layer_range(other, source_pp, sizes)
+        held = layer_range(other, source_pp, sizes.num_layers)
         layers = max(0, min(wanted.stop, held.stop) - max(wanted.start, held.start))
         ends = _shared_ends(stage, target_pp, other, source_pp, sizes)
         if layers or ends.split or ends.whole:
@@ -174,9 +174,9 @@ def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSiz
     return _Ends(split, whole)
 
 
-def layer_range(stage: int, pp: int, sizes: ModelSizes) -> range:
+def layer_range(stage: int, pp: int, num_layers: int) -> range:
     """The layers of a pipeline stage."""
-    size, extra = divmod(sizes.num_layers, pp)
+    size, extra = divmod(num_layers, pp)
     start = stage * size + min(stage, extra)
     return range(start, start + size + (stage < extra))
 

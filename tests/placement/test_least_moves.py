@@ -31,21 +31,16 @@ def instances(draw, order):
     return ModelInstance("actor", "megatron", mesh, strategy, places)
 
 
-def spread(instance):
-    return Spread(instance.strategy, instance.mesh.devices_per_node)
-
-
 @settings(max_examples=500)
 @given(instances(order=False), instances(order=True))
 def test_no_move_takes_less_than_its_least_over_the_network(source, target):
-    least = network_layers(spread(source), spread(target), SIZES) * SIZES.layer_matrices * SIZES.item / LINKS.network
+    layers = network_layers(Spread.of(source), Spread.of(target), SIZES.num_layers) / target.strategy.tp
+    least = layers * SIZES.layer_matrices * SIZES.item / LINKS.network
     assert least <= move_seconds(reallocation_flows(source, target, SIZES), LINKS) * (1 + 1e-9)
 
 
 def test_a_copy_on_every_node_of_a_pipeline_over_nodes():
     """16 nodes of 8 want all of 16 layers, each in eighths on a node; each node of 16 has one. A device lacks an eighth
     of 15 layers, and a layer's 8 holders send 15 nodes an eighth of it for each of 8 devices."""
-    sizes = ModelSizes.of_shape(TransformerShape(64, 128, 16, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False))
-    source, target = Spread(Strategy(dp=8, pp=16), 8), Spread(Strategy(dp=16, tp=8), 8)
-    assert network_layers(source, target, sizes) == 15 / 8
-    assert network_layers(Spread(Strategy(dp=8), 8), Spread(Strategy(tp=8), 8), sizes) == 0
+    assert network_layers(Spread(pp=16, group=8, per_node=8), Spread(pp=1, group=128, per_node=8), 16) == 15
+    assert network_layers(Spread(pp=1, group=8, per_node=8), Spread(pp=1, group=8, per_node=8), 16) == 0
