@@ -1,14 +1,31 @@
-"""How the inner loops are compiled: by numba, once per machine (the result is kept beside the source)."""
+"""How the inner loops are compiled: by numba, once per machine and version of this folder, kept beside the source."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import TypeVar, cast
 
+import numba
 from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def _keep_by_version(folder: Path) -> None:
+    """Numba looks only whether a function's own file has changed, not those of the functions that are compiled into it.
+
+    Where the folder cannot be written to, numba finds a place of its own; NUMBA_CACHE_DIR is left as it is.
+    """
+    sources = b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))
+    if not numba.config.CACHE_DIR and os.access(folder, os.W_OK):
+        numba.config.CACHE_DIR = str(folder / "__pycache__" / f"compiled-{sha256(sources).hexdigest()[:16]}")
+
+
+_keep_by_version(Path(__file__).parent)
 
 
 def compiled(function: Function) -> Function:

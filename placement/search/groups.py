@@ -31,7 +31,8 @@ def option_arrays(problem: Problem) -> dict[str, Ints]:
     members = [
         group for call in problem.calls for group in [*[np.zeros(0, np.int64)] * len(call.options), *groups_of(call)]
     ]
-    cost, mesh_class, static, active, copy, shared = np.concatenate(columns, axis=1)
+    # contiguous whatever the problem: compiled code is of one kind of array, and another would be compiled anew
+    cost, mesh_class, static, active, copy, shared = np.ascontiguousarray(np.concatenate(columns, axis=1))
     return {
         "option_start": starts,
         "group_start": starts[:-1] + np.array([len(call.options) for call in problem.calls], dtype=np.int64),

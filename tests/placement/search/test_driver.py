@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numba
 import pytest
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -13,9 +14,11 @@ from prefect_rlhf.placement.search.closed_problem import load_closed_problem, re
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PlannedCall, Problem
+from prefect_rlhf.placement.search.tables import build_tables
 from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search import plain
 from tests.placement.search.clusters import closed_file, safe_ppo
+from tests.placement.search.random_problems import random_problem
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 METHODS = ["exact", "metropolis-hastings"]
@@ -24,6 +27,12 @@ METHODS = ["exact", "metropolis-hastings"]
 @pytest.fixture(scope="module")
 def large() -> Problem:
     return load_closed_problem(DATA / "ppo_70b_7b_16x8.json.gz").problem
+
+
+def test_all_problems_are_of_one_type_for_the_compiled_code(large):
+    """Another type of array would compile everything anew, a minute of a user's time."""
+    problems = [large, two_calls(), *map(random_problem, range(200))]
+    assert len({numba.typeof(build_tables(problem)) for problem in problems}) == 1
 
 
 def two_calls(memory: int = 100) -> Problem:
