@@ -135,10 +135,14 @@ class PrefectSite:
         return "".join(path.read_text(errors="replace") for path in self.folder.glob("worker.log"))
 
     def signal_worker(self, number: int) -> None:
-        """Signal the worker's own process and wait until it is gone."""
+        """Signal the worker's own process and wait until it is gone; killed if that takes long, as service managers do."""
         worker = self.processes.pop("worker")
         worker.send_signal(number)
-        worker.wait(30)
+        try:
+            worker.wait(20)
+        except subprocess.TimeoutExpired:
+            worker.kill()
+            worker.wait(10)
 
     def close(self) -> None:
         for name in ("worker", "server"):
