@@ -135,7 +135,7 @@ class PrefectSite:
         return "".join(path.read_text(errors="replace") for path in self.folder.glob("worker.log"))
 
     def signal_worker(self, number: int) -> None:
-        """Signal the worker's own process and wait until it is gone; killed if that takes long, as service managers do."""
+        """Signal the worker's own process and wait until it is gone; like a service manager, kill it in the end."""
         worker = self.processes.pop("worker")
         worker.send_signal(number)
         try:
