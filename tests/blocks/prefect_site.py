@@ -135,14 +135,10 @@ class PrefectSite:
         return "".join(path.read_text(errors="replace") for path in self.folder.glob("worker.log"))
 
     def signal_worker(self, number: int) -> None:
-        """Signal the worker's own process and wait until it is gone; like a service manager, kill it in the end."""
+        """Signal the worker's own process and wait until it is gone."""
         worker = self.processes.pop("worker")
         worker.send_signal(number)
-        try:
-            worker.wait(20)
-        except subprocess.TimeoutExpired:
-            worker.kill()
-            worker.wait(10)
+        worker.wait(30)
 
     def close(self) -> None:
         for name in ("worker", "server"):
