@@ -1,5 +1,7 @@
 """Settings for all tests."""
 
+import signal
+
 from hypothesis import HealthCheck, settings
 
 # Machines that run the tests are shared and slow at times; how long an example takes is no promise of ours.
@@ -7,3 +9,6 @@ settings.register_profile("search", deadline=None, suppress_health_check=list(He
 # The same tree has the same result each time; `pytest --hypothesis-profile=search` looks for new examples.
 settings.register_profile("same", settings.get_profile("search"), derandomize=True)
 settings.load_profile("same")
+
+# A script that starts the tests in the background has Ctrl-C ignored, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
