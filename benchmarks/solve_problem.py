@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.json_file import read_json
-from prefect_rlhf.placement.search.closed_problem import ClosedProblem, read_closed_problem
+from prefect_rlhf.placement.search.closed_problem import ClosedProblem, load_closed_problem
 from prefect_rlhf.placement.search.driver import SearchResult, search
 
 
@@ -27,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     try:
-        closed = read_closed_problem(read_json(options.file, "FILE"), options.file.name)
+        closed = load_closed_problem(options.file)
         if closed.not_read:
             show(f"not read: {', '.join(closed.not_read)}")
         if not options.budget_seconds > 0:

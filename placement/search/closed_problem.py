@@ -6,9 +6,6 @@ again one on each.
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.json_file import read_json
 from prefect_rlhf.placement.search.move_table import moves_between
 from prefect_rlhf.placement.search.problem import (
     Choice,
@@ -82,7 +80,7 @@ class ClosedProblem:
 
 def load_closed_problem(path: Path) -> ClosedProblem:
     """The problem in `path`. Raises InvalidInput when the file is missing or is no such problem."""
-    return read_closed_problem(_read_json(path), name=path.name)
+    return read_closed_problem(read_json(path, "FILE"), name=path.name)
 
 
 def read_closed_problem(data: Any, name: str = "problem") -> ClosedProblem:
@@ -107,16 +105,6 @@ def read_closed_problem(data: Any, name: str = "problem") -> ClosedProblem:
     )
     ids = tuple(mesh["id"] for mesh in data["meshes"])
     return ClosedProblem(problem, ids, tuple(key for key in data if key not in READ | DESCRIPTIVE))
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        content = path.read_bytes()
-        return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-    except OSError as error:
-        raise InvalidInput("FILE", str(path), f"a problem file ({error.strerror or error})") from error
-    except (ValueError, EOFError, zlib.error) as error:
-        raise InvalidInput("FILE", str(path), f"JSON, or gzipped JSON ({error})") from error
 
 
 def _get(data: Any, key: str, kind: type, where: str = "") -> Any:
