@@ -17,6 +17,7 @@ from prefect_rlhf.placement.search.bound import Scratch, bound_of, fill_areas, s
 from prefect_rlhf.placement.search.chance import below, fraction
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.incumbent import Incumbent
+from prefect_rlhf.placement.search.partial import surely_absent
 from prefect_rlhf.placement.search.placed import Placed, empty_placed, fill_relations, overflow
 from prefect_rlhf.placement.search.simulate import list_schedule
 from prefect_rlhf.placement.search.tables import PAIR, Ints, Tables
@@ -129,7 +130,8 @@ def cost_of(t: Tables, walk: Walk, limit: int) -> int:
         return MISFIT + excess
     fill_relations(t, placed)
     fill_areas(t, placed.option, t.least_area, t.least_size, placed.us, walk.area)
-    bound = bound_of(t, placed.us, walk.area, placed.overlap, walk.scratch, limit + 1, walk.explain)
+    gone = surely_absent(t, placed.option, placed.relation, placed.us)
+    bound = bound_of(t, placed.us, walk.area, gone, placed.overlap, walk.scratch, limit + 1, walk.explain)
     return bound if bound > limit else list_schedule(t, placed.us, placed.overlap, placed.agenda)
 
 

@@ -28,7 +28,14 @@ import numpy as np
 
 from prefect_rlhf.placement.search.cliques import STACK, heaviest_clique, sum_over
 from prefect_rlhf.placement.search.compiled import inner, lowest
-from prefect_rlhf.placement.search.precedence import exclude_always, exclude_once, fill_after, members_before
+from prefect_rlhf.placement.search.precedence import (
+    Order,
+    exclude_always,
+    exclude_once,
+    fill_order,
+    members_after,
+    order_for,
+)
 from prefect_rlhf.placement.search.tables import LINK, PAIR, Ints, Tables
 
 ALL_ITERATIONS, LOOP = 0, 1
@@ -41,17 +48,16 @@ class Scratch(NamedTuple):
     tail: Ints  # [V]
     conflict: Ints  # [V]
     adjacent: Ints  # [V]
-    same: Ints  # [V]: see `fill_after`
-    following: Ints  # [V]
+    order: Order
     by_resource: Ints  # [2 C]
     stack: Ints  # [STACK], of `heaviest_clique`
 
 
 def scratch_for(t: Tables) -> Scratch:
     """Empty arrays of the right sizes."""
-    head, tail, conflict, adjacent, same, following = np.zeros((6, t.num_nodes), dtype=np.int64)
+    head, tail, conflict, adjacent = np.zeros((4, t.num_nodes), dtype=np.int64)
     by_resource, stack = np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64)
-    return Scratch(head, tail, conflict, adjacent, same, following, by_resource, stack)
+    return Scratch(head, tail, conflict, adjacent, order_for(t), by_resource, stack)
 
 
 @inner
@@ -185,8 +191,10 @@ def present(us: Ints) -> int:
 
 
 @inner
-def bound_of(t: Tables, us: Ints, area: Ints, overlap: Ints, s: Scratch, enough: int, explain: Ints) -> int:
+def bound_of(t: Tables, us: Ints, area: Ints, gone: int, overlap: Ints, s: Scratch, enough: int, explain: Ints) -> int:
     """Microseconds below which no schedule ends. Stops at the first of its terms to reach `enough`.
+
+    `gone` are the nodes that surely take no time.
 
     Writes what binds into `explain`: the term (ALL_ITERATIONS, or LOOP + number of the anchor), K and A of all
     iterations or of the loop, K and A of what follows the loop.
@@ -194,12 +202,12 @@ def bound_of(t: Tables, us: Ints, area: Ints, overlap: Ints, s: Scratch, enough:
     fill_heads_and_tails(t, us, s.head, s.tail)
     fill_conflicts(t, overlap, s.by_resource, s.conflict)
     nodes = present(us)
-    fill_after(t, s.conflict, nodes, s.same, s.following)
+    fill_order(t, s.conflict, nodes, gone, s.order)
     best = number = 0
     lag = t.anchor_lag[0]
     while best < enough and number < len(t.anchor):
         best = max(best, loop_bound(t, us, area, s, nodes, number, lag, explain, best))
-        if lag > 1 and s.following[t.anchor[number]] >> t.anchor[number] & 1:
+        if lag > 1:
             lag = 1
         else:
             number += 1
@@ -217,7 +225,7 @@ def heaviest_work(us: Ints, area: Ints, s: Scratch, nodes: int, num_devices: int
 @inner
 def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int) -> int:
     """Term 1."""
-    exclude_always(t, s.conflict, s.same, s.following, s.adjacent)
+    exclude_always(t, s.conflict, s.order, s.adjacent)
     work, kept, fitting = heaviest_work(us, area, s, nodes, t.num_devices)
     ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)
     value = ends + rounded_up(t.iterations * work, t.num_devices)
@@ -236,9 +244,9 @@ def loop_bound(
     if lag == t.anchor_lag[number]:
         rest, loop = t.anchor_rest[number], t.anchor_loop[number]
     if lag == 1:
-        rest |= s.same[anchor]
-        loop |= members_before(s.following, rest, anchor)
-    exclude_once(t, s.conflict, s.same, s.adjacent)
+        rest |= members_after(s.order.same, anchor)
+        loop |= rest & s.order.last[anchor]
+    exclude_once(t, s.conflict, s.order, s.adjacent)
     work, last_kept, last_fitting = heaviest_work(us, area, s, rest & nodes, t.num_devices)
     value = s.head[anchor] + rounded_up(work, t.num_devices)
     repeats = (t.iterations - 1) // lag

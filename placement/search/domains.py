@@ -10,7 +10,7 @@ from __future__ import annotations
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.partial import AREA, SIZE, US, Partial, bound_probe
 from prefect_rlhf.placement.search.tables import UNDECIDED, Ints, Tables
-from prefect_rlhf.placement.search.turns import NEVER
+from prefect_rlhf.placement.search.waits import NEVER
 
 
 @compiled

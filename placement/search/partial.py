@@ -11,7 +11,7 @@ from prefect_rlhf.placement.search.cliques import heaviest_clique
 from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
 from prefect_rlhf.placement.search.lay_out import may_share, mesh_class
 from prefect_rlhf.placement.search.simulate import fill_durations
-from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.tables import CALL, DISJOINT, EQUAL, UNDECIDED, Ints, Tables
 
 LEASTS = 3
 US, AREA, SIZE = range(LEASTS)
@@ -78,7 +78,26 @@ def bound_partial(t: Tables, p: Partial, enough: int) -> int:
     fill_durations(t, p.option, p.relation, least[US], p.us)
     fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.area)
     fill_sure(t, p, least[SIZE])
-    return bound_of(t, p.us, p.area, p.sure, p.scratch, enough, p.explain)
+    gone = surely_absent(t, p.option, p.relation, p.us)
+    return bound_of(t, p.us, p.area, gone, p.sure, p.scratch, enough, p.explain)
+
+
+@inner
+def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
+    """The moves that take no time, whatever is still undecided."""
+    found = 0
+    for node in range(t.num_nodes):
+        first, second = t.first[node], t.second[node]
+        if us[node] == 0 and t.kind[node] != CALL and is_option(t, option, first) and is_option(t, option, second):
+            if t.cost_layers[node] == 1 or relation[first, second] != UNDECIDED:
+                found |= 1 << node
+    return found
+
+
+@inner
+def is_option(t: Tables, option: Ints, call: int) -> bool:
+    """Whether one option of a call is decided, not only a group of them."""
+    return 0 <= option[call] < t.group_start[call] - t.option_start[call]
 
 
 @inner

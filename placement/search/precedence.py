@@ -1,68 +1,162 @@
-"""Which nodes run after which, for certain: because they wait, or because of two on the same devices one goes first."""
+"""Which runs end before others start, for certain: since these wait, or since of two on the same devices one goes first.
+
+Runs are placed in the order in which they become ready (ties: earlier iteration, then earlier node), and a run starts
+after all that were placed before it on overlapping meshes. So when all that run a waits for has ended before run b is
+ready, a is ready no later than b, and goes first wherever their meshes overlap. By the same rule the runs of a node go
+one after the other, so what has ended in one iteration has ended in all before it.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
 
 from prefect_rlhf.placement.search.compiled import inner, lowest
 from prefect_rlhf.placement.search.tables import Ints, Tables
 
+SAME, LAST, EARLIER = range(3)  # iterations
+
+
+class Order(NamedTuple):
+    """Sets of nodes for each node, filled by `fill_order`."""
+
+    gone: Ints  # [1]: for which `waits` was filled
+    waits: Ints  # [3, V]: what it waits for at once: of its own iteration, the last, and earlier ones
+    ready: Ints  # [V]: what of its own iteration has ended when it is ready
+    same: Ints  # [V]: what of its own iteration has ended when it starts
+    last: Ints  # [V]: what of the last iteration has ended when it starts
+
+
+def order_for(t: Tables) -> Order:
+    """Empty arrays of the right sizes."""
+    ready, same, last = np.zeros((3, t.num_nodes), dtype=np.int64)
+    return Order(np.full(1, -1, dtype=np.int64), np.zeros((3, t.num_nodes), dtype=np.int64), ready, same, last)
+
 
 @inner
-def fill_after(t: Tables, conflict: Ints, nodes: int, same: Ints, following: Ints) -> None:
-    """Write for each node the sets of nodes that start after its end: in its own iteration, and in the next.
+def fill_order(t: Tables, conflict: Ints, nodes: int, gone: int, o: Order) -> None:
+    """Write what ends before each node starts.
 
-    `nodes` are those that take time; only they hold up what conflicts with them.
+    `nodes` surely take time, so they hold up what conflicts with them; `gone` surely take none, so what waits for them
+    waits for what they wait for.
     """
-    for node in range(t.num_nodes - 1, -1, -1):
-        direct = goes_before(t, conflict, nodes, 0, node)
-        same[node] = direct | united(same, direct)
-    for node in range(t.num_nodes - 1, -1, -1):
-        direct = goes_before(t, conflict, nodes, 1, node)
-        following[node] = direct | united(same, direct) | united(following, goes_before(t, conflict, nodes, 0, node))
+    if o.gone[0] != gone:
+        fill_waits(t, gone, o.waits)
+        o.gone[0] = gone
+    for node in range(t.num_nodes):
+        fill_same(t, conflict[node] & nodes, nodes, node, o)
+    for node in range(t.num_nodes):
+        fill_last(t, conflict[node] & nodes, nodes, node, o)
 
 
 @inner
-def goes_before(t: Tables, conflict: Ints, nodes: int, shift: int, node: int) -> int:
-    """The nodes `shift` iterations later that wait for the node, or conflict with it and come after it."""
-    found = t.waits_in[shift, node]
-    if nodes >> node & 1:
-        found |= conflict[node] & nodes & t.goes_first[shift, node]
-    return found
+def fill_waits(t: Tables, gone: int, waits: Ints) -> None:
+    """Write what each node waits for, where in place of what is gone stands what that waits for."""
+    for node in range(t.num_nodes):
+        for lag in range(3):
+            waits[lag, node] = t.waits_for[lag, node] & ~gone
+    changed = gone != 0
+    while changed:
+        changed = False
+        for node in range(t.num_nodes):
+            for lag in range(3):
+                through = t.waits_for[lag, node] & gone
+                while through:
+                    other = lowest(through)
+                    through &= through - 1
+                    for more in range(3):
+                        found = waits[more, other]
+                        changed |= found & ~waits[min(lag + more, EARLIER), node] != 0
+                        waits[min(lag + more, EARLIER), node] |= found
 
 
 @inner
-def united(sets: Ints, members: int) -> int:
-    """The union of the members' sets."""
+def fill_same(t: Tables, rivals: int, nodes: int, node: int, o: Order) -> None:
+    """Write `ready` and `same` of a node whose `rivals` need devices that it needs."""
+    ready = started = started_last = 0
+    others = o.waits[SAME, node]
+    late = others & nodes != 0  # it is ready later than something has started
+    while others:
+        other = lowest(others)
+        others &= others - 1
+        ready |= 1 << other | o.same[other]
+        if nodes >> other & 1:
+            started |= o.same[other]
+            started_last |= 1 << other | o.same[other] | t.ready_last[other]
+    o.ready[node] = o.same[node] = ready
+    if nodes >> node & 1 == 0:
+        return
+    ready_last = ready | t.ready_last[node]
+    rivals &= ~(ready | 1 << node)
+    while rivals:
+        rival = lowest(rivals)
+        rivals &= rivals - 1
+        if rival < node:
+            if waits_within(o, rival, ready, ready_last):
+                o.same[node] |= 1 << rival | o.same[rival]
+        elif late and waits_within(o, rival, started, started_last):
+            o.same[node] |= 1 << rival
+
+
+@inner
+def fill_last(t: Tables, rivals: int, nodes: int, node: int, o: Order) -> None:
+    """Write `last` of a node whose `rivals` need devices that it needs."""
+    ready = o.ready[node] | t.ready_last[node]
+    others = o.waits[SAME, node]
+    while others:
+        ready |= o.last[lowest(others)]
+        others &= others - 1
+    others = o.waits[LAST, node]
+    while others:
+        ready |= 1 << lowest(others) | o.same[lowest(others)]
+        others &= others - 1
+    o.last[node] = ready | 1 << node | o.same[node]
+    if nodes >> node & 1 == 0:
+        return
+    rivals &= ~o.last[node]
+    while rivals:
+        rival = lowest(rivals)
+        rivals &= rivals - 1
+        if waits_within(o, rival, ready, ready):
+            o.last[node] |= 1 << rival | o.same[rival]
+
+
+@inner
+def waits_within(o: Order, node: int, same: int, earlier: int) -> bool:
+    """Whether all that a node waits for is in these sets: what it waits for of its own iteration, and of earlier ones."""
+    return o.waits[SAME, node] & ~same == 0 and (o.waits[LAST, node] | o.waits[EARLIER, node]) & ~earlier == 0
+
+
+@inner
+def members_after(same: Ints, node: int) -> int:
+    """The nodes that start after the node's end."""
     found = 0
-    while members:
-        found |= sets[lowest(members)]
-        members &= members - 1
+    for other in range(len(same)):
+        if same[other] >> node & 1:
+            found |= 1 << other
     return found
 
 
 @inner
-def members_before(following: Ints, members: int, node: int) -> int:
-    """Those of a set that run before the node's next run."""
-    found = 0
-    while members:
-        if following[lowest(members)] >> node & 1:
-            found |= 1 << lowest(members)
-        members &= members - 1
-    return found
-
-
-@inner
-def exclude_once(t: Tables, conflict: Ints, same: Ints, adjacent: Ints) -> None:
+def exclude_once(t: Tables, conflict: Ints, o: Order, adjacent: Ints) -> None:
     """Write for each node those that it excludes within an iteration."""
     for node in range(t.num_nodes):
-        adjacent[node] = conflict[node] | t.ordered_once[node] | same[node]
+        adjacent[node] = conflict[node] | t.ordered_once[node] | o.same[node]
     mirror(adjacent)
 
 
 @inner
-def exclude_always(t: Tables, conflict: Ints, same: Ints, following: Ints, adjacent: Ints) -> None:
+def exclude_always(t: Tables, conflict: Ints, o: Order, adjacent: Ints) -> None:
     """Write for each node those of which every run excludes every run of it."""
     for node in range(t.num_nodes):
-        adjacent[node] = conflict[node] | t.ordered_always[node] | members_before(following, same[node], node)
+        adjacent[node] = conflict[node] | t.ordered_always[node]
+        others = o.same[node]
+        while others:
+            other = lowest(others)
+            others &= others - 1
+            if o.last[other] >> node & 1:
+                adjacent[node] |= 1 << other
     mirror(adjacent)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from prefect_rlhf.placement.search.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem
 from prefect_rlhf.placement.search.symmetry import symmetries
-from prefect_rlhf.placement.search.turns import NEVER, least_lags, turns, word
+from prefect_rlhf.placement.search.waits import NEVER, least_lags, wait_arrays, word
 
 Ints = NDArray[np.int64]
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
@@ -87,9 +87,8 @@ class Tables(NamedTuple):
     anchor_loop: Ints  # set: the anchor and all between it and its next run that must wait for it
     anchor_rest: Ints  # set: the anchor and all that waits for it in its iteration
     loop_ordered: Ints  # [A, V]: those of the loop that are ordered against it
-    # who goes first when two nodes cannot run at once, see `turns`
-    waits_in: Ints  # [2, V]: for lag 0 and 1: set of nodes that wait for it, at once
-    goes_first: Ints  # [2, V]: set of nodes of the same and of the next iteration that it goes before
+    waits_for: Ints  # [3, V]: the nodes that it waits for at once, by lag: 0, 1, more
+    ready_last: Ints  # [V]: the nodes of which the last run has ended when it is ready
 
 
 def build_tables(problem: Problem) -> Tables:
@@ -110,7 +109,7 @@ def build_tables(problem: Problem) -> Tables:
         symmetry=_ints(symmetries(problem)),
         **_edge_arrays(problem),
         **_order_arrays(problem, lags),
-        **turns(problem),
+        **wait_arrays(problem),
     )
 
 
