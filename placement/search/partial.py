@@ -88,9 +88,10 @@ def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
     found = 0
     for node in range(t.num_nodes):
         first, second = t.first[node], t.second[node]
-        if us[node] == 0 and t.kind[node] != CALL and is_option(t, option, first) and is_option(t, option, second):
-            if t.cost_layers[node] == 1 or relation[first, second] != UNDECIDED:
-                found |= 1 << node
+        decided = t.cost_layers[node] == 1 or relation[first, second] != UNDECIDED
+        decided = decided and is_option(t, option, first) and is_option(t, option, second)
+        if decided and us[node] == 0 and t.kind[node] != CALL:
+            found |= 1 << node
     return found
 
 

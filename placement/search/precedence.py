@@ -1,4 +1,4 @@
-"""Which runs end before others start, for certain: since these wait, or since of two on the same devices one goes first.
+"""Which runs end before others start, for certain: these wait, or of two on the same devices one must go first.
 
 Runs are placed in the order in which they become ready (ties: earlier iteration, then earlier node), and a run starts
 after all that were placed before it on overlapping meshes. So when all that run a waits for has ended before run b is
@@ -92,11 +92,10 @@ def fill_same(t: Tables, rivals: int, nodes: int, node: int, o: Order) -> None:
     while rivals:
         rival = lowest(rivals)
         rivals &= rivals - 1
-        if rival < node:
-            if waits_within(o, rival, ready, ready_last):
-                o.same[node] |= 1 << rival | o.same[rival]
+        if t.wins_ties[rival] >> node & 1 and waits_within(o, rival, ready, ready_last):
+            o.same[node] |= 1 << rival | o.same[rival]  # the winner of a tie has the smaller number: it has been filled
         elif late and waits_within(o, rival, started, started_last):
-            o.same[node] |= 1 << rival
+            o.same[node] |= 1 << rival | (o.same[rival] if rival < node else 0)
 
 
 @inner
@@ -124,7 +123,7 @@ def fill_last(t: Tables, rivals: int, nodes: int, node: int, o: Order) -> None:
 
 @inner
 def waits_within(o: Order, node: int, same: int, earlier: int) -> bool:
-    """Whether all that a node waits for is in these sets: what it waits for of its own iteration, and of earlier ones."""
+    """Whether all that a node waits for is in two sets, one for its own iteration and one for those before."""
     return o.waits[SAME, node] & ~same == 0 and (o.waits[LAST, node] | o.waits[EARLIER, node]) & ~earlier == 0
 
 

@@ -2,17 +2,18 @@
 
 Calls of equal options that wait for the same and are waited for by the same (several reward models) can be swapped, and
 so can pairs of them with the moves between (two critics, each scoring and being trained). Makespans then differ only by
-whom ties favour, so one bound holds for all plans that are the same up to such a permutation.
+whom ties favour, so one bound that leaves these ties open holds for all plans that are the same up to a permutation.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
 
-from prefect_rlhf.placement.search.problem import Edge, LinkNode, PairNode, PlannedCall, Problem
+from prefect_rlhf.placement.search.problem import Edge, LinkNode, PairNode, PlannedCall, Problem, ProblemNode
 
 Permutation = tuple[int, ...]  # of the calls
 MOST = 24  # permutations: of so many the complete plans are all scheduled
@@ -37,6 +38,30 @@ def _closure(group: set[Permutation]) -> set[Permutation]:
             break
         group = group | products
     return group
+
+
+def of_nodes(problem: Problem, goes: Permutation) -> list[int] | None:
+    """[node] -> the node in whose place it goes when the calls go as `goes` says; None when one has no place to go."""
+    names = [call.name for call in problem.calls]
+    moved = {name: names[place] for name, place in zip(names, goes, strict=True)}
+    places = {key: index for index, key in enumerate(_keys(problem, {name: name for name in names}))}
+    keys = list(_keys(problem, moved))
+    return [places[key] for key in keys] if set(keys) <= set(places) else None
+
+
+def _keys(problem: Problem, moved: dict[str, str]) -> Iterator[tuple[str, ...]]:
+    """What tells each node from all others: its calls, as moved, and which of the nodes of these calls it is."""
+    seen: Counter[tuple[str, ...]] = Counter()
+    for node in problem.nodes:
+        key = type(node).__name__, *(moved[name] for name in _calls_of(node))
+        yield *key, str(seen[key])
+        seen[key] += 1
+
+
+def _calls_of(node: ProblemNode) -> tuple[str, ...]:
+    if isinstance(node, PairNode):
+        return node.first, node.second
+    return (node.name,) if isinstance(node, PlannedCall) else (node.call,)
 
 
 def _swaps(problem: Problem) -> Iterator[Permutation]:
@@ -68,31 +93,20 @@ def _exchange(count: int, pairs: set[tuple[int, int]]) -> Permutation | None:
 
 def _keeps(problem: Problem, swap: Permutation) -> bool:
     """Whether every node has its equal in the place where it goes, and everything waits for the same."""
-    names = [call.name for call in problem.calls]
-    goes = {name: names[place] for name, place in zip(names, swap, strict=True)}
-    for node in problem.nodes:
-        if isinstance(node, LinkNode) and goes[node.call] != node.call:
-            return False
-    moves = [node for node in problem.nodes if isinstance(node, PairNode)]
-    for move in moves:
-        ends = goes[move.first], goes[move.second]
-        if ends != (move.first, move.second):
-            own = [other for other in moves if (other.first, other.second) == (move.first, move.second)]
-            theirs = [other for other in moves if (other.first, other.second) == ends]
-            place = next(index for index, other in enumerate(own) if other is move)
-            if len(own) != len(theirs) or not _same(move, theirs[place]):
-                return False
-            goes[move.name] = theirs[place].name
+    goes = of_nodes(problem, swap)
+    if goes is None or not all(_same(node, problem.nodes[goes[index]]) for index, node in enumerate(problem.nodes)):
+        return False
+    moved = {node.name: problem.nodes[goes[index]].name for index, node in enumerate(problem.nodes)}
     edges = set(problem.edges)
-    return {_moved(edge, goes) for edge in edges} == edges
+    return {Edge(moved[edge.source], moved[edge.target], edge.lag) for edge in edges} == edges
 
 
-def _same(first: PairNode, second: PairNode) -> bool:
-    return first.occupies == second.occupies and np.array_equal(first.microseconds, second.microseconds)
-
-
-def _moved(edge: Edge, goes: dict[str, str]) -> Edge:
-    return Edge(goes.get(edge.source, edge.source), goes.get(edge.target, edge.target), edge.lag)
+def _same(first: ProblemNode, second: ProblemNode) -> bool:
+    if isinstance(first, PairNode) and isinstance(second, PairNode):
+        return first.occupies == second.occupies and np.array_equal(first.microseconds, second.microseconds)
+    if isinstance(first, LinkNode) and isinstance(second, LinkNode):
+        return first.microseconds == second.microseconds
+    return True  # calls that change places are alike
 
 
 def not_before(group: Sequence[Permutation], order: Sequence[int]) -> list[int]:
@@ -108,3 +122,9 @@ def not_before(group: Sequence[Permutation], order: Sequence[int]) -> list[int]:
             if all(one[before] == before for before in kept) and one[call] != call:
                 found[one[call]] |= 1 << call
     return found
+
+
+def wins_ties(group: Sequence[Sequence[int]]) -> list[list[bool]]:
+    """[a, b]: whether node a goes before b when both become ready at once: by number, in all permutations of nodes."""
+    nodes = range(len(group[0]))
+    return [[all(goes[a] < goes[b] for goes in group) for b in nodes] for a in nodes]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prefect_rlhf.placement.search.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem
-from prefect_rlhf.placement.search.symmetry import symmetries
+from prefect_rlhf.placement.search.symmetry import of_nodes, symmetries, wins_ties
 from prefect_rlhf.placement.search.waits import NEVER, least_lags, wait_arrays, word
 
 Ints = NDArray[np.int64]
@@ -74,6 +74,7 @@ class Tables(NamedTuple):
     may: Ints  # [relation, K, K]: whether two meshes of these classes can lie so
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
     symmetry: Ints  # [S, C]: permutations of the calls, see `symmetry`; the first changes nothing
+    wins_ties: Ints  # [V]: set of nodes that it goes before when both become ready at once, however calls change places
     # waiting
     edge_start: Ints  # [V + 1]
     edge_target: Ints
@@ -106,7 +107,7 @@ def build_tables(problem: Problem) -> Tables:
         least_in_class=_least_in_class(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
-        symmetry=_ints(symmetries(problem)),
+        **_symmetry_arrays(problem),
         **_edge_arrays(problem),
         **_order_arrays(problem, lags),
         **wait_arrays(problem),
@@ -240,6 +241,12 @@ def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
             a, b = calls[node.first], calls[node.second]
             tells[a, b] = tells[b, a] = True
     return tells
+
+
+def _symmetry_arrays(problem: Problem) -> dict[str, Ints]:
+    group = symmetries(problem)
+    of_all = [goes for goes in (of_nodes(problem, one) for one in group) if goes is not None]
+    return {"symmetry": _ints(group), "wins_ties": _ints([word(row) for row in wins_ties(of_all)])}
 
 
 def _edge_arrays(problem: Problem) -> dict[str, Ints]:

@@ -8,7 +8,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from prefect_rlhf.placement.search.problem import Edge, Problem
+from prefect_rlhf.placement.search.problem import Problem
 
 Ints = NDArray[np.int64]
 NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
