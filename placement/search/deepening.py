@@ -136,7 +136,7 @@ def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
         fitting = fits_together(t, p, call) and bearable(t, r, level, call)
         return fitting and (level > 0 or can_lie(t, r, call))
     relation = p.relation[call, other]
-    if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(r, call, other):
+    if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(r, level, call, other):
         return False
     if relation == DISJOINT:
         allowed = fits_apart(t, p, call, other)

@@ -70,7 +70,7 @@ def is_first_of_alike(t: Tables, r: Round, call: int, group: int) -> bool:
 
 
 @inner
-def relation_is_first_of_alike(r: Round, call: int, other: int) -> bool:
+def relation_is_first_of_alike(r: Round, level: int, call: int, other: int) -> bool:
     """Whether no earlier call that can change places with this one, of the same group, lies later to those before."""
     p = r.partial
     earlier = r.not_before[call]
@@ -79,15 +79,18 @@ def relation_is_first_of_alike(r: Round, call: int, other: int) -> bool:
         earlier &= earlier - 1
         if r.group[alike] != r.group[call] or r.place[other] >= r.place[alike]:
             continue
-        if p.relation[alike, other] > p.relation[call, other] and same_before(r, alike, call, other):
+        if p.relation[alike, other] > p.relation[call, other] and same_before(r, level, alike, call):
             return False
     return True
 
 
 @inner
-def same_before(r: Round, first: int, second: int, other: int) -> bool:
-    """Whether two calls lie alike to all calls before `other` in the order."""
-    for index in range(r.place[other]):
-        if r.partial.relation[first, r.order[index]] != r.partial.relation[second, r.order[index]]:
+def same_before(r: Round, level: int, first: int, second: int) -> bool:
+    """Whether two calls lie alike to all calls before both of which that has been decided before this level."""
+    at = level - 1
+    while r.level_other[at] >= 0:
+        other = r.level_other[at]
+        if r.place[other] < r.place[first] and r.partial.relation[first, other] != r.partial.relation[second, other]:
             return False
+        at -= 1
     return True

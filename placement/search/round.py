@@ -78,8 +78,14 @@ def _levels(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[in
     at_once |= {call for call in order if _fastest_bytes(t, call) > LARGE * t.most_bytes}
     for depth, call in enumerate(order):
         options = [OPTION] if call in at_once and depth >= num_kept else []
-        yield from ((call, other, depth) for other in [GROUP, *options, *order[:depth]])
+        yield from ((call, other, depth) for other in [GROUP, *_decisive_first(t, call, order[:depth]), *options])
     yield from ((call, OPTION, len(order)) for call in order[num_kept:] if call not in at_once)
+
+
+def _decisive_first(t: Tables, call: int, others: Sequence[int]) -> list[int]:
+    """First the long calls that do not wait for this one nor it for them: those it holds up where they overlap."""
+    ordered = int(t.ordered_once[t.node_of[call]])
+    return sorted(others, key=lambda other: (ordered >> int(t.node_of[other]) & 1, -int(t.least_area[other])))
 
 
 def _fastest_bytes(t: Tables, call: int) -> int:
