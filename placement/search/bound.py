@@ -14,7 +14,8 @@ its completions. (*) is used three times, with the makespan M of N iterations:
 1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
 2. a loop: an anchor whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that run after the
-   one and before the other: start of the next >= start of this + (*) over them.
+   one and before the other: start of the next >= start of this + (*) over them. Nodes that may slip beyond the next run
+   of the anchor, but not beyond the one after that, lie between its first and its last run all but once.
 3. what runs after the anchor in the last iteration: M >= start of the anchor's last run + (*) over it.
 
 tests/placement/search/test_bound.py holds all of this against every plan of random problems.
@@ -35,6 +36,7 @@ from prefect_rlhf.placement.search.precedence import (
     fill_order,
     members_after,
     order_for,
+    united,
 )
 from prefect_rlhf.placement.search.tables import LINK, PAIR, Ints, Tables
 
@@ -48,6 +50,8 @@ class Scratch(NamedTuple):
     tail: Ints  # [V]
     conflict: Ints  # [V]
     adjacent: Ints  # [V]
+    total_us: Ints  # [V]: of several runs
+    total_area: Ints  # [V]
     order: Order
     by_resource: Ints  # [2 C]
     stack: Ints  # [STACK], of `heaviest_clique`
@@ -55,9 +59,9 @@ class Scratch(NamedTuple):
 
 def scratch_for(t: Tables) -> Scratch:
     """Empty arrays of the right sizes."""
-    head, tail, conflict, adjacent = np.zeros((4, t.num_nodes), dtype=np.int64)
+    head, tail, conflict, adjacent, total_us, total_area = np.zeros((6, t.num_nodes), dtype=np.int64)
     by_resource, stack = np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64)
-    return Scratch(head, tail, conflict, adjacent, order_for(t), by_resource, stack)
+    return Scratch(head, tail, conflict, adjacent, total_us, total_area, order_for(t), by_resource, stack)
 
 
 @inner
@@ -243,9 +247,11 @@ def loop_bound(
     rest = loop = 1 << anchor
     if lag == t.anchor_lag[number]:
         rest, loop = t.anchor_rest[number], t.anchor_loop[number]
+    slips = 0
     if lag == 1:
         rest |= members_after(s.order.same, anchor)
         loop |= rest & s.order.last[anchor]
+        slips = rest & nodes & united(s.order.last, s.order.last[anchor]) & ~loop
     exclude_once(t, s.conflict, s.order, s.adjacent)
     work, last_kept, last_fitting = heaviest_work(us, area, s, rest & nodes, t.num_devices)
     value = s.head[anchor] + rounded_up(work, t.num_devices)
@@ -255,8 +261,17 @@ def loop_bound(
         if lag > 1:
             for node in range(t.num_nodes):
                 s.adjacent[node] = s.conflict[node] | t.loop_ordered[number, node]
-        work, kept, fitting = heaviest_work(us, area, s, loop & nodes, t.num_devices)
-        value += repeats * rounded_up(work, t.num_devices)
+        if slips:
+            exclude_slips(s.conflict, s.order, slips, s.adjacent)
+            fill_total(us, loop & nodes, slips, repeats, s.total_us)
+            fill_total(area, loop & nodes, slips, repeats, s.total_area)
+            work, kept, fitting = heaviest_work(s.total_us, s.total_area, s, (loop | slips) & nodes, t.num_devices)
+            value += rounded_up(work, t.num_devices)
+            if fitting | last_fitting == 0:
+                value += sum_over(us, apart_from(s.conflict, s.order, kept & slips, last_kept))
+        else:
+            work, kept, fitting = heaviest_work(us, area, s, loop & nodes, t.num_devices)
+            value += repeats * rounded_up(work, t.num_devices)
     if value > best:
         explain[0], explain[1], explain[2], explain[3], explain[4] = (
             LOOP + number,
@@ -266,3 +281,41 @@ def loop_bound(
             last_fitting,
         )
     return value
+
+
+@inner
+def fill_total(one: Ints, loop: int, slips: int, repeats: int, total: Ints) -> None:
+    """Write what all runs take that end before the anchor's last: one run fewer of those that slip."""
+    for node in range(len(one)):
+        total[node] = 0
+        if loop >> node & 1:
+            total[node] = repeats * one[node]
+        elif slips >> node & 1:
+            total[node] = (repeats - 1) * one[node]
+
+
+@inner
+def exclude_slips(conflict: Ints, o: Order, slips: int, adjacent: Ints) -> None:
+    """Of what excludes a node that slips within an iteration, keep what excludes it in the next iteration as well."""
+    rest = slips
+    while rest:
+        node = lowest(rest)
+        rest &= rest - 1
+        kept = conflict[node] | members_after(o.last, node)
+        adjacent[node] &= kept
+        others = ~kept & (1 << len(conflict)) - 1
+        while others:
+            adjacent[lowest(others)] &= ~(1 << node)
+            others &= others - 1
+
+
+@inner
+def apart_from(conflict: Ints, o: Order, nodes: int, last: int) -> int:
+    """Those of `nodes` whose last run but one excludes the last runs of all of `last`."""
+    found = 0
+    while nodes:
+        node = lowest(nodes)
+        nodes &= nodes - 1
+        if last & ~(conflict[node] | members_after(o.last, node)) == 0:
+            found |= 1 << node
+    return found

@@ -128,11 +128,21 @@ def waits_within(o: Order, node: int, same: int, earlier: int) -> bool:
 
 
 @inner
-def members_after(same: Ints, node: int) -> int:
-    """The nodes that start after the node's end."""
+def united(sets: Ints, members: int) -> int:
+    """The union of the members' sets."""
     found = 0
-    for other in range(len(same)):
-        if same[other] >> node & 1:
+    while members:
+        found |= sets[lowest(members)]
+        members &= members - 1
+    return found
+
+
+@inner
+def members_after(ended: Ints, node: int) -> int:
+    """The nodes before whose start the node has ended, as `ended` says."""
+    found = 0
+    for other in range(len(ended)):
+        if ended[other] >> node & 1:
             found |= 1 << other
     return found
 
