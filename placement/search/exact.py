@@ -24,6 +24,9 @@ SMALL_ROUND = 1_000  # evaluations of a round that costs nothing
 MOST_GROWTH = 0.02
 LEAST_GROWTH = 1e-5
 TOO_DEAR = 8.0  # times the evaluations of the round before, after which a round is given up for a lower threshold
+PATIENCE = 3.0  # times the evaluations at which the search for plans last found one, until it is stale
+LEAST_PATIENCE = 300_000  # evaluations
+STALE = 0.2  # of its share is left to it then
 TOO_LONG = 0.25  # of all evaluations before: as long a round may take in any case
 
 
@@ -41,6 +44,7 @@ class Frontier:
     incumbent: Incumbent | None = None
     near: Neighbourhoods | None = None
     near_evaluations: int = 0
+    improved_at: int = 0  # `improving_evaluations` when these last found a better plan
     ended: bool = False
     began_at: int = 0  # evaluations when the round under way began
     last_round: int = 0  # evaluations of the round before
@@ -61,7 +65,7 @@ class Frontier:
 class IterativeDeepening:
     """`growth` is by how much of itself the threshold is first raised; later so that each round costs twice the last.
 
-    `improving_share` is how many evaluations the search for plans gets for one of deepening.
+    `improving_share` is how many evaluations the search for plans gets for one of deepening, until it is stale.
     """
 
     seed: int = 0
@@ -75,13 +79,18 @@ class IterativeDeepening:
         return _next_round(t, Frontier(round, begin_annealing(t, self.seed), lower_bound, self.growth))
 
     def step(self, t: Tables, state: Frontier) -> Frontier:
-        if state.improving_evaluations < self.improving_share * state.round.left[EVALUATIONS]:
+        if state.improving_evaluations < self._share(state) * state.round.left[EVALUATIONS]:
             return _improve(t, state)
         ended = advance(t, state.round, CHUNK)
         state = _adopt(state, found_by(state.round))
         if ended:
             return self._after_round(t, state)
         return _next_round(t, replace(state, growth=state.growth / 2)) if _too_dear(state) else state
+
+    def _share(self, state: Frontier) -> float:
+        """Less for a search for plans that has found none for long."""
+        patience = max(LEAST_PATIENCE, PATIENCE * state.improved_at)
+        return self.improving_share * (1 if state.improving_evaluations < patience else STALE)
 
     def terminate(self, t: Tables, state: Frontier) -> Outcome | None:
         if state.incumbent is None:
@@ -119,12 +128,18 @@ def _improve(t: Tables, state: Frontier) -> Frontier:
     """One step of the search for a better plan: near the best one while that is new, else anywhere."""
     if state.near is None or state.annealing.evaluations <= state.near_evaluations:
         annealing = step_annealing(t, state.annealing)
-        return _adopt(replace(state, annealing=annealing), annealing.found)
+        return _improved(replace(state, annealing=annealing), annealing.found)
     near = step_neighbourhood(t, state.near)
     if near is None:
         return replace(state, near=None)
     spent = state.near_evaluations + near.evaluations - state.near.evaluations
-    return _adopt(replace(state, near=near, near_evaluations=spent), near.center)
+    return _improved(replace(state, near=near, near_evaluations=spent), near.center)
+
+
+def _improved(state: Frontier, found: Incumbent | None) -> Frontier:
+    adopted = _adopt(state, found)
+    better = adopted.incumbent is not state.incumbent
+    return replace(adopted, improved_at=state.improving_evaluations) if better else adopted
 
 
 def _adopt(state: Frontier, found: Incumbent | None) -> Frontier:
