@@ -13,17 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prefect_rlhf.placement.alignment import aligned
-from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.candidates import Candidate, Setting
 from prefect_rlhf.placement.completion import completed
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.estimate import ITERATIONS, Estimate
+from prefect_rlhf.placement.estimate import ITERATIONS, Estimate, estimate_with
 from prefect_rlhf.placement.node import Node
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.plan_problem import MICROSECONDS, PlanProblem
-from prefect_rlhf.placement.schedule import schedule
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
 
@@ -75,9 +73,7 @@ def timed(placements: Placements, setting: Setting) -> Estimate:
     def seconds(node: Node) -> float:
         return calls[node.call.name] if node.call and node.kind == node.call.kind else moves.seconds(node)
 
-    first_step = max((edge.lag for edge in graph.version_edges()), default=1)
-    made = schedule(augment(graph, plan, first_step + ITERATIONS), seconds)
-    return Estimate(plan, made, first_step)
+    return estimate_with(graph, plan, seconds)
 
 
 def _call_seconds(name: str, placement: Placement, setting: Setting) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.augment import augment
@@ -9,6 +10,7 @@ from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.node import Node
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.schedule import Rule, Schedule, schedule
 
@@ -49,9 +51,20 @@ def estimate(
     trained = training(graph)
     names = {call.name for call in trained}
     plan = replace(plan, placements=tuple((name, one) for name, one in plan.placements if name in names))
-    first = max((edge.lag for edge in trained.version_edges()), default=1)
     costs = NodeCosts(trained, plan, workload, sources)
-    return Estimate(plan, schedule(augment(trained, plan, first + iterations), costs.seconds, rule), first)
+    return estimate_with(trained, plan, costs.seconds, iterations, rule)
+
+
+def estimate_with(
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
+    seconds: Callable[[Node], float],
+    iterations: int = ITERATIONS,
+    rule: Rule = "run",
+) -> Estimate:
+    """The same where each node takes `seconds`, of a graph without evaluation."""
+    first = max((edge.lag for edge in graph.version_edges()), default=1)
+    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, rule), first)
 
 
 def training(graph: DataflowGraph) -> DataflowGraph:

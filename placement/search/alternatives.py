@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled
 from prefect_rlhf.placement.search.placed import OVERFLOW_FACTOR, Placed, empty_placed, evaluate, fits
 from prefect_rlhf.placement.search.problem import Choice, Plan, Problem
-from prefect_rlhf.placement.search.tables import Ints, Tables, build_tables
+from prefect_rlhf.placement.search.tables import Tables, build_tables
 
 
 @dataclass(frozen=True, slots=True)

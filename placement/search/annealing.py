@@ -13,14 +13,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prefect_rlhf.placement.search.bound import Scratch, bound_of, fill_areas, scratch_for
+from prefect_rlhf.placement.search.arrays import Ints
+from prefect_rlhf.placement.search.bound import bound_of, fill_areas
 from prefect_rlhf.placement.search.chance import below, fraction
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial import surely_absent
 from prefect_rlhf.placement.search.placed import Placed, empty_placed, fill_relations, overflow
+from prefect_rlhf.placement.search.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.simulate import list_schedule
-from prefect_rlhf.placement.search.tables import PAIR, Ints, Tables
+from prefect_rlhf.placement.search.tables import PAIR, Tables
 
 HOT, COLD = 0.08, 0.0003  # temperatures, in units of the plan's cost
 FIRST_RUN, LONGEST_RUN = 20_000, 2_000_000  # proposals

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from prefect_rlhf.placement.search.bound import ALL_ITERATIONS
 from prefect_rlhf.placement.search.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.placed import Placed
 from prefect_rlhf.placement.search.problem import PlannedCall, Problem
 from prefect_rlhf.placement.search.round import INFINITE
+from prefect_rlhf.placement.search.scratch import ALL_ITERATIONS
 from prefect_rlhf.placement.search.tables import Tables
 
 

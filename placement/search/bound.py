@@ -1,67 +1,26 @@
 """A lower bound on the makespan of every schedule of every completion of a partial plan, compiled.
 
 Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other, or for what
-goes first on devices that it needs (`precedence`). A set of nodes
-that exclude each other pairwise (a clique) runs one after the other. So while a clique K runs, nothing runs that all of
-K excludes; if A is a set of such nodes, the time besides K must have room for the area of A: each node's duration
-times the devices that it occupies. With D devices,
-
-    seconds >= weight(K) + area(A) / D                                                                    (*)
-
+goes first on devices that it needs (`precedence`). What nodes that exclude each other take at least is (*) of `work`.
 Undecided calls enter with their smallest duration and area, and no overlap, so a bound of a partial plan holds for all
 its completions. (*) is used three times, with the makespan M of N iterations:
 
 1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
-2. a loop: an anchor whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that run after the
-   one and before the other: start of the next >= start of this + (*) over them. Nodes that may slip beyond the next run
-   of the anchor, but not beyond the one after that, lie between its first and its last run all but once.
-3. what runs after the anchor in the last iteration: M >= start of the anchor's last run + (*) over it.
+2. a loop, and 3. what follows it in the last iteration: see `loop`.
 
 tests/placement/search/test_bound.py holds all of this against every plan of random problems.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
-from prefect_rlhf.placement.search.cliques import STACK, heaviest_clique, sum_over
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import inner, lowest
-from prefect_rlhf.placement.search.precedence import (
-    Order,
-    exclude_always,
-    exclude_once,
-    fill_order,
-    members_after,
-    order_for,
-    united,
-)
-from prefect_rlhf.placement.search.tables import LINK, PAIR, Ints, Tables
-
-ALL_ITERATIONS, LOOP = 0, 1
-
-
-class Scratch(NamedTuple):
-    """Room for what a bound needs on its way; allocated once, since that takes as long as the bound itself."""
-
-    head: Ints  # [V]
-    tail: Ints  # [V]
-    conflict: Ints  # [V]
-    adjacent: Ints  # [V]
-    total_us: Ints  # [V]: of several runs
-    total_area: Ints  # [V]
-    order: Order
-    by_resource: Ints  # [2 C]
-    stack: Ints  # [STACK], of `heaviest_clique`
-
-
-def scratch_for(t: Tables) -> Scratch:
-    """Empty arrays of the right sizes."""
-    head, tail, conflict, adjacent, total_us, total_area = np.zeros((6, t.num_nodes), dtype=np.int64)
-    by_resource, stack = np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64)
-    return Scratch(head, tail, conflict, adjacent, total_us, total_area, order_for(t), by_resource, stack)
+from prefect_rlhf.placement.search.loop import loop_bound
+from prefect_rlhf.placement.search.precedence import exclude_always, fill_order
+from prefect_rlhf.placement.search.scratch import ALL_ITERATIONS, Scratch
+from prefect_rlhf.placement.search.tables import LINK, PAIR, Tables
+from prefect_rlhf.placement.search.work import heaviest_work, rounded_up
 
 
 @inner
@@ -150,41 +109,6 @@ def least_over(values: Ints, members: int) -> int:
 
 
 @inner
-def best_split(
-    adjacent: Ints, us: Ints, area: Ints, clique: int, universe: int, num_devices: int
-) -> tuple[int, int, int]:
-    """The best of (*) that the clique gives: K of it, and as A the rest of it with what only the rest does not exclude.
-
-    Returns device-microseconds, K and A.
-    """
-    best, best_k, best_a = sum_over(us, clique) * num_devices, clique, 0
-    whole = sum_over(area, universe)
-    if whole > best:
-        best, best_k, best_a = whole, 0, universe
-    others = universe & ~clique
-    while others:
-        beside = clique & ~adjacent[lowest(others)]  # what may run at the same time as this node
-        others &= others - 1
-        kept = clique & ~beside
-        fitting = beside
-        rest = universe & ~clique
-        while rest:
-            if kept & ~adjacent[lowest(rest)] == 0:
-                fitting |= 1 << lowest(rest)
-            rest &= rest - 1
-        value = sum_over(us, kept) * num_devices + sum_over(area, fitting)
-        if value > best:
-            best, best_k, best_a = value, kept, fitting
-    return best, best_k, best_a
-
-
-@inner
-def rounded_up(value: int, divisor: int) -> int:
-    """`value / divisor`, not below it."""
-    return (value + divisor - 1) // divisor
-
-
-@inner
 def present(us: Ints) -> int:
     """The set of nodes that take time."""
     members = 0
@@ -220,13 +144,6 @@ def bound_of(t: Tables, us: Ints, area: Ints, gone: int, overlap: Ints, s: Scrat
 
 
 @inner
-def heaviest_work(us: Ints, area: Ints, s: Scratch, nodes: int, num_devices: int) -> tuple[int, int, int]:
-    """(*) over `nodes`, of which `s.adjacent` says which exclude each other: device-microseconds, K and A."""
-    _, clique = heaviest_clique(s.adjacent, us, nodes, s.stack)
-    return best_split(s.adjacent, us, area, clique, nodes, num_devices)
-
-
-@inner
 def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int) -> int:
     """Term 1."""
     exclude_always(t, s.conflict, s.order, s.adjacent)
@@ -236,86 +153,3 @@ def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int
     if value > best:
         explain[0], explain[1], explain[2], explain[3], explain[4] = ALL_ITERATIONS, kept, fitting, 0, 0
     return value
-
-
-@inner
-def loop_bound(
-    t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, lag: int, explain: Ints, best: int
-) -> int:
-    """Terms 2 and 3 for one anchor whose next run, `lag` iterations on, waits for it or goes after it."""
-    anchor = t.anchor[number]
-    rest = loop = 1 << anchor
-    if lag == t.anchor_lag[number]:
-        rest, loop = t.anchor_rest[number], t.anchor_loop[number]
-    slips = 0
-    if lag == 1:
-        rest |= members_after(s.order.same, anchor)
-        loop |= rest & s.order.last[anchor]
-        slips = rest & nodes & united(s.order.last, s.order.last[anchor]) & ~loop
-    exclude_once(t, s.conflict, s.order, s.adjacent)
-    work, last_kept, last_fitting = heaviest_work(us, area, s, rest & nodes, t.num_devices)
-    value = s.head[anchor] + rounded_up(work, t.num_devices)
-    repeats = (t.iterations - 1) // lag
-    kept = fitting = 0
-    if repeats:
-        if lag > 1:
-            for node in range(t.num_nodes):
-                s.adjacent[node] = s.conflict[node] | t.loop_ordered[number, node]
-        if slips:
-            exclude_slips(s.conflict, s.order, slips, s.adjacent)
-            fill_total(us, loop & nodes, slips, repeats, s.total_us)
-            fill_total(area, loop & nodes, slips, repeats, s.total_area)
-            work, kept, fitting = heaviest_work(s.total_us, s.total_area, s, (loop | slips) & nodes, t.num_devices)
-            value += rounded_up(work, t.num_devices)
-            if fitting | last_fitting == 0:
-                value += sum_over(us, apart_from(s.conflict, s.order, kept & slips, last_kept))
-        else:
-            work, kept, fitting = heaviest_work(us, area, s, loop & nodes, t.num_devices)
-            value += repeats * rounded_up(work, t.num_devices)
-    if value > best:
-        explain[0], explain[1], explain[2], explain[3], explain[4] = (
-            LOOP + number,
-            kept,
-            fitting,
-            last_kept,
-            last_fitting,
-        )
-    return value
-
-
-@inner
-def fill_total(one: Ints, loop: int, slips: int, repeats: int, total: Ints) -> None:
-    """Write what all runs take that end before the anchor's last: one run fewer of those that slip."""
-    for node in range(len(one)):
-        total[node] = 0
-        if loop >> node & 1:
-            total[node] = repeats * one[node]
-        elif slips >> node & 1:
-            total[node] = (repeats - 1) * one[node]
-
-
-@inner
-def exclude_slips(conflict: Ints, o: Order, slips: int, adjacent: Ints) -> None:
-    """Of what excludes a node that slips within an iteration, keep what excludes it in the next iteration as well."""
-    rest = slips
-    while rest:
-        node = lowest(rest)
-        rest &= rest - 1
-        kept = conflict[node] | members_after(o.last, node)
-        adjacent[node] &= kept
-        others = ~kept & (1 << len(conflict)) - 1
-        while others:
-            adjacent[lowest(others)] &= ~(1 << node)
-            others &= others - 1
-
-
-@inner
-def apart_from(conflict: Ints, o: Order, nodes: int, last: int) -> int:
-    """Those of `nodes` whose last run but one excludes the last runs of all of `last`."""
-    found = 0
-    while nodes:
-        node = lowest(nodes)
-        nodes &= nodes - 1
-        if last & ~(conflict[node] | members_after(o.last, node)) == 0:
-            found |= 1 << node
-    return found

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import inner
-from prefect_rlhf.placement.search.tables import Ints, Tables
+from prefect_rlhf.placement.search.tables import Tables
 
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # Knuth's MMIX, modulo 2^64
 

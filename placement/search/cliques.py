@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
-from prefect_rlhf.placement.search.tables import Ints
 
 STACK = 3 * 64
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.json_file import read_json
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.move_table import moves_between
 from prefect_rlhf.placement.search.problem import (
     Choice,
@@ -195,7 +193,7 @@ def _known(name: str, names: Sequence[str], where: str) -> str:
 
 def _moves_of(
     data: JsonObject, calls: Sequence[PlannedCall], hooks: Sequence[Hook]
-) -> Iterator[tuple[Hook, NDArray[np.int64], NDArray[np.int64]]]:
+) -> Iterator[tuple[Hook, Ints, Ints]]:
     """Each hook with the microseconds of its moves there and back, both as [option of other, option of train]."""
     realloc = data.get("realloc", {})
     table = _get(realloc, "table_us", dict, "realloc.") if realloc else {}
@@ -209,9 +207,7 @@ def _moves_of(
         yield hook, moves[hook.size_key].between(*ends), moves[hook.size_key].between(*ends[::-1]).T
 
 
-def _nodes(
-    calls: Sequence[PlannedCall], moves: Sequence[tuple[Hook, NDArray[np.int64], NDArray[np.int64]]]
-) -> Iterator[ProblemNode]:
+def _nodes(calls: Sequence[PlannedCall], moves: Sequence[tuple[Hook, Ints, Ints]]) -> Iterator[ProblemNode]:
     for call in calls:
         around = [(hook, there, back) for hook, there, back in moves if hook.train == call.name]
         yield from (node for hook, there, _ in around for node in _moves("before", hook, there))
@@ -219,7 +215,7 @@ def _nodes(
         yield from (node for hook, _, back in around for node in _moves("after", hook, back))
 
 
-def _moves(when: str, hook: Hook, durations: NDArray[np.int64]) -> Iterator[PairNode]:
+def _moves(when: str, hook: Hook, durations: Ints) -> Iterator[PairNode]:
     """The two nodes of one move; `durations[option of other, option of train]`."""
     sides: tuple[tuple[Occupies, str], ...] = (("first", hook.other), ("second", hook.train))
     for occupies, on in sides:

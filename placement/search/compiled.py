@@ -28,6 +28,11 @@ def _keep_by_version(folder: Path) -> None:
 _keep_by_version(Path(__file__).parent)
 
 
+def is_compiled() -> bool:
+    """Whether an earlier process has left the compiled code of all of this on disk."""
+    return any(Path(numba.config.CACHE_DIR or "").glob("*/deepening.advance-*.nbi"))
+
+
 def compiled(function: Function) -> Function:
     """`function`, compiled at its first call and loaded from disk ever after."""
     return cast(Function, njit(cache=True, _nrt=False, error_model="numpy")(function))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.domains import deeper, narrow
 from prefect_rlhf.placement.search.lay_out import LIES, NEVER_LIES, lay_out, lies_right, mesh_class
@@ -43,7 +44,7 @@ from prefect_rlhf.placement.search.round import (
     Round,
 )
 from prefect_rlhf.placement.search.simulate import fill_durations, list_schedule
-from prefect_rlhf.placement.search.tables import DISJOINT, PAIR, UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.tables import DISJOINT, PAIR, UNDECIDED, Tables
 
 FEW = 2  # undecided calls for which it does not pay to narrow their domains
 

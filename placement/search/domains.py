@@ -7,9 +7,10 @@ takes at least is then that of the classes between, which raises the bound of al
 
 from __future__ import annotations
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.partial import AREA, SIZE, US, Partial, bound_probe
-from prefect_rlhf.placement.search.tables import UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.tables import UNDECIDED, Tables
 from prefect_rlhf.placement.search.waits import NEVER
 
 

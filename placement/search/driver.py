@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.binding import binding_term
+from prefect_rlhf.placement.search.compiled import is_compiled
 from prefect_rlhf.placement.search.exact import IterativeDeepening
 from prefect_rlhf.placement.search.incumbent import Incumbent
 from prefect_rlhf.placement.search.metropolis import MetropolisHastings
@@ -20,6 +22,7 @@ from prefect_rlhf.placement.search.tables import Tables, build_tables, num_waits
 Method = Literal["exact", "metropolis-hastings"]
 PROGRESS_EVERY_SECONDS = 0.25
 MICROSECOND = 1e-6
+LOGGER = logging.getLogger(__name__)
 
 
 class State(Protocol):
@@ -115,6 +118,8 @@ def search(
 
 def warm_up(t: Tables) -> None:
     """Load the compiled part, or compile it, so that this does not count as search."""
+    if not is_compiled():
+        LOGGER.warning("Compiling the search, which takes one to two minutes and is kept for the next time.")
     once = t._replace(iterations=1)
     for solver in (_solver("exact", 0, 0.0), _solver("metropolis-hastings", 0, 0.0)):
         solver.step(once, solver.step(once, solver.init(once)))

@@ -7,11 +7,10 @@ shortest moves that any of them does, so a bound with it holds for all of them.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prefect_rlhf.placement.search.arrays import Ints, starts
 from prefect_rlhf.placement.search.problem import PlannedCall, Problem
 
-Ints = NDArray[np.int64]
 NO_COPY, ANY_COPY = -1, -2
 
 
@@ -27,16 +26,15 @@ def option_arrays(problem: Problem) -> dict[str, Ints]:
     copies = {copy: index for index, copy in enumerate(_copies(problem))}
     columns = [_columns(call, copies, groups_of(call)) for call in problem.calls]
     lengths = [len(call.options) + len(groups_of(call)) for call in problem.calls]
-    starts = np.array([0, *np.cumsum(lengths)], dtype=np.int64)
     members = [
         group for call in problem.calls for group in [*[np.zeros(0, np.int64)] * len(call.options), *groups_of(call)]
     ]
     # contiguous whatever the problem: compiled code is of one kind of array, and another would be compiled anew
     cost, mesh_class, static, active, copy, shared = np.ascontiguousarray(np.concatenate(columns, axis=1))
     return {
-        "option_start": starts,
-        "group_start": starts[:-1] + np.array([len(call.options) for call in problem.calls], dtype=np.int64),
-        "member_start": np.array([0, *np.cumsum([len(group) for group in members])], dtype=np.int64),
+        "option_start": starts(lengths),
+        "group_start": starts(lengths)[:-1] + np.array([len(call.options) for call in problem.calls], dtype=np.int64),
+        "member_start": starts([len(group) for group in members]),
         "member": np.concatenate(members).astype(np.int64),
         "option_cost": cost,
         "option_class": mesh_class,

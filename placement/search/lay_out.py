@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.groups import ANY_COPY, NO_COPY
-from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, UNDECIDED, Tables
 
 MOST_TRIES = 2_000
 NEVER_LIES, LIES, UNKNOWN = 0, 1, 2

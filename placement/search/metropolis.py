@@ -13,13 +13,14 @@ from typing import NamedTuple, final
 
 import numpy as np
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.chance import below, draw_pair, fraction
 from prefect_rlhf.placement.search.compiled import compiled
 from prefect_rlhf.placement.search.incumbent import Incumbent
 from prefect_rlhf.placement.search.outcome import Outcome
 from prefect_rlhf.placement.search.partial import bound_partial, empty_partial
 from prefect_rlhf.placement.search.placed import Placed, empty_placed, evaluate, fits
-from prefect_rlhf.placement.search.tables import Ints, Tables
+from prefect_rlhf.placement.search.tables import Tables
 
 PROPOSALS_A_STEP = 2_000
 

@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.strategy import Strategy
 
-Ints = NDArray[np.int64]
 LONGEST_US = 1e12  # eleven days: iterations of such calls still fit into 64 bits
 DEGREE_BITS = 21  # of each of pp, tp and dp in the number of a layout
 AT_ONCE = 1_000_000  # keys

@@ -6,12 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prefect_rlhf.placement.search.bound import Scratch, bound_of, call_size, fill_areas, scratch_for
+from prefect_rlhf.placement.search.arrays import Ints
+from prefect_rlhf.placement.search.bound import bound_of, call_size, fill_areas
 from prefect_rlhf.placement.search.cliques import heaviest_clique
 from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
 from prefect_rlhf.placement.search.lay_out import may_share, mesh_class
+from prefect_rlhf.placement.search.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.simulate import fill_durations
-from prefect_rlhf.placement.search.tables import CALL, DISJOINT, EQUAL, UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.tables import CALL, DISJOINT, EQUAL, UNDECIDED, Tables
 
 LEASTS = 3
 US, AREA, SIZE = range(LEASTS)

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.lay_out import load_of, relation_of
 from prefect_rlhf.placement.search.simulate import Agenda, agenda_for, fill_durations, list_schedule
-from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, Ints, Tables
+from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, Tables
 
 OVERFLOW_FACTOR = 3  # a plan that overflows memory counts as so many times as long (ReaL, section 5.2)
 

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import inner, lowest
-from prefect_rlhf.placement.search.tables import Ints, Tables
+from prefect_rlhf.placement.search.tables import Tables
 
 SAME, LAST, EARLIER = range(3)  # iterations
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.strategy import Strategy
 
 MAX_CALLS = 16
@@ -82,7 +82,7 @@ class PairNode:
     first: str
     second: str
     occupies: Occupies
-    microseconds: NDArray[np.int64]
+    microseconds: Ints
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.partial import Partial, empty_partial
 from prefect_rlhf.placement.search.placed import Placed, empty_placed
 from prefect_rlhf.placement.search.symmetry import not_before
-from prefect_rlhf.placement.search.tables import PAIR, UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.tables import PAIR, UNDECIDED, Tables
 
 LARGE = 0.5  # of a device's memory
 INFINITE = 1 << 62

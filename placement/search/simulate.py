@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner, lowest
-from prefect_rlhf.placement.search.tables import CALL, LINK, UNDECIDED, Ints, Tables
+from prefect_rlhf.placement.search.tables import CALL, LINK, UNDECIDED, Tables
 
 
 @compiled

@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from prefect_rlhf.placement.search.arrays import Ints, starts, word
 from prefect_rlhf.placement.search.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem
 from prefect_rlhf.placement.search.symmetry import of_nodes, symmetries, wins_ties
-from prefect_rlhf.placement.search.waits import NEVER, least_lags, wait_arrays, word
+from prefect_rlhf.placement.search.waits import NEVER, least_lags, wait_arrays
 
-Ints = NDArray[np.int64]
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK = 0, 1, 2
 
@@ -118,10 +117,6 @@ def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def _starts(lengths: Sequence[int]) -> Ints:
-    return _ints([0, *np.cumsum(lengths, dtype=np.int64)])
-
-
 def _node_arrays(problem: Problem, calls: dict[str, int]) -> dict[str, Ints]:
     ends = [_ends(node) for node in problem.nodes]
     resources = [_resources(node, calls) for node in problem.nodes]
@@ -135,15 +130,15 @@ def _node_arrays(problem: Problem, calls: dict[str, int]) -> dict[str, Ints]:
         "resources": _ints(resources),
         "node_of": _ints([i for i, node in enumerate(problem.nodes) if isinstance(node, PlannedCall)]),
         "nodes_of": _ints([word([bool(word >> bit & 1) for word in resources]) for bit in range(2 * len(calls))]),
-        "cost_start": _starts([cost.size for cost in costs]),
+        "cost_start": starts([cost.size for cost in costs]),
         "cost_columns": _ints([cost.shape[2] for cost in costs]),
         "cost_layers": _ints([cost.shape[0] for cost in costs]),
         "cost": np.concatenate([cost.ravel() for cost in costs]),
         "least_cost": _ints([cost.min() for cost in costs]),
         "least_by_first": np.concatenate([cost.min(axis=(0, 2)) for cost in costs]),
         "least_by_second": np.concatenate([cost.min(axis=(0, 1)) for cost in costs]),
-        "row_start": _starts([cost.shape[1] for cost in costs])[:-1],
-        "column_start": _starts([cost.shape[2] for cost in costs])[:-1],
+        "row_start": starts([cost.shape[1] for cost in costs])[:-1],
+        "column_start": starts([cost.shape[2] for cost in costs])[:-1],
     }  # fmt: skip
 
 
@@ -196,16 +191,16 @@ def _option_arrays(problem: Problem) -> dict[str, Ints]:
 def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
     classes = problem.mesh_classes
     sizes = [problem.meshes[members[0]].num_devices for members in classes]
-    starts = [np.sort([problem.meshes[mesh].start for mesh in members]) for members in classes]
+    every = [np.sort([problem.meshes[mesh].start for mesh in members]) for members in classes]
     may = np.zeros((3, len(classes), len(classes)), dtype=np.int64)
-    for a, first in enumerate(starts):
-        for b, second in enumerate(starts[: a + 1]):
+    for a, first in enumerate(every):
+        for b, second in enumerate(every[: a + 1]):
             may[:, a, b] = may[:, b, a] = _possible(first, sizes[a], second, sizes[b])
     return {
         "class_by_size": np.argsort(sizes, kind="stable"),
         "size_place": np.argsort(np.argsort(sizes, kind="stable"), kind="stable"),
         "class_size": _ints(sizes),
-        "class_start": _starts([len(members) for members in classes]),
+        "class_start": starts([len(members) for members in classes]),
         "class_mesh": _ints([mesh for members in classes for mesh in members]),
         "mesh_start": _ints([mesh.start for mesh in problem.meshes]),
         "mesh_stop": _ints([mesh.stop for mesh in problem.meshes]),
@@ -253,7 +248,7 @@ def _edge_arrays(problem: Problem) -> dict[str, Ints]:
     position = {node.name: index for index, node in enumerate(problem.nodes)}
     edges = sorted({(position[e.source], position[e.target], e.lag) for e in problem.edges})
     return {
-        "edge_start": _starts([sum(source == node for source, _, _ in edges) for node in range(len(position))]),
+        "edge_start": starts([sum(source == node for source, _, _ in edges) for node in range(len(position))]),
         "edge_target": _ints([target for _, target, _ in edges]),
         "edge_lag": _ints([lag for _, _, lag in edges]),
         "num_waits": num_waits(problem, problem.iterations),

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import networkx as nx
 import numpy as np
-from numpy.typing import NDArray
 
+from prefect_rlhf.placement.search.arrays import Ints, word
 from prefect_rlhf.placement.search.problem import Problem
 
-Ints = NDArray[np.int64]
 NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
 LAGS = 3  # 0, 1, and all larger ones together
-
-
-def word(members: Sequence[bool]) -> int:
-    """A set as bits."""
-    return sum(1 << index for index, member in enumerate(members) if member)
 
 
 def wait_arrays(problem: Problem) -> dict[str, Ints]:

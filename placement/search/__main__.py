@@ -1,0 +1,33 @@
+"""Compile the search ahead of its first use, as when an image is built: `python -m prefect_rlhf.placement.search`."""
+
+from __future__ import annotations
+
+import time
+
+from prefect_rlhf.placement.search.alternatives import alternatives
+from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.search.problem import Interval, Option, PlannedCall, Problem
+from prefect_rlhf.placement.strategy import Strategy
+
+SMALLEST = Problem(
+    name="smallest",
+    device_bytes=(1,),
+    meshes=(Interval(0, 1, "0"),),
+    mesh_classes=((0,),),
+    nodes=(PlannedCall("call", None, "inference", (Option(Strategy(), 0, 1, 0, 0),)),),
+    edges=(),
+    iterations=1,
+)
+
+
+def main() -> None:
+    """Use all that is compiled once."""
+    began = time.monotonic()
+    plan = search(SMALLEST, budget_seconds=1.0).plan
+    assert plan is not None  # one call on one device
+    alternatives(SMALLEST, plan)
+    print(f"The search is compiled ({time.monotonic() - began:.0f} s).")  # noqa: T201 - the answer of a command
+
+
+if __name__ == "__main__":
+    main()
