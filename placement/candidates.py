@@ -79,25 +79,32 @@ class Setting:
         """What every device of such a mesh may fill."""
         return usable_bytes(self.cluster.smallest_memory_bytes(self.line.first_of(mesh_class)))
 
+    def needed_bytes(self, one: Candidate) -> int:
+        """What some device that may fill no more than `usable_bytes` surely holds while the call runs.
+
+        Where devices differ the fullest one may be larger than others.
+        """
+        return one.least.peak if self.cluster.node_memory_bytes else one.most.peak
+
 
 def candidates(call: Call, setting: Setting) -> tuple[Candidate, ...]:
-    """All that fit a device that has nothing else, without those that others beat at everything.
+    """All that fit devices that have nothing else, without those that others beat at everything.
 
     Raises InvalidInput when there is none: by how much, and where the call comes nearest to fitting.
     """
     legal = list(legal_candidates(call, setting))
-    found = tuple(unbeaten(one for one in legal if one.least.peak <= setting.usable_bytes(one.mesh_class)))
+    found = tuple(unbeaten(one for one in legal if setting.needed_bytes(one) <= setting.usable_bytes(one.mesh_class)))
     if found:
         return found
     where = f"calls.{call.name}"
     if not legal:
         raise InvalidInput(where, f"{call.num_rows} rows a step", "rows and a model that some mesh divides")
-    nearest = min(legal, key=lambda one: one.least.peak - setting.usable_bytes(one.mesh_class))
-    needs, has = nearest.least.peak / GIB, setting.usable_bytes(nearest.mesh_class) / GIB
+    nearest = min(legal, key=lambda one: setting.needed_bytes(one) - setting.usable_bytes(one.mesh_class))
+    needs, has = setting.needed_bytes(nearest) / GIB, setting.usable_bytes(nearest.mesh_class) / GIB
     role = setting.graph.model(call.role or "").role
     raise InvalidInput(
         where,
-        f"{needs:.1f} GiB on each device at best ({nearest.placement.strategy}, {nearest.placement.micro_batches} "
+        f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {nearest.placement.micro_batches} "
         f"micro-batches)",
         f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "
         f"{role} over, larger ones, shorter rows, or a smaller model",

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augment import augment
 from prefect_rlhf.placement.best_plan import Planned, plan_graph
+from prefect_rlhf.placement.candidates import candidate
 from prefect_rlhf.placement.certificate import usable_bytes
 from prefect_rlhf.placement.check import check_plan
 from prefect_rlhf.placement.cost.node import NodeCosts
@@ -23,7 +24,7 @@ from prefect_rlhf.placement.estimate import estimate
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.holdings import instance_holdings
 from prefect_rlhf.placement.known_models import known_shape
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.mesh_line import meshes_of
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plan_problem import all_candidates, plan_problem
@@ -98,6 +99,22 @@ def test_no_drawn_plan_takes_less_than_the_bound(name, data):
     assert estimate(GRAPHS[name], drawn, WORKLOAD, SOURCES).seconds >= planned(name).lower_bound_seconds * (1 - 1e-9)
 
 
+@pytest.mark.parametrize("name", GRAPHS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_a_candidate_is_said_to_hold_is_held(name, data):
+    """Every device of a call's mesh has the least at some moment, and one the most: what needs more can never fit."""
+    planner = Planner(GRAPHS[name], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, "cuda")
+    drawn = data.draw(plans(GRAPHS[name], TWO_DEVICES))
+    peaks = {DeviceMesh.parse(peak.device): peak.num_bytes for peak in planner.certificate(drawn).peaks}
+    for call in planner.setting().graph:
+        if call.kind == "compute":
+            continue
+        one = candidate(call, drawn[call.name], planner.setting())
+        held = [peaks[DeviceMesh(device.node, 1, device.index, 1)] for device in drawn[call.name].mesh.devices()]
+        assert min(held) >= one.least.peak and max(held) >= one.most.peak, call.name
+
+
 def test_evaluation_uses_the_copies_of_weights_of_the_calls_like_it():
     placed = planned("ppo with evaluation").plan
     for evaluation, sibling in (("evaluate_generate", "actor_generate"), ("evaluate_scores", "reward_inference")):
@@ -136,7 +153,7 @@ def test_a_budget_that_is_not_positive_is_refused(budget):
 
 def test_a_model_that_no_device_holds_is_refused():
     tiny = replace(TWO_DEVICES, device_memory_bytes=GIB // 4)
-    with pytest.raises(InvalidInput, match="GiB on each device at best"):
+    with pytest.raises(InvalidInput, match="GiB on a device at best"):
         plan_graph(GRAPHS["dpo"], tiny, tiny.whole, WORKLOAD, SOURCES)
 
 
