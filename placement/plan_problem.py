@@ -149,7 +149,7 @@ def _option(call: Call, one: Candidate, counted: Counted) -> Option:
     copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
     least = max(1, _microseconds(one.seconds))
     held = one.least if counted == "least" else one.most
-    return Option(placement.strategy, one.mesh_class, least, held.static, held.peak, copy)
+    return Option(placement.strategy, one.mesh_class, least, held.static, held.peak, copy, one.most.peak)
 
 
 def _moved_from(graph: DataflowGraph, call: Call) -> Call | None:

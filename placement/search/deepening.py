@@ -18,6 +18,7 @@ import numpy as np
 from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner
 from prefect_rlhf.placement.search.domains import deeper, narrow
+from prefect_rlhf.placement.search.fullest import beyond_fullest
 from prefect_rlhf.placement.search.lay_out import LIES, NEVER_LIES, lay_out, lies_right, mesh_class
 from prefect_rlhf.placement.search.levels import next_alternative, relation_is_first_of_alike
 from prefect_rlhf.placement.search.partial import (
@@ -134,7 +135,7 @@ def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
     """Whether what was just decided can be part of a plan that ends before the threshold."""
     p = r.partial
     if other < 0:
-        fitting = fits_together(t, p, call) and bearable(t, r, level, call)
+        fitting = fits_together(t, p, call) and beyond_fullest(t, p.option) == 0 and bearable(t, r, level, call)
         return fitting and (level > 0 or can_lie(t, r, call))
     relation = p.relation[call, other]
     if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(r, level, call, other):

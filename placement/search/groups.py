@@ -30,7 +30,7 @@ def option_arrays(problem: Problem) -> dict[str, Ints]:
         group for call in problem.calls for group in [*[np.zeros(0, np.int64)] * len(call.options), *groups_of(call)]
     ]
     # contiguous whatever the problem: compiled code is of one kind of array, and another would be compiled anew
-    cost, mesh_class, static, active, copy, shared = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    cost, mesh_class, static, active, copy, shared, fullest = np.ascontiguousarray(np.concatenate(columns, axis=1))
     return {
         "option_start": starts(lengths),
         "group_start": starts(lengths)[:-1] + np.array([len(call.options) for call in problem.calls], dtype=np.int64),
@@ -42,6 +42,7 @@ def option_arrays(problem: Problem) -> dict[str, Ints]:
         "option_active": active,
         "option_copy": copy,
         "option_shared": shared,
+        "option_fullest": fullest,
     }
 
 
@@ -51,7 +52,7 @@ def _copies(problem: Problem) -> list[str]:
 
 
 def _columns(call: PlannedCall, copies: dict[str, int], groups: list[Ints]) -> Ints:
-    """[cost, class, static, active, copy, shared] of the options and then of the groups."""
+    """[cost, class, static, active, copy, shared, fullest] of the options and then of the groups."""
     rows = [
         (
             option.microseconds,
@@ -60,6 +61,7 @@ def _columns(call: PlannedCall, copies: dict[str, int], groups: list[Ints]) -> I
             option.peak_bytes - option.static_bytes,
             NO_COPY if option.copy is None else copies[option.copy],
             option.static_bytes,
+            max(option.peak_bytes, option.fullest_bytes),
         )
         for option in call.options
     ]
@@ -68,8 +70,8 @@ def _columns(call: PlannedCall, copies: dict[str, int], groups: list[Ints]) -> I
 
 
 def _stand_in(columns: Ints) -> Ints:
-    cost, mesh_class, static, active, copy, shared = columns
+    cost, mesh_class, static, active, copy, shared, fullest = columns
     copies = np.unique(copy)
     one = copies[0] if len(copies) == 1 else ANY_COPY
-    found = (cost.min(), mesh_class[0], static.min(), active.min(), one, shared.max())
+    found = (cost.min(), mesh_class[0], static.min(), active.min(), one, shared.max(), fullest.min())
     return np.array(found, dtype=np.int64)[:, None]

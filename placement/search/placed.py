@@ -8,6 +8,7 @@ import numpy as np
 
 from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.compiled import compiled, inner
+from prefect_rlhf.placement.search.fullest import beyond_fullest
 from prefect_rlhf.placement.search.lay_out import load_of, relation_of
 from prefect_rlhf.placement.search.simulate import Agenda, agenda_for, fill_durations, list_schedule
 from prefect_rlhf.placement.search.tables import DISJOINT, EQUAL, OVERLAP, Tables
@@ -71,8 +72,8 @@ def fill_relations(t: Tables, p: Placed) -> None:
 
 @compiled
 def overflow(t: Tables, p: Placed) -> int:
-    """Bytes by which devices are too small, summed over where what lies on a device changes; 0 when the plan fits."""
-    excess = 0
+    """Bytes by which devices are too small: the fullest ones, and where what lies there changes; 0 when all fits."""
+    excess = beyond_fullest(t, p.option)
     for call in range(t.num_calls):
         device = t.mesh_start[p.mesh[call]]
         excess += excess_of(t, p, device)

@@ -48,7 +48,8 @@ class Interval:
 class Option:
     """One way to run a call: a strategy on any mesh of `mesh_class` (an index into the problem's classes).
 
-    `static_bytes` stay on every device of the mesh all the time, `peak_bytes` (at least as many) while the call runs.
+    `static_bytes` stay on every device of the mesh all the time, `peak_bytes` (at least as many) while the call runs;
+    and on some device of it, where that is more, `fullest_bytes`.
     Calls whose options name the same `copy` hold one copy of static bytes between them when their meshes are equal.
     """
 
@@ -58,6 +59,7 @@ class Option:
     static_bytes: int
     peak_bytes: int
     copy: str | None = None
+    fullest_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

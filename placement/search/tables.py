@@ -57,6 +57,7 @@ class Tables(NamedTuple):
     option_active: Ints  # peak less static
     option_copy: Ints  # number of the copy, or -1; ANY_COPY of a group that has several
     option_shared: Ints  # the most of its static bytes that can lie in a shared copy
+    option_fullest: Ints  # of the fullest device while it runs
     least_area: Ints  # device-microseconds, [C]
     least_size: Ints  # [C]
     least_in_class: Ints  # [C, K]: microseconds of the fastest option on a class; NEVER when there is none

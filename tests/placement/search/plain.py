@@ -24,7 +24,12 @@ def devices(problem: Problem, plan: Mapping[str, Choice], call: str) -> set[int]
 
 
 def fits(problem: Problem, plan: Mapping[str, Choice]) -> bool:
-    """Device by device: static bytes of all that lies there, one per shared copy, and the largest active bytes."""
+    """Device by device: static bytes of all that lies there, one per shared copy, and the largest active bytes.
+
+    And the fullest device of each mesh: what it holds while the call runs, and what lies on all devices.
+    """
+    if any(fullest(problem, plan, call) > max(problem.device_bytes) for call in problem.calls):
+        return False
     for device, capacity in enumerate(problem.device_bytes):
         static: dict[object, int] = {}
         active = [0]
@@ -38,6 +43,19 @@ def fits(problem: Problem, plan: Mapping[str, Choice]) -> bool:
         if sum(static.values()) + max(active) > capacity:
             return False
     return True
+
+
+def fullest(problem: Problem, plan: Mapping[str, Choice], running: PlannedCall) -> int:
+    """Of calls on all devices that share a copy the first counts, and none that shares the running call's."""
+    own = running.options[plan[running.name].option]
+    held, copies = max(own.peak_bytes, own.fullest_bytes), {own.copy} - {None}
+    for call in problem.calls:
+        option = call.options[plan[call.name].option]
+        everywhere = len(devices(problem, plan, call.name)) == problem.num_devices
+        if call != running and everywhere and option.copy not in copies:
+            held += option.static_bytes
+            copies |= {option.copy} - {None}
+    return held
 
 
 def legal(problem: Problem, plan: Mapping[str, Choice]) -> bool:

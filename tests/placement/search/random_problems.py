@@ -55,10 +55,9 @@ def _call(random: Random, index: int, num_classes: int) -> PlannedCall:
     for _ in range(random.choice([1, 2, 3])):
         static = random.choice([0, 0, 20, 40])
         copy = random.choice(["x", "y"]) if shared else None
-        cost = random.randrange(1, 30)
-        options.append(
-            Option(Strategy(), random.randrange(num_classes), cost, static, static + random.randrange(60), copy)
-        )
+        cost, peak = random.randrange(1, 30), static + random.randrange(60)
+        fullest = random.choice([0, 0, peak + 20])
+        options.append(Option(Strategy(), random.randrange(num_classes), cost, static, peak, copy, fullest))
     return PlannedCall(f"call{index}", f"role{index}", "inference", tuple(options))
 
 
