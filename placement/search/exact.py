@@ -25,7 +25,7 @@ MOST_GROWTH = 0.02
 LEAST_GROWTH = 1e-5
 TOO_DEAR = 8.0  # times the evaluations of the round before, after which a round is given up for a lower threshold
 PATIENCE = 3.0  # times the evaluations at which the search for plans last found one, until it is stale
-LEAST_PATIENCE = 300_000  # evaluations
+LEAST_PATIENCE = 1_000_000  # evaluations
 STALE = 0.2  # of its share is left to it then
 TOO_LONG = 0.25  # of all evaluations before: as long a round may take in any case
 
