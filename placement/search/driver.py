@@ -119,7 +119,7 @@ def search(
 def warm_up(t: Tables) -> None:
     """Load the compiled part, or compile it, so that this does not count as search."""
     if not is_compiled():
-        LOGGER.warning("Compiling the search, which takes one to two minutes and is kept for the next time.")
+        LOGGER.warning("Compiling the search, which takes about two minutes and is kept for the next time.")
     once = t._replace(iterations=1)
     for solver in (_solver("exact", 0, 0.0), _solver("metropolis-hastings", 0, 0.0)):
         solver.step(once, solver.step(once, solver.init(once)))
