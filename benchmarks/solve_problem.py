@@ -31,7 +31,6 @@ def main(arguments: list[str] | None = None) -> int:
             show(f"not read: {', '.join(closed.not_read)}")
         if not options.budget_seconds > 0:
             raise InvalidInput("--budget-seconds", options.budget_seconds, "more than 0 seconds")
-        show("loading the compiled search (the first time on a machine it compiles, one to two minutes)")
         result = search(closed.problem, options.budget_seconds, options.method, options.seed, progress=show)
     except InvalidInput as error:
         show(error)
