@@ -22,7 +22,7 @@ from prefect_rlhf.placement.search.partial import surely_absent
 from prefect_rlhf.placement.search.placed import Placed, empty_placed, fill_relations, overflow
 from prefect_rlhf.placement.search.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.simulate import list_schedule
-from prefect_rlhf.placement.search.tables import PAIR, Tables
+from prefect_rlhf.placement.search.tables import Tables, calls_with_moves
 
 HOT, COLD = 0.08, 0.0003  # temperatures, in units of the plan's cost
 FIRST_RUN, LONGEST_RUN = 20_000, 2_000_000  # proposals
@@ -99,8 +99,7 @@ def options_worth_proposing(t: Tables) -> tuple[Ints, Ints]:
 
     Where weights move or copies are shared, a slower option can be better, so all stay.
     """
-    bound_to_others = {int(t.first[node]) for node in range(t.num_nodes) if t.kind[node] == PAIR}
-    bound_to_others |= {int(t.second[node]) for node in range(t.num_nodes) if t.kind[node] == PAIR}
+    bound_to_others = calls_with_moves(t)
     kept: list[int] = []
     starts = np.zeros((t.num_calls, len(t.class_size) + 1), dtype=np.int64)
     for call in range(t.num_calls):

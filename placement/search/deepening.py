@@ -45,14 +45,14 @@ from prefect_rlhf.placement.search.round import (
     Round,
 )
 from prefect_rlhf.placement.search.simulate import fill_durations, list_schedule
-from prefect_rlhf.placement.search.tables import DISJOINT, PAIR, UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables import DISJOINT, UNDECIDED, Tables, calls_with_moves
 
 FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
 
 def decision_order(t: Tables) -> list[int]:
     """Calls in the order in which to decide them: those first that take most devices for longest."""
-    moved = {int(call) for ends in (t.first, t.second) for call in ends[t.kind == PAIR]}
+    moved = calls_with_moves(t)
     return sorted(range(t.num_calls), key=lambda call: (-int(t.least_area[call]) * (2 if call in moved else 1), call))
 
 

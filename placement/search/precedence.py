@@ -75,16 +75,11 @@ def fill_waits(t: Tables, gone: int, waits: Ints) -> None:
 @inner
 def fill_same(t: Tables, rivals: int, nodes: int, node: int, o: Order) -> None:
     """Write `ready` and `same` of a node whose `rivals` need devices that it needs."""
-    ready = started = started_last = 0
     others = o.waits[SAME, node]
-    late = others & nodes != 0  # it is ready later than something has started
-    while others:
-        other = lowest(others)
-        others &= others - 1
-        ready |= 1 << other | o.same[other]
-        if nodes >> other & 1:
-            started |= o.same[other]
-            started_last |= 1 << other | o.same[other] | t.ready_last[other]
+    late = others & nodes  # it is ready later than these have started
+    ready = others | united(o.same, others)
+    started = united(o.same, late)
+    started_last = late | started | united(t.ready_last, late)
     o.ready[node] = o.same[node] = ready
     if nodes >> node & 1 == 0:
         return
@@ -102,15 +97,9 @@ def fill_same(t: Tables, rivals: int, nodes: int, node: int, o: Order) -> None:
 @inner
 def fill_last(t: Tables, rivals: int, nodes: int, node: int, o: Order) -> None:
     """Write `last` of a node whose `rivals` need devices that it needs."""
-    ready = o.ready[node] | t.ready_last[node]
-    others = o.waits[SAME, node]
-    while others:
-        ready |= o.last[lowest(others)]
-        others &= others - 1
     others = o.waits[LAST, node]
-    while others:
-        ready |= 1 << lowest(others) | o.same[lowest(others)]
-        others &= others - 1
+    ready = o.ready[node] | t.ready_last[node] | others | united(o.same, others)
+    ready |= united(o.last, o.waits[SAME, node])
     o.last[node] = ready | 1 << node | o.same[node]
     if nodes >> node & 1 == 0:
         return
@@ -160,13 +149,7 @@ def exclude_once(t: Tables, conflict: Ints, o: Order, adjacent: Ints) -> None:
 def exclude_always(t: Tables, conflict: Ints, o: Order, adjacent: Ints) -> None:
     """Write for each node those of which every run excludes every run of it."""
     for node in range(t.num_nodes):
-        adjacent[node] = conflict[node] | t.ordered_always[node]
-        others = o.same[node]
-        while others:
-            other = lowest(others)
-            others &= others - 1
-            if o.last[other] >> node & 1:
-                adjacent[node] |= 1 << other
+        adjacent[node] = conflict[node] | t.ordered_always[node] | (o.same[node] & members_after(o.last, node))
     mirror(adjacent)
 
 

@@ -11,7 +11,7 @@ from prefect_rlhf.placement.search.arrays import Ints
 from prefect_rlhf.placement.search.partial import Partial, empty_partial
 from prefect_rlhf.placement.search.placed import Placed, empty_placed
 from prefect_rlhf.placement.search.symmetry import not_before
-from prefect_rlhf.placement.search.tables import PAIR, UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables import UNDECIDED, Tables, calls_with_moves
 
 LARGE = 0.5  # of a device's memory
 INFINITE = 1 << 62
@@ -75,7 +75,7 @@ def _levels(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[in
     What moves of weights take, and what fits beside a large model, depends on the options: of such calls they are
     decided at once.
     """
-    at_once = {int(call) for ends in (t.first, t.second) for call in ends[t.kind == PAIR]}
+    at_once = calls_with_moves(t)
     at_once |= {call for call in order if _fastest_bytes(t, call) > LARGE * t.most_bytes}
     for depth, call in enumerate(order):
         options = [OPTION] if call in at_once and depth >= num_kept else []

@@ -114,6 +114,11 @@ def build_tables(problem: Problem) -> Tables:
     )
 
 
+def calls_with_moves(t: Tables) -> set[int]:
+    """The calls at the ends of moves: what these take depends on their options."""
+    return {int(call) for ends in (t.first, t.second) for call in ends[t.kind == PAIR]}
+
+
 def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
     return np.array(values, dtype=np.int64)
 
