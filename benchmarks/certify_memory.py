@@ -24,12 +24,12 @@ from prefect.testing.utilities import prefect_test_harness
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: the plans are shared with the tests
 
-from prefect_rlhf.flows.options import RunOptions  # noqa: E402  after the path is set
+from prefect_rlhf.flows.forms.options import RunOptions  # noqa: E402  after the path is set
 from prefect_rlhf.flows.ppo import ppo  # noqa: E402  after the path is set
-from prefect_rlhf.flows.run import prepare  # noqa: E402  after the path is set
-from prefect_rlhf.placement.certificate import Certificate, certify  # noqa: E402  after the path is set
-from prefect_rlhf.placement.fit import longest_rows  # noqa: E402  after the path is set
+from prefect_rlhf.flows.training.run import prepare  # noqa: E402  after the path is set
 from prefect_rlhf.placement.lease import Lease  # noqa: E402  after the path is set
+from prefect_rlhf.placement.memory.certificate import Certificate, certify  # noqa: E402  after the path is set
+from prefect_rlhf.placement.memory.fit import longest_rows  # noqa: E402  after the path is set
 from tests import plan_matrix  # noqa: E402  after the path is set
 from tests.plan_matrix import FOUR_RANKS, Compact, leased  # noqa: E402  after the path is set
 

@@ -14,13 +14,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from prefect_rlhf.placement.cost.published import (
-    Estimate,
-    Published,
-    estimate_calls,
-    estimate_end_to_end,
-    read_published,
-)
+from benchmarks.published import Estimate, Published, estimate_calls, estimate_end_to_end, read_published
 from prefect_rlhf.placement.errors import InvalidInput
 
 

@@ -14,14 +14,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from prefect_rlhf.flows.plan_options import PlanOptions
+from prefect_rlhf.flows.forms.plan_options import PlanOptions
+from prefect_rlhf.flows.planning.what_if import what_if
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.what_if import what_if
-from prefect_rlhf.placement.best_plan import Planned, plan_graph
-from prefect_rlhf.placement.draw import table
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.estimate import training
 from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.schedule.estimate import training
+from prefect_rlhf.placement.table import table
 
 ALONE, BOTH = "1x8:a100-80", "1x8:a100-80+1x8:v100-32"
 PAPERS = {"a100 alone": 0.69, "app": 0.79}  # samples per second, table III: Flattening, Heterogeneous Separation

@@ -24,7 +24,7 @@ def main() -> None:
 
 def run(work: PPOWork, folder: Path) -> Path:
     """Train on one rank per thread; returns the run's folder."""
-    from prefect_rlhf.flows import cli
+    from prefect_rlhf.flows.commands import cli
 
     parameters = folder / "parameters.json"
     parameters.write_text(json.dumps(flow_parameters(work, folder)))

@@ -11,23 +11,22 @@ from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
-from prefect_rlhf.placement.best_plan import preset_problems
-from prefect_rlhf.placement.candidates import Candidate, Candidates, Setting, candidates
 from prefect_rlhf.placement.cost.execution import MEGATRON, EngineRules
+from prefect_rlhf.placement.cost.hardware import Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.devices import Hardware
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.estimate import ITERATIONS, training
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
-from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.mesh_line import MeshLine
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.model import ModelSpec, known_shape
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.placement.plan_problem import plan_problem
-from prefect_rlhf.placement.presets import Preset
-from prefect_rlhf.tasks.hyperparameters import DPO, GRPO, PPO, ReMax
+from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, Setting, candidates
+from prefect_rlhf.placement.planner.mesh_line import MeshLine
+from prefect_rlhf.placement.planner.plan_problem import plan_problem
+from prefect_rlhf.placement.planner.preset_plan import preset_problems
+from prefect_rlhf.placement.plans.presets import Preset
+from prefect_rlhf.placement.schedule.estimate import ITERATIONS, training
+from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax
 from prefect_rlhf.tasks.settings import Update
 
 WHOLE_EVALUATIONS, PRESET_EVALUATIONS = 1_000_000, 100_000  # of the search: the same on every machine

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from prefect_rlhf.placement.alignment import aligned
-from prefect_rlhf.placement.candidates import Candidate, Setting
-from prefect_rlhf.placement.completion import completed
+from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.estimate import ITERATIONS, Estimate, estimate_with
-from prefect_rlhf.placement.node import Node
+from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.plan_problem import MICROSECONDS, PlanProblem
+from prefect_rlhf.placement.planner.candidates import Candidate, Setting
+from prefect_rlhf.placement.planner.plan_problem import MICROSECONDS, PlanProblem
+from prefect_rlhf.placement.plans.completion import completed
+from prefect_rlhf.placement.schedule.estimate import ITERATIONS, Estimate, estimate_with
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
 

@@ -14,9 +14,9 @@ from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, Row, shown
 from benchmarks.paper_plans import Found
 from prefect_rlhf.placement.cost.execution import REAL
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Hardware
-from prefect_rlhf.placement.presets import PRESETS
+from prefect_rlhf.placement.plans.presets import PRESETS
 
 HARDWARE = Hardware(DEVICE_KINDS["h100"], 8, NETWORKS["roce-3200"])
 HEURISTIC = PRESETS["real-heuristic"]

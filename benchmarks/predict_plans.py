@@ -31,17 +31,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: helper
 
 from benchmarks.our_ppo import flow_parameters  # noqa: E402  after the path is set
 from benchmarks.ppo_work import PPOWork, missing_files  # noqa: E402  after the path is set
-from prefect_rlhf.flows import profile_command, profiles  # noqa: E402  after the path is set
-from prefect_rlhf.flows.options import RunOptions  # noqa: E402  after the path is set
+from prefect_rlhf.flows.commands import profile as profile_command
+from prefect_rlhf.flows.forms.options import RunOptions  # noqa: E402  after the path is set
+from prefect_rlhf.flows.hardware import profiles  # noqa: E402  after the path is set
 from prefect_rlhf.flows.ppo import ppo  # noqa: E402  after the path is set
-from prefect_rlhf.flows.run import Prepared, prepare  # noqa: E402  after the path is set
+from prefect_rlhf.flows.training.run import Prepared, prepare  # noqa: E402  after the path is set
 from prefect_rlhf.placement.errors import InvalidInput  # noqa: E402  after the path is set
 from prefect_rlhf.placement.lease import Lease  # noqa: E402  after the path is set
-from prefect_rlhf.placement.plan_file import plan_yaml  # noqa: E402  after the path is set
-from prefect_rlhf.placement.presets import PRESETS  # noqa: E402  after the path is set
-from prefect_rlhf.tasks.comparison import step_ends, subject_of  # noqa: E402  after the path is set
-from prefect_rlhf.tasks.journal import Span, read_spans  # noqa: E402  after the path is set
+from prefect_rlhf.placement.plans.plan_file import plan_yaml  # noqa: E402  after the path is set
+from prefect_rlhf.placement.plans.presets import PRESETS  # noqa: E402  after the path is set
 from prefect_rlhf.tasks.model_shape import model_shape  # noqa: E402  after the path is set
+from prefect_rlhf.tasks.reporting.comparison import step_ends, subject_of  # noqa: E402  after the path is set
+from prefect_rlhf.tasks.running.journal import Span, read_spans  # noqa: E402  after the path is set
 from tests.plan_matrix import Compact, leased, plan, plan_file  # noqa: E402  after the path is set
 from tests.tiny import make_model, make_prompts  # noqa: E402  after the path is set
 

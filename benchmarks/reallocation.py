@@ -20,15 +20,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.reallocation_rank import DTYPE, SPEC, Mover
-from prefect_rlhf.engines.local_gang import LocalGang
-from prefect_rlhf.engines.open_gang import FORK_ENVIRONMENT, RANK_ENVIRONMENT
-from prefect_rlhf.engines.orders import MoveWeightsOrder
-from prefect_rlhf.placement.alignment import overlapping_order
-from prefect_rlhf.placement.layout import layout_of
+from prefect_rlhf.engines.commands import MoveWeightsOrder
+from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
+from prefect_rlhf.placement.layout.alignment import overlapping_order
+from prefect_rlhf.placement.layout.layout import layout_of
+from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.layout.reshard import num_lacking
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
-from prefect_rlhf.placement.reshard import num_lacking
 from prefect_rlhf.placement.strategy import Strategy
 
 NUM_RANKS = 8

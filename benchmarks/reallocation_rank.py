@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from prefect_rlhf.engines.commands import MoveWeightsOrder
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.engines.move_weights import Moved, WeightMover, bring
-from prefect_rlhf.engines.orders import MoveWeightsOrder
-from prefect_rlhf.engines.swap import swap
-from prefect_rlhf.placement.layout import Layout, Region
+from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover, bring
+from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.placement.layout.layout import Layout, Region
+from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.placement.reshard import reshard
 
 SHAPE = TransformerShape(1024, 4096, 6, 16, 4, 64, 32768, 2048, 1e4, 1e-5, tied_embeddings=True)  # 125M parameters
 SPEC = ModelSpec("actor", "", "lm", SHAPE, dtype="bfloat16")

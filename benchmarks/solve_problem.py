@@ -1,6 +1,6 @@
 """Solve a closed planning problem: `python benchmarks/solve_problem.py FILE [--budget-seconds S]`.
 
-FILE is JSON, or gzipped JSON, as `placement/search/closed_problem.py` reads it. The last line printed is JSON; progress
+FILE is JSON, or gzipped JSON, as `benchmarks/closed_problem.py` reads it. The last line printed is JSON; progress
 goes to standard error. Ctrl-C ends the search with the best plan so far.
 """
 
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.closed_problem import ClosedProblem, load_closed_problem
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.search.closed_problem import ClosedProblem, load_closed_problem
 from prefect_rlhf.placement.search.driver import SearchResult, search
 
 

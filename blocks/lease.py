@@ -64,3 +64,20 @@ def _wait(
             next_words = now + SAY_SECONDS
         time.sleep(min(RETRY_SECONDS, deadline - now))
     return answer
+
+
+ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
+"""What a run without a worker gets: one device and no gang, as a debugger wants it."""
+
+
+@contextmanager
+def held_devices(dry_run: bool = False) -> Iterator[Lease]:
+    """The devices that the worker leased for this run; without a worker, one of this machine, or for a dry run none."""
+    given = Lease.from_environment()
+    if given is not None:
+        yield given
+    elif dry_run:
+        yield Lease("local", "dry-run", ONE_DEVICE, ONE_DEVICE.whole, ())
+    else:
+        with lease(ONE_DEVICE, 1) as held:
+            yield held

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from prefect_rlhf.placement.layout import Region
+from prefect_rlhf.placement.layout.layout import Region
 from prefect_rlhf.placement.plan import ModelInstance, Part
 
 if TYPE_CHECKING:

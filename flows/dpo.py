@@ -6,8 +6,8 @@ from prefect_rlhf.blocks.dataset import Preferences
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.calls import inference, train_step
-from prefect_rlhf.tasks.hyperparameters import DPO
-from prefect_rlhf.tasks.losses import dpo as dpo_loss
+from prefect_rlhf.tasks.rl.hyperparameters import DPO
+from prefect_rlhf.tasks.rl.losses import dpo as dpo_loss
 
 
 @rlhf_flow("dpo")

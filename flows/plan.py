@@ -13,16 +13,16 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 from pydantic import Field
 
-from prefect_rlhf.flows.ask import ask
-from prefect_rlhf.flows.parameters import check_parameters
-from prefect_rlhf.flows.plan_options import PlanOptions
-from prefect_rlhf.flows.plan_report import Answer
-from prefect_rlhf.placement.draw import plan_rows
+from prefect_rlhf.flows.forms.check import check_parameters
+from prefect_rlhf.flows.forms.plan_options import PlanOptions
+from prefect_rlhf.flows.planning.answer import ask
+from prefect_rlhf.flows.planning.plan_report import Answer
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
+from prefect_rlhf.placement.pictures.text import plan_rows
 from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.tasks.failures import failed
-from prefect_rlhf.tasks.publish import publish
-from prefect_rlhf.tasks.report import show_refusal
+from prefect_rlhf.tasks.reporting.publish import publish
+from prefect_rlhf.tasks.reporting.report import show_refusal
 
 
 class PlanForm(PlanOptions):

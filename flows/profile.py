@@ -12,18 +12,18 @@ from prefect import flow
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from pydantic import Field
 
-from prefect_rlhf.flows.auto_plan import say_in_log
-from prefect_rlhf.flows.held import held_devices
-from prefect_rlhf.flows.profiles import file_of, keep, subject_of
+from prefect_rlhf.blocks.lease import held_devices
+from prefect_rlhf.flows.hardware.profiles import file_of, keep, subject_of
+from prefect_rlhf.flows.training.log import say_in_log
+from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.lease import DeviceKind, Lease
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import model_shape
-from prefect_rlhf.tasks.profile_bench import Sizes
-from prefect_rlhf.tasks.profile_subject import Subject
-from prefect_rlhf.tasks.profiling import Say, check_sizes, measure, number_of_measurements
-from prefect_rlhf.tasks.publish import publish
+from prefect_rlhf.tasks.profiling.bench import Sizes
+from prefect_rlhf.tasks.profiling.measure import Say, check_sizes, measure, number_of_measurements
+from prefect_rlhf.tasks.reporting.publish import publish
 
 MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known shape such as llama-7b.")
 ROWS = Field(ge=1, description="Most rows of a micro-batch that are timed; powers of two up to it.")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.advantages import remax_advantages
 from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
-from prefect_rlhf.tasks.hyperparameters import ReMax
-from prefect_rlhf.tasks.losses import policy_gradient, weighted_policy_gradient
-from prefect_rlhf.tasks.rewards import kl_penalised_rewards
-from prefect_rlhf.tasks.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.data.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.rl.advantages import remax_advantages
+from prefect_rlhf.tasks.rl.hyperparameters import ReMax
+from prefect_rlhf.tasks.rl.losses import policy_gradient, weighted_policy_gradient
+from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.settings import Staleness
 
 

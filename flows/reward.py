@@ -6,9 +6,9 @@ from prefect_rlhf.blocks.dataset import Preferences
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.calls import compute, inference, train_step
-from prefect_rlhf.tasks.evaluation import pair_accuracy
-from prefect_rlhf.tasks.hyperparameters import Reward
-from prefect_rlhf.tasks.losses import bradley_terry
+from prefect_rlhf.tasks.rl.evaluation import pair_accuracy
+from prefect_rlhf.tasks.rl.hyperparameters import Reward
+from prefect_rlhf.tasks.rl.losses import bradley_terry
 
 
 @rlhf_flow("reward")

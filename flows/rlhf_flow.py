@@ -8,13 +8,15 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from prefect import Flow
 
-from prefect_rlhf.flows.options import RunOptions
-from prefect_rlhf.flows.parameters import check_parameters
-from prefect_rlhf.tasks.algorithm import Algorithm
+from prefect_rlhf.flows.forms.check import check_parameters
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.trace import Algorithm
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
@@ -46,7 +48,7 @@ def entry_point(algorithm: Algorithm) -> Callable[..., Any]:
     """The function that Prefect calls: the body's parameters and the run's, as one signature."""
 
     def entry(**parameters: Any) -> Any:
-        from prefect_rlhf.flows.run import run_algorithm  # only here: to trace or plan a flow takes no engine
+        from prefect_rlhf.flows.training.run import run_algorithm  # only here: to trace or plan a flow takes no engine
 
         options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields})
         return run_algorithm(algorithm, parameters, options)
@@ -67,3 +69,22 @@ def _parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
         for name, parameter in inspect.signature(body).parameters.items()
     ]
     return [*own, *RunOptions.signature()]
+
+
+ALGORITHMS = ("ppo", "reward", "dpo", "grpo", "remax")
+
+
+def find_flow(name: str) -> AlgorithmFlow:
+    """The flow that `name` stands for. Raises InvalidInput when there is none.
+
+    >>> find_flow("ppo") is find_flow("prefect_rlhf.flows.ppo:ppo")
+    True
+    """
+    module, _, attribute = (name if ":" in name else f"prefect_rlhf.flows.{name}:{name}").partition(":")
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidInput("algorithm", name, f"one of {', '.join(ALGORITHMS)}, or module:function") from error
+    if not isinstance(found, AlgorithmFlow):
+        raise InvalidInput("algorithm", name, "a function decorated with @rlhf_flow")
+    return found

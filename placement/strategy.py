@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -49,3 +50,19 @@ class Coordinate:
 def _coordinates(strategy: Strategy) -> tuple[Coordinate, ...]:
     degrees = product(range(strategy.pp), range(strategy.dp), range(strategy.tp))
     return tuple(Coordinate(dp, tp, pp) for pp, dp, tp in degrees)
+
+
+def strategies(num_devices: int) -> Iterator[Strategy]:
+    """All strategies for so many devices: most data parallelism first, then tensor before pipeline parallelism.
+
+    >>> [str(strategy) for strategy in strategies(4)]
+    ['dp4', 'dp2 tp2', 'dp2 pp2', 'tp4', 'tp2 pp2', 'pp4']
+    """
+    for dp in _divisors(num_devices):
+        for tp in _divisors(num_devices // dp):
+            yield Strategy(dp, tp, num_devices // (dp * tp))
+
+
+def _divisors(number: int) -> Iterator[int]:
+    """The largest first."""
+    return (one for one in range(number, 0, -1) if number % one == 0)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prefect_rlhf.engines.huggingface import read_model_spec, read_shape
+from prefect_rlhf.engines.files.huggingface import read_model_spec, read_shape
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
-from prefect_rlhf.placement.model import TransformerShape
+from prefect_rlhf.placement.model import KNOWN_SHAPES, TransformerShape
 
 __all__ = ["model_shape", "read_model_spec"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -130,3 +131,19 @@ def trace_body(
     with tracing(Trace(flow, models, datasets, given)) as trace:
         body(**arguments)
     return trace.graph()
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """`body` is traced with the run's own arguments, so a setting may change the graph (PPO's old_logprobs)."""
+
+    name: str
+    body: Callable[..., None]
+
+    def trace(
+        self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]
+    ) -> DataflowGraph:
+        """The graph of one iteration; `models` and `datasets` say what the parameters of those names are."""
+        bound = inspect.signature(self.body).bind(**arguments)
+        bound.apply_defaults()
+        return trace_body(self.name, self.body, bound.arguments, models, datasets)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from prefect_rlhf.engines.checkpoint_files import write_shard
 from prefect_rlhf.engines.engine import StatePart
-from prefect_rlhf.placement.augmented import AugmentedGraph
-from prefect_rlhf.placement.parameters import parameters
-from prefect_rlhf.placement.problem import problem_of
-from prefect_rlhf.tasks.checkpoints import beside, finish, folder_of
+from prefect_rlhf.engines.files.checkpoint_files import write_shard
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of
+from prefect_rlhf.tasks.checkpoints.run_identity import problem_of
 
 
 def write_shards(augmented: AugmentedGraph, run_dir: Path, step: int, without: str = "") -> None:

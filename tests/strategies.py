@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.check import ENGINES, problems
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
-from prefect_rlhf.placement.instances import instances
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
-from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
+from prefect_rlhf.placement.plans.check import ENGINES, problems
 from prefect_rlhf.placement.strategy import Strategy
 
 GIB = 1 << 30

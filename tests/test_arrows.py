@@ -11,7 +11,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from prefect_rlhf.flows.find_flow import ALGORITHMS
+from prefect_rlhf.flows.rlhf_flow import ALGORITHMS
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "prefect_rlhf"
@@ -166,7 +166,7 @@ def test_importing_placement_loads_nothing_heavy():
 
 def test_planning_an_algorithm_loads_no_engine():
     """Who asks what would be on devices that are not there waits for no torch."""
-    flows = (f"{PACKAGE}.flows.{name}" for name in ("plan_command", *ALGORITHMS))
+    flows = (f"{PACKAGE}.flows.{name}" for name in ("commands.plan", *ALGORITHMS))
     assert loaded_by(flows) == {"prefect"}
 
 

@@ -8,10 +8,10 @@ import pytest
 import yaml
 from prefect.testing.utilities import prefect_test_harness
 
-from prefect_rlhf.flows.cli import main
-from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.commands.cli import main
+from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.run import prepare
+from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from tests.finished_steps import write_checkpoint

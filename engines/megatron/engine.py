@@ -16,6 +16,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
+from prefect_rlhf.engines.commands import BuildOrder
 from prefect_rlhf.engines.engine import (
     Generated,
     Loss,
@@ -26,8 +27,9 @@ from prefect_rlhf.engines.engine import (
     StatePart,
     TrainSettings,
 )
-from prefect_rlhf.engines.megatron import cpu_shim, weights
+from prefect_rlhf.engines.megatron import weights
 from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, mini_batch_rows, on_device, scatter_rows
+from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.generation import Generation
 from prefect_rlhf.engines.megatron.gradient_buffers import with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
@@ -35,10 +37,9 @@ from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
 from prefect_rlhf.engines.megatron.model import build_model, head_weight, num_vocabulary_rows
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.row_group import row_groups
-from prefect_rlhf.engines.memory import storage_bytes
-from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.engines.residency import HostLink, Parked
-from prefect_rlhf.engines.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.weights.memory import storage_bytes
+from prefect_rlhf.engines.weights.offload import HostLink, Parked
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.plan import Part
 

@@ -22,7 +22,7 @@ from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
 from prefect_rlhf.engines.megatron.model import Transformer, head_weight
 from prefect_rlhf.engines.megatron.row_group import RowGroup
-from prefect_rlhf.engines.sampler import choose, uniforms
+from prefect_rlhf.engines.sampling.sampler import choose, uniforms
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from prefect_rlhf.engines.group_names import name_groups_by_members
+from prefect_rlhf.engines.process_groups import name_groups_by_members
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 COLLECTIVE_LIMIT = timedelta(minutes=10)

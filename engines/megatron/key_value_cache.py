@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.cpu_kernels import rotate
+from prefect_rlhf.engines.megatron.cpu.kernels import rotate
 from prefect_rlhf.engines.megatron.packing import Packing
 
 

@@ -17,7 +17,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron import cpu_kernels
+from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
 from prefect_rlhf.engines.megatron.packing import Packing
 

@@ -20,9 +20,8 @@ from prefect_rlhf.engines.megatron.embedding import embed
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.layers import GatedSilu, NoCoreAttention, RMSNorm, Rotary, RotaryAttention
 from prefect_rlhf.engines.megatron.packing import Packing
-from prefect_rlhf.placement.layout import padded_vocabulary, vocabulary_rows
+from prefect_rlhf.placement.layout.layout import padded_vocabulary, stages, vocabulary_rows
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.stages import stages
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -11,7 +11,7 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard, StatePart
-from prefect_rlhf.engines.megatron import cpu_shim
+from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.gradient_buffers import GradientBuffers
 from prefect_rlhf.engines.megatron.groups import Groups, only
 from prefect_rlhf.engines.megatron.optimizer_state import MOMENTS, state_parts

@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard, StateKind, StatePart
-from prefect_rlhf.placement.flat_ranges import rectangles
-from prefect_rlhf.placement.layout import Region
-from prefect_rlhf.placement.reshard import num_elements
+from prefect_rlhf.placement.layout.layout import Region
+from prefect_rlhf.placement.layout.regions import num_elements, rectangles
 
 MOMENTS: tuple[StateKind, ...] = ("exp_avg", "exp_avg_sq")
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
-from prefect_rlhf.engines.tensor_files import OpenTensors
-from prefect_rlhf.placement.layout import vocabulary_rows
+from prefect_rlhf.placement.layout.layout import stages, vocabulary_rows
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.stages import stages
 
 
 def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Shard]:

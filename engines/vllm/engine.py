@@ -11,17 +11,17 @@ from torch import Tensor
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from prefect_rlhf.engines.commands import BuildOrder
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard
-from prefect_rlhf.engines.memory import storage_bytes
-from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.engines.residency import Parked
-from prefect_rlhf.engines.response_end import check_lengths, end_tokens
-from prefect_rlhf.engines.tensor_files import OpenTensors
-from prefect_rlhf.engines.vllm.cpu_kernels import CpuKernels
+from prefect_rlhf.engines.files.tensor_files import OpenTensors
+from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_order, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
+from prefect_rlhf.engines.weights.memory import storage_bytes
+from prefect_rlhf.engines.weights.offload import Parked
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.plan import Part
 

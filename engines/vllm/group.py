@@ -26,7 +26,7 @@ from vllm.distributed import parallel_state
 from vllm.model_executor.layers import utils as vllm_layers
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from prefect_rlhf.engines.group_names import name_groups_by_members
+from prefect_rlhf.engines.process_groups import name_groups_by_members
 
 _GLOBALS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
 _ENTERED = threading.RLock()  # those globals are the process's: copies to the host wait while another engine generates

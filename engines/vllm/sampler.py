@@ -13,7 +13,7 @@ from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from prefect_rlhf.engines.sampler import choose
+from prefect_rlhf.engines.sampling.sampler import choose
 
 
 class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to the type checker

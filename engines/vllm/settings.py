@@ -6,9 +6,9 @@ import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+from prefect_rlhf.engines.commands import BuildOrder
 from prefect_rlhf.engines.engine import SamplingSettings
-from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.engines.sampler import stream_seed
+from prefect_rlhf.engines.sampling.sampler import stream_seed
 from prefect_rlhf.placement.errors import InvalidInput
 
 _BLOCK = 128  # tokens per block of the key-value cache on CPU; smaller ones on CUDA fit in

@@ -18,7 +18,7 @@ from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
 from prefect_rlhf.flows.demo.smollm2 import prepare_model
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.tasks.report import step_line
+from prefect_rlhf.tasks.reporting.report import step_line
 
 LONGEST_RUN_SECONDS = 3600.0
 SHOWN = ("accuracy", "loss", "score", "kl", "orchestration_share")  # of a step's metrics, on the terminal

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import ceil, log2
 
 from prefect_rlhf.placement.cost.execution import Group
-from prefect_rlhf.placement.devices import Links
+from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.errors import InvalidInput
 
 GRADIENT_BYTES = 4  # gradients are summed over replicas in float32

@@ -13,10 +13,10 @@ from typing import final
 
 from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
 from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.cost.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
-from prefect_rlhf.placement.devices import Hardware, Links
 from prefect_rlhf.placement.errors import InvalidInput
 
 LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from prefect_rlhf.placement.devices import LinkSpan
+from prefect_rlhf.placement.cost.hardware import LinkSpan
 from prefect_rlhf.placement.plan import EngineKind, Placement
 from prefect_rlhf.placement.strategy import Strategy
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Protocol
 
 from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
-from prefect_rlhf.placement.devices import Links
 
 
 class LayerTimes(Protocol):

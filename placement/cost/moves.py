@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import NamedTuple
 
+from prefect_rlhf.placement.cost.hardware import Links, LinkSpan
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.devices import Links, LinkSpan
+from prefect_rlhf.placement.layout.reshard import ReshardPlan
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.reshard import ReshardPlan
-from prefect_rlhf.placement.rows import DeviceTransfer
+from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 TOKEN_BYTES = 8  # token ids are int64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import host_seconds, move_seconds, reallocation_flows, transfer_seconds
@@ -13,10 +14,8 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.instances import trained_instance
-from prefect_rlhf.placement.node import Node
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
-from prefect_rlhf.placement.rows import row_transfers
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
+from prefect_rlhf.placement.rows.moves import row_transfers
 
 _CALLS = ("generate", "inference", "train_step")
 _MOVES = ("transfer", "reallocate", "offload", "reload")

@@ -15,11 +15,12 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
 from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
-from prefect_rlhf.placement.devices import Links
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.lease import DeviceKind
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
 
@@ -261,3 +262,16 @@ class ProfiledTimes:
 def _check_whole(split: int) -> None:
     if split > 1:
         raise InvalidInput("sequence parallelism", f"{split} parts", "1 part: no profile measures layers that split it")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is profiled: a shape and format, on `num_devices` devices of one kind, named as the cost model names it."""
+
+    shape: TransformerShape
+    dtype: Dtype
+    kind: DeviceKind
+    device: str
+    num_devices: int
+    processor: str
+    versions: tuple[tuple[str, str], ...]

@@ -86,7 +86,7 @@ class ModelSizes:
     def stage_layers(self, pp: int, stage: int = 0) -> int:
         """Layers of a stage, as `placement.stages` deals them: the first have one more where they do not divide.
 
-        >>> from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+        >>> from prefect_rlhf.placement.model import KNOWN_SHAPES
         >>> [ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"]).stage_layers(3, stage) for stage in range(3)]
         [11, 11, 10]
         """

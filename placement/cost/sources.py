@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.profile import Profile, ProfiledTimes
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.devices import Hardware, Links
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance

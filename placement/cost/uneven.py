@@ -14,9 +14,9 @@ from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.dealing import counts
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.rows import replica_speeds
+from prefect_rlhf.placement.rows.dealing import counts
+from prefect_rlhf.placement.rows.shares import replica_speeds
 
 
 def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:

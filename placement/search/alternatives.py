@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefect_rlhf.placement.search.arrays import Ints
-from prefect_rlhf.placement.search.compiled import compiled
-from prefect_rlhf.placement.search.placed import OVERFLOW_FACTOR, Placed, empty_placed, evaluate, fits
+from prefect_rlhf.placement.search.compiled import Ints, compiled
+from prefect_rlhf.placement.search.partial.complete import OVERFLOW_FACTOR, Placed, empty_placed, evaluate, fits
 from prefect_rlhf.placement.search.problem import Choice, Plan, Problem
-from prefect_rlhf.placement.search.tables import Tables, build_tables
+from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
 
 @dataclass(frozen=True, slots=True)

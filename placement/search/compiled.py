@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar, cast
 
 import numba
+import numpy as np
 from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
+from numpy.typing import NDArray
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -20,7 +22,7 @@ def _keep_by_version(folder: Path) -> None:
 
     Where the folder cannot be written to, numba finds a place of its own; NUMBA_CACHE_DIR is left as it is.
     """
-    sources = b"".join(file.read_bytes() for file in sorted(folder.glob("*.py")))
+    sources = b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))
     if not numba.config.CACHE_DIR and os.access(folder, os.W_OK):
         numba.config.CACHE_DIR = str(folder / "__pycache__" / f"compiled-{sha256(sources).hexdigest()[:16]}")
 
@@ -57,3 +59,24 @@ def lowest(word: int) -> int:
     2
     """
     return trailing_zeros(word)
+
+
+Ints = NDArray[np.int64]
+
+
+def word(members: Sequence[bool]) -> int:
+    """A set as bits.
+
+    >>> word([True, False, True])
+    5
+    """
+    return sum(1 << index for index, member in enumerate(members) if member)
+
+
+def starts(lengths: Sequence[int]) -> Ints:
+    """Where each part begins when all stand one after another, and where the last ends.
+
+    >>> starts([2, 3])
+    array([0, 2, 5])
+    """
+    return np.array([0, *np.cumsum(lengths, dtype=np.int64)], dtype=np.int64)

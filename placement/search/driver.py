@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.search.binding import binding_term
 from prefect_rlhf.placement.search.compiled import is_compiled
-from prefect_rlhf.placement.search.exact import IterativeDeepening
-from prefect_rlhf.placement.search.incumbent import Incumbent
-from prefect_rlhf.placement.search.metropolis import MetropolisHastings
-from prefect_rlhf.placement.search.outcome import Outcome
-from prefect_rlhf.placement.search.placed import evaluate
+from prefect_rlhf.placement.search.exact.binding import binding_term
+from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
+from prefect_rlhf.placement.search.partial.complete import evaluate
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent, Outcome
 from prefect_rlhf.placement.search.problem import Choice, Problem
-from prefect_rlhf.placement.search.tables import Tables, build_tables, num_waits
+from prefect_rlhf.placement.search.sampling.metropolis import MetropolisHastings
+from prefect_rlhf.placement.search.tables.tables import Tables, build_tables, num_waits
 
 Method = Literal["exact", "metropolis-hastings"]
 PROGRESS_EVERY_SECONDS = 0.25

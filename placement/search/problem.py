@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.search.arrays import Ints
+from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.strategy import Strategy
 
 MAX_CALLS = 16

@@ -7,17 +7,11 @@ from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from pydantic import ValidationError
 
-from prefect_rlhf.blocks import (
-    Cluster,
-    GpuMeshWorker,
-    Model,
-    ModelBlock,
-    Preferences,
-    PreferencesBlock,
-    Prompts,
-    PromptsBlock,
-)
+from prefect_rlhf.blocks.cluster import Cluster
+from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
+from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
+from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import TransformerShape
 

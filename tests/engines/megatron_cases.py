@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
+from prefect_rlhf.engines.commands import BuildOrder
 from prefect_rlhf.engines.engine import LossTerms, Sequences, TrainSettings
-from prefect_rlhf.engines.huggingface import read_model_spec
+from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs
 from prefect_rlhf.engines.megatron.model import head_weight
 from prefect_rlhf.engines.megatron.packing import Packing
-from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.placement.layout import Layout
+from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance, Offload

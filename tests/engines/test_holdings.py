@@ -12,7 +12,7 @@ from megatron_cases import OPTIMIZER, Case
 
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
-from prefect_rlhf.placement.holdings import instance_holdings
+from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import DeviceMesh
 from tests.strategies import call
 

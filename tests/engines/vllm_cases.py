@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from prefect_rlhf.engines.commands import BuildOrder
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.engines.orders import BuildOrder
-from prefect_rlhf.placement.layout import Layout, vllm_layout
+from prefect_rlhf.placement.layout.layout import Layout, vllm_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance

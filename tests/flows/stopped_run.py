@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.tasks.dispatch import Dispatcher
+from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from tests.plan_matrix import leased
 
 

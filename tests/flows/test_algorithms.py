@@ -9,13 +9,14 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.flows.reward import reward
-from prefect_rlhf.placement.augment import augment
-from prefect_rlhf.placement.draw import graph_mermaid, graph_text
+from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.graph import Dataset, VersionEdge
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
-from prefect_rlhf.placement.presets import PRESETS, preset
-from prefect_rlhf.tasks.hyperparameters import PPO
+from prefect_rlhf.placement.pictures.text import graph_mermaid, graph_text
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.tasks.rl.hyperparameters import PPO
 
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 SCALAR_ROLES = {"critic", "reward"}
@@ -89,7 +90,7 @@ def test_with_staleness_the_ratio_is_to_the_policy_that_made_the_responses(name)
     trained = traced(ALGORITHMS[name], staleness=1).call("actor_train")
     first = next(port for port in trained.inputs if "logprobs" in port.keys)
     assert first.source == "actor_generate"
-    assert trained.operation.target != "prefect_rlhf.tasks.losses:policy_gradient", "which has no ratio"
+    assert trained.operation.target != "prefect_rlhf.tasks.rl.losses:policy_gradient", "which has no ratio"
 
 
 def test_grpo_trains_without_a_critic_on_groups_of_responses():

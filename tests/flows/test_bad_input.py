@@ -9,11 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from prefect_rlhf.flows.given import read_parameters
-from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.commands.flags import read_parameters
+from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
-from prefect_rlhf.flows.run import prepare
+from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape

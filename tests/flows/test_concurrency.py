@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from prefect_rlhf.engines.open_gang import open_gang
-from prefect_rlhf.engines.rank import Rank
+from prefect_rlhf.engines.gang.open import open_gang
+from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.tasks import session
+from prefect_rlhf.tasks.running import train as session
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

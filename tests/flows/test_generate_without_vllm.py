@@ -2,9 +2,9 @@
 
 import pytest
 
-from prefect_rlhf.flows.options import RunOptions
+from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.run import prepare
+from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 from tests import plan_matrix

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from prefect.artifacts import Artifact
 
-from prefect_rlhf.flows import auto_plan, measured_plan
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.training import auto_plan, measured_plan
 from prefect_rlhf.placement.errors import OutOfDeviceMemory, PlanDoesNotFit
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.tasks import session
-from prefect_rlhf.tasks.journal import read_spans
+from prefect_rlhf.tasks.running import train as session
+from prefect_rlhf.tasks.running.journal import read_spans
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from prefect_rlhf.flows import profiles
-from prefect_rlhf.flows.cli import main
+from prefect_rlhf.engines.files.huggingface import read_model_spec
+from prefect_rlhf.flows.commands.cli import main
+from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.profile import profile
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.tasks.model_shape import read_model_spec
 from tests.tiny import make_model
 
 DESK = ClusterShape("desk", 1, 1, 8 << 30)

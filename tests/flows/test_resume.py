@@ -23,11 +23,11 @@ import torch
 from prefect.settings import get_current_settings
 from safetensors.torch import load_file, save_file
 
-from prefect_rlhf.engines import checkpoint_files
+from prefect_rlhf.engines.files import checkpoint_files
+from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
-from prefect_rlhf.flows.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.run import new_folder, prepare
+from prefect_rlhf.flows.training.run import new_folder, prepare
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
@@ -336,7 +336,7 @@ def test_what_is_stored_is_float32_under_hugging_face_names(half):
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert {key.split()[0] for key in stored} == {"main", "exp_avg", "exp_avg_sq"}
     manifest = json.loads((half / "checkpoints" / "step-000002" / "checkpoint.json").read_text())["manifest"]
-    assert manifest["states"]["kl_penalised_rewards"]["type"] == "prefect_rlhf.tasks.rewards:RewardState"
+    assert manifest["states"]["kl_penalised_rewards"]["type"] == "prefect_rlhf.tasks.rl.rewards:RewardState"
     assert manifest["fingerprints"].keys() == {"actor", "critic", "ref", "reward"}
 
 

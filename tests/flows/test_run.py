@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from prefect_rlhf.engines.move_weights import Moved, WeightMover
+from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.errors import StaleWeights
 

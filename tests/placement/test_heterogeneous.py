@@ -11,26 +11,27 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.augment import augment
-from prefect_rlhf.placement.best_plan import Planned, plan_graph
-from prefect_rlhf.placement.candidates import candidates
-from prefect_rlhf.placement.certificate import certify
-from prefect_rlhf.placement.check import check_plan
+from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware, Network, relative_speeds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost, replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Hardware, Network, relative_speeds
-from prefect_rlhf.placement.divisions import divisions
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.estimate import estimate
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
+from prefect_rlhf.placement.memory.certificate import certify
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.mesh_line import MeshLine
+from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.plan_problem import all_candidates
-from prefect_rlhf.placement.planner import Planner
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.candidates import candidates
+from prefect_rlhf.placement.planner.mesh_line import MeshLine
+from prefect_rlhf.placement.planner.plan_problem import all_candidates
+from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.restrictions import divisions
+from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, SMOLLM2, model, on, plans, ppo, remax
 

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.lanes import lanes
-from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.mesh import DeviceMesh, lanes
 
 DEVICES = DeviceMesh(0, 3, 0, 4).devices()
 

@@ -11,14 +11,14 @@ import torch
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.engine import Generated, LossTerms, Shard
-from prefect_rlhf.engines.rank import Rank
-from prefect_rlhf.placement.augment import augment
+from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.graph import DataflowGraph, Operation
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.tasks.operations import computation, loss
+from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling, Settings
-from prefect_rlhf.tasks.training_run import TrainingRun
 
 
 def prompt(row_id: int) -> list[int]:

@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import HYBRIDFLOW, MEGATRON, REAL, Execution
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Efficiency, Hardware, device_kind
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Lengths, Workload
-from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Efficiency, Hardware, device_kind
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
-from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.parameters import num_parameters
+from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.model import KNOWN_SHAPES, ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])

@@ -3,9 +3,9 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
-from prefect_rlhf.flows.hardware import CALL_SECONDS, RUNTIME
+from prefect_rlhf.flows.hardware.datasheets import CALL_SECONDS, RUNTIME
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Efficiency
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
-from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Efficiency
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cost_model.md").read_text()
 

@@ -5,9 +5,9 @@ import pytest
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware, Network
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.devices import DEVICE_KINDS, Hardware, Network
 from prefect_rlhf.placement.strategy import Strategy
 
 VOCABULARY, TOKENS = 51200, 2048

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.placement.alignment import overlapping_order
+from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.moves import (
     Flow,
     host_seconds,
@@ -19,14 +19,14 @@ from prefect_rlhf.placement.cost.moves import (
 )
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.devices import Links
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.layout import layout_of
+from prefect_rlhf.placement.layout.alignment import overlapping_order
+from prefect_rlhf.placement.layout.layout import layout_of
+from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.reshard import reshard
-from prefect_rlhf.placement.rows import DeviceTransfer
+from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL
 

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution, Group
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware, device_kind
 from prefect_rlhf.placement.cost.profile import Grid, Measurement, Profile, ProfiledTimes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.devices import DEVICE_KINDS, NETWORKS, Hardware, device_kind
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.strategy import Strategy
 
 SHAPE = KNOWN_SHAPES["llama-7b"]

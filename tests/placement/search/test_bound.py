@@ -10,16 +10,15 @@ from random import Random
 
 import pytest
 
-from prefect_rlhf.placement.search.binding import binding_term
-from prefect_rlhf.placement.search.closed_problem import read_closed_problem
+from benchmarks.closed_problem import read_closed_problem
 from prefect_rlhf.placement.search.driver import search
-from prefect_rlhf.placement.search.incumbent import Incumbent
-from prefect_rlhf.placement.search.outcome import Outcome
-from prefect_rlhf.placement.search.partial import Partial, bound_partial, empty_partial, relate
-from prefect_rlhf.placement.search.placed import OVERFLOW_FACTOR, Placed, evaluate, makespan_of
+from prefect_rlhf.placement.search.exact.binding import binding_term
+from prefect_rlhf.placement.search.partial.complete import OVERFLOW_FACTOR, Placed, evaluate, makespan_of
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent, Outcome
+from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
-from prefect_rlhf.placement.search.symmetry import MOST, symmetries
-from prefect_rlhf.placement.search.tables import Tables, build_tables
+from prefect_rlhf.placement.search.tables.symmetry import MOST, symmetries
+from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 from tests.placement.search import plain
 from tests.placement.search.clusters import closed_file, ppo, safe_ppo
 from tests.placement.search.random_problems import random_problem, with_twins

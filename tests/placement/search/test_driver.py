@@ -9,12 +9,12 @@ from pathlib import Path
 import numba
 import pytest
 
+from benchmarks.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.search.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.placement.search.driver import search
-from prefect_rlhf.placement.search.outcome import Outcome
+from prefect_rlhf.placement.search.partial.incumbent import Outcome
 from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PlannedCall, Problem
-from prefect_rlhf.placement.search.tables import build_tables
+from prefect_rlhf.placement.search.tables.tables import build_tables
 from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search import plain
 from tests.placement.search.clusters import closed_file, safe_ppo

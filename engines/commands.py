@@ -1,0 +1,158 @@
+"""What the controller tells a rank to do, and what the rank reports back: small picklable values, never tensors.
+
+A row is named by its position in the step's batch, so every rank means the same row by the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from prefect_rlhf.engines.engine import Output, SamplingSettings, TrainSettings
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import ModelInstance
+
+Digest = Mapping[str, int]
+"""Parameter name -> what this rank's shard contributes to the weight fingerprint, modulo 2**64."""
+
+
+class RowSource(Protocol):
+    """A dataset as a rank reads it: picklable by its settings, opened where it is used."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
+        """Rows in the order asked for: `prompt_tokens` (lists of ids) or the columns of preference pairs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Where a trained role's state is on disk, and which weight version that is."""
+
+    folder: Path
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOrder:
+    """Build one model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given."""
+
+    model: ModelSpec
+    instance: ModelInstance
+    ranks: tuple[int, ...]
+    layout: Layout
+    max_sequence_length: int
+    max_rows: int
+    cuda_graphs: bool = True
+    restore: Restore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallOrder:
+    """Run one call on this rank's rows.
+
+    `rows` are positions in the step's batch; `row_ids` the same rows' numbers in the dataset. `reads` and `writes` are
+    weight versions of the instance. `versions` says which version of each role made the rows so far. `keys` are those
+    of its inputs that this rank's pipeline stage uses (None: all), `lengths` the tokens of each row where a generate
+    reported them. `frees` are the (call, key) of this step that no later node uses on this rank. Of `sampling`
+    (generate), `train` (train_step), `output` and `temperature` (inference) a call uses its kind's own.
+    """
+
+    step: int
+    call: Call
+    instance: ModelInstance | None
+    rows: tuple[int, ...]
+    row_ids: tuple[int, ...]
+    seed: int
+    run_dir: Path
+    tokenizer: str
+    micro_batches: int = 1
+    reads: int | None = None
+    writes: int | None = None
+    function: Callable[..., Any] | None = None  # the call's operation, resolved where it runs
+    versions: Mapping[str, int] = field(default_factory=dict)
+    keys: frozenset[str] | None = None
+    lengths: tuple[int, ...] = ()
+    frees: tuple[tuple[str, str], ...] = ()
+    sampling: SamplingSettings | None = None
+    samples_per_prompt: int = 1  # row r of a generate is sample r % samples_per_prompt of its prompt
+    train: TrainSettings | None = None
+    output: Output = "logprobs"
+    temperature: float = 1.0
+
+    @property
+    def doing(self) -> str:
+        """`actor_generate · step 3`, as errors name it."""
+        return f"{self.call.name} · step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowTransfer:
+    """Rows of one call's keys that go from rank `source` to rank `target` (not equal)."""
+
+    source: int
+    target: int
+    call: str
+    keys: tuple[str, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOrder:
+    """All row transfers of one node, the same on every rank; a rank takes its part. `frees`: see CallOrder."""
+
+    step: int
+    transfers: tuple[RowTransfer, ...]
+    frees: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MoveWeightsOrder:
+    """Bring version `version` of a role from one instance's storage into another's (reallocate).
+
+    `devices[rank]` is where a rank is, so that what is near is asked first; empty: all are equally near.
+    """
+
+    source: ModelInstance
+    target: ModelInstance
+    version: int
+    source_layout: Layout
+    target_layout: Layout
+    devices: tuple[Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank says after an order. `seconds` is its own clock; `digest` is set when weights were written.
+
+    `device_bytes` are the storages of all tensors that its engines have on the device; `resident_bytes` is what the
+    system says of the process's own memory, their witness where the device is a CPU.
+
+    `row_lengths` are the tokens of each row that a generate made, in the order of its rows. `store_bytes` is what the
+    rank's store of rows holds after the order. `bytes_moved` came from other ranks (for offload and reload: to or from
+    the host); `peak_extra_bytes` is the most that was staged for it.
+    """
+
+    seconds: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    digest: Digest | None = None
+    bytes_moved: int = 0
+    device_bytes: int = 0
+    fingerprint_seconds: float = 0.0
+    num_tokens: int = 0
+    resident_bytes: int = 0
+    peak_extra_bytes: int = 0
+    row_lengths: tuple[int, ...] = ()
+    store_bytes: int = 0

@@ -1,0 +1,220 @@
+"""The shard files of a checkpoint: one per rank, each tensor a region of one parameter's main weights or moments.
+
+A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`, with a JSON index beside it
+that holds a checksum of each. The controller reads indexes, the ranks read tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from prefect_rlhf.engines.engine import StatePart
+from prefect_rlhf.engines.files.tensor_files import write_tensors
+from prefect_rlhf.engines.weights.views import within
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout.layout import Region
+from prefect_rlhf.placement.layout.regions import intersection, num_elements
+
+WHOLE = "what was written; an earlier checkpoint may be whole"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """Where a region of a parameter is stored. `kind` is `main`, `exp_avg` or `exp_avg_sq`."""
+
+    file: Path
+    kind: str
+    parameter: str
+    region: Region
+    checksum: str
+
+    @property
+    def key(self) -> str:
+        return part_key(self.kind, self.parameter, self.region)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardIndex:
+    """What one shard file holds. `num_updates` counts the optimizer's steps so far."""
+
+    file: Path
+    num_updates: int
+    num_bytes: int
+    parts: tuple[StoredPart, ...]
+
+
+def part_key(kind: str, parameter: str, region: Region) -> str:
+    """The name of a tensor in a shard file.
+
+    >>> part_key("main", "model.norm.weight", ((0, 64),))
+    'main model.norm.weight [0:64]'
+    """
+    return f"{kind} {parameter} [{','.join(f'{start}:{stop}' for start, stop in region)}]"
+
+
+def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[StatePart]) -> int:
+    """Write a shard and its index, through to the disk; return the bytes. One tensor is copied at a time.
+
+    Raises OSError, which names the file, for a disk that is full.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"shard-{number:05d}.safetensors"
+    by_key = {part_key(part.kind, part.parameter, part.region): part for part in parts}
+    shapes = {key: tuple(stop - start for start, stop in part.region) for key, part in by_key.items()}
+    checksums: dict[str, str] = {}
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for key, part in by_key.items():
+            values = part.values.detach().to("cpu", copy=True).view(shapes[key])
+            checksums[key] = checksum(values)
+            yield key, values
+
+    with _named(file):
+        write_tensors(file, shapes, "float32", tensors())
+        flush_to_disk(file)
+    content = {"num_updates": num_updates, "num_bytes": file.stat().st_size, "checksums": checksums}
+    write_json(file.with_suffix(".json"), content)
+    return file.stat().st_size
+
+
+def read_index(index: Path, role: str) -> ShardIndex:
+    """The index of a shard whose file is there, and as long as it was. Raises InvalidInput in one line."""
+    file = index.with_suffix(".safetensors")
+    field = f"checkpoint.{role}"
+    try:
+        content = json.loads(index.read_text())
+        parts = tuple(_parse(file, key, value) for key, value in content["checksums"].items())
+        found = ShardIndex(file, content["num_updates"], content["num_bytes"], parts)
+    except OSError as error:
+        raise InvalidInput(field, f"no file {index}", WHOLE) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidInput(field, f"{index} that is no index", WHOLE) from error
+    if not file.is_file():
+        raise InvalidInput(field, f"no file {file} (of {_some(found.parts)})", WHOLE)
+    if file.stat().st_size != found.num_bytes:
+        seen = f"{file} of {file.stat().st_size} bytes (of {_some(found.parts)})"
+        raise InvalidInput(field, seen, f"{found.num_bytes} bytes, {WHOLE}")
+    return found
+
+
+def check_coverage(role: str, indexes: Sequence[ShardIndex], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise InvalidInput unless the shards hold every element of every parameter once, and are of one moment."""
+    field = f"checkpoint.{role}"
+    updates = sorted({index.num_updates for index in indexes})
+    if len(updates) != 1:
+        raise InvalidInput(field, f"shards after {updates} optimizer steps", "shards of one moment")
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    for part in (part for index in indexes for part in index.parts):
+        held[part.kind, part.parameter] += num_elements(part.region)
+    for kind in ("main", "exp_avg", "exp_avg_sq") if updates[0] else ("main",):
+        for name, shape in shapes.items():
+            expected = num_elements(tuple((0, size) for size in shape))
+            if held[kind, name] != expected:
+                raise InvalidInput(field, f"{held[kind, name]} elements of {kind} {name}", f"{expected}, its shape's")
+
+
+def check_shard(index: Path, role: str) -> int:
+    """Hold every tensor of a shard against its checksum; return the bytes read. Raises InvalidInput for the first."""
+    found = read_index(index, role)
+    try:
+        with safe_open(found.file, framework="pt") as stored:
+            for part in found.parts:
+                if checksum(stored.get_tensor(part.key)) != part.checksum:
+                    raise InvalidInput(f"checkpoint.{role}", f"other content of {part.key} in {found.file}", WHOLE)
+    except SafetensorError as error:
+        seen = f"{found.file} that does not open (of {_some(found.parts)}; {error})"
+        raise InvalidInput(f"checkpoint.{role}", seen, WHOLE) from error
+    return found.num_bytes
+
+
+class StoredState:
+    """All shards of one role, to be read by any region of any parameter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._role = folder.name
+        self._opened: dict[Path, Any] = {}
+        indexes = [read_index(index, self._role) for index in shard_indexes(folder)]
+        self.num_updates = max((index.num_updates for index in indexes), default=0)
+        self._parts: dict[tuple[str, str], list[StoredPart]] = defaultdict(list)
+        for part in (part for index in indexes for part in index.parts):
+            self._parts[part.kind, part.parameter].append(part)
+
+    def read(self, kind: str, parameter: str, region: Region) -> Tensor:
+        """A region in float32 on the CPU, put together from shards that hold some of it; only its bytes are read."""
+        whole, filled = torch.empty([stop - start for start, stop in region]), 0
+        for part in self._parts[kind, parameter]:
+            common = intersection(part.region, region)
+            if common is not None:
+                whole[within(common, region)] = self._slice(part, common)
+                filled += num_elements(common)
+        if filled != num_elements(region):
+            seen = f"{filled} of {num_elements(region)} elements of {kind} {parameter}"
+            raise InvalidInput(f"checkpoint.{self._role}", seen, "all of them")
+        return whole
+
+    def _slice(self, part: StoredPart, region: Region) -> Tensor:
+        if part.file not in self._opened:
+            self._opened[part.file] = safe_open(part.file, framework="pt")
+        values: Tensor = self._opened[part.file].get_slice(part.key)[within(region, part.region)]
+        return values
+
+
+def shard_indexes(folder: Path) -> list[Path]:
+    """The index files of a role's folder."""
+    return sorted(folder.glob("shard-*.json"))
+
+
+def checksum(values: Tensor) -> str:
+    """Of the bytes of a contiguous CPU tensor that no engine owns: numpy keeps a storage from being resized."""
+    return blake2b(values.contiguous().numpy().data, digest_size=8).hexdigest()
+
+
+def write_json(file: Path, content: object) -> None:
+    """Write through to the disk. Raises OSError, which names the file, for a disk that is full."""
+    with _named(file):
+        file.write_text(json.dumps(content, indent=1) + "\n")
+        flush_to_disk(file)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, would survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """An error of `write` or `fsync` does not say which file it was."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(file)
+        raise
+
+
+def _parse(file: Path, key: str, value: str) -> StoredPart:
+    kind, parameter, spans = key.split(" ")
+    pairs = (span.split(":") for span in spans.strip("[]").split(","))
+    return StoredPart(file, kind, parameter, tuple((int(start), int(stop)) for start, stop in pairs), value)
+
+
+def _some(parts: Sequence[StoredPart]) -> str:
+    """What is lost with a file, in few words."""
+    names = list(dict.fromkeys(part.parameter for part in parts))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{names[0]}{more}" if names else "nothing"

@@ -1,0 +1,79 @@
+"""A Hugging Face folder from the ranks' shards, parameter by parameter, so that no rank holds the whole model twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.engine import Engine, Shard
+from prefect_rlhf.engines.files.huggingface import write_folder
+from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.engines.weights.views import within
+from prefect_rlhf.placement.layout.layout import Layout, Region
+from prefect_rlhf.placement.model import ModelSpec
+
+
+def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenizer: Path, rank: int) -> int:
+    """Write folder `path` on the first rank of `layout`; the others send it what it lacks. Return the bytes sent."""
+    shards = engine.weights()
+    writer = min(rank for regions in layout.regions.values() for rank in regions)
+    if rank == writer:
+        write_folder(path, spec, _gathered(shards, layout, writer), tokenizer)
+        return 0
+    return _send(shards, layout, writer, rank)
+
+
+def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:
+    """For each distinct region the rank that gives it: the writer itself where it can, else the lowest.
+
+    >>> holders({0: ((0, 2),), 1: ((2, 4),), 2: ((0, 2),), 3: ((2, 4),)}, writer=0)
+    {((0, 2),): 0, ((2, 4),): 1}
+    """
+    found: dict[Region, int] = {}
+    for rank in sorted(regions, key=lambda rank: (rank != writer, rank)):
+        found.setdefault(regions[rank], rank)
+    return found
+
+
+def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Iterator[tuple[str, Tensor]]:
+    for name, regions in layout.regions.items():
+        parts = holders(regions, writer)
+        dtype = next(iter(shards.values())).view.dtype  # a stage that holds none of `name` still knows the format
+        device = next(iter(shards.values())).view.device
+        received = {
+            region: torch.empty([stop - start for start, stop in region], dtype=dtype, device=device)
+            for region, rank in parts.items()
+            if rank != writer
+        }
+        swap({}, {parts[region]: [tensor] for region, tensor in received.items()})
+        yield name, _assembled(layout.shapes[name], parts, received, shards.get(name))
+
+
+def _assembled(
+    shape: tuple[int, ...], parts: Mapping[Region, int], received: Mapping[Region, Tensor], own: Shard | None
+) -> Tensor:
+    """The whole parameter in memory of its own: a storage that numpy has seen cannot be resized, so not offloaded."""
+    pieces = {region: received[region] if region in received else _values(own) for region in parts}
+    whole = torch.empty(shape, dtype=next(iter(pieces.values())).dtype)
+    origin = tuple((0, size) for size in shape)
+    for region, values in pieces.items():
+        whole[within(region, origin)] = values.cpu()
+    return whole
+
+
+def _send(shards: Mapping[str, Shard], layout: Layout, writer: int, rank: int) -> int:
+    sent = 0
+    for name, regions in layout.regions.items():
+        if rank in holders(regions, writer).values():
+            values = _values(shards[name])
+            swap({writer: [values]}, {})
+            sent += values.nbytes
+    return sent
+
+
+def _values(shard: Shard | None) -> Tensor:
+    assert shard is not None  # the layout names this rank as a holder
+    return shard.view.reshape(shard.shape).contiguous()

@@ -1,0 +1,199 @@
+"""Hugging Face folders of the Llama family: read what a role needs to know of one, and write one.
+
+`read_model_spec` reads config.json and the headers of the safetensors files, no weights, and needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prefect_rlhf.engines.files.tensor_files import (
+    MAX_FILE_BYTES,
+    StoredTensor,
+    stored_tensors,
+    write_folder_of_tensors,
+)
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ARCHITECTURES: dict[Head, str] = {"lm": "LlamaForCausalLM", "scalar": "LlamaForSequenceClassification"}
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def read_model_spec(
+    role: str,
+    path: str | Path,
+    head: Head,
+    *,
+    dtype: Dtype = "bfloat16",
+    new_head: bool = False,
+    optimizer: OptimizerSpec | None = None,
+) -> ModelSpec:
+    """Describe the checkpoint in folder `path` as `role`'s model.
+
+    Raises InvalidInput, with field `<role>.path` or `<role>.config...`, for a folder that this role cannot use.
+    """
+    if head not in ARCHITECTURES:
+        raise InvalidInput(f"{role}.head", head, f"{' or '.join(ARCHITECTURES)}: two heads can be planned, not run")
+    folder = Path(path)
+    config = _read_config(folder, role)
+    shape = _read_shape(config, f"{role}.config.json")
+    spec = ModelSpec(role, str(folder), head, shape, dtype, new_head, optimizer)
+    _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
+    return spec
+
+
+def read_shape(role: str, path: str | Path) -> TransformerShape:
+    """The shape that a folder's config.json gives; nothing else of the folder is read. Raises as `read_model_spec`."""
+    return _read_shape(_read_config(Path(path), role), f"{role}.config.json")
+
+
+def write_folder(
+    path: str | Path,
+    spec: ModelSpec,
+    tensors: Iterable[tuple[str, Tensor]],
+    tokenizer: str | Path,
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Write a folder that plain `transformers` loads: config.json, safetensors files, the tokenizer's files.
+
+    `tensors` come one by one under their Hugging Face names, whole, in any order, and are written as `spec.dtype`. The
+    folder appears under its name only when it is complete.
+    """
+    target = Path(path)
+    part = target.with_name(target.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    shapes = {p.name: p.shape for p in parameters(spec)}
+    write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes)
+    (part / "config.json").write_text(json.dumps(_config_of(spec, Path(tokenizer)), indent=2) + "\n")
+    for name in TOKENIZER_FILES:
+        if (Path(tokenizer) / name).is_file():
+            shutil.copyfile(Path(tokenizer) / name, part / name)
+    shutil.rmtree(target, ignore_errors=True)
+    part.rename(target)
+
+
+def _read_config(folder: Path, role: str) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder on this machine")
+    if not (folder / "config.json").is_file():
+        raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder; this one has no config.json")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise InvalidInput(f"{role}.config.json", str(error), "JSON") from error
+    if not isinstance(config, dict):
+        raise InvalidInput(f"{role}.config.json", config, "a JSON object")
+    architectures = config.get("architectures") or [None]
+    if architectures[0] not in ARCHITECTURES.values():
+        expected = "the Llama family: " + " or ".join(ARCHITECTURES.values())
+        raise InvalidInput(f"{role}.config.json.architectures", architectures[0], expected)
+    return config
+
+
+def _read_shape(config: dict[str, Any], field: str) -> TransformerShape:
+    _refuse_variants(config, field)
+    heads = _size(config, "num_attention_heads", field)
+    hidden = _size(config, "hidden_size", field)
+    return TransformerShape(
+        hidden_size=hidden,
+        intermediate_size=_size(config, "intermediate_size", field),
+        num_layers=_size(config, "num_hidden_layers", field),
+        num_attention_heads=heads,
+        num_kv_heads=_size(config, "num_key_value_heads", field, heads),
+        head_dim=_size(config, "head_dim", field, hidden // heads),
+        vocab_size=_size(config, "vocab_size", field),
+        max_position_embeddings=_size(config, "max_position_embeddings", field, 2048),
+        rope_theta=float(_rope(config).get("rope_theta") or config.get("rope_theta") or 10000.0),
+        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def _size(config: dict[str, Any], key: str, field: str, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or value < 1:
+        raise InvalidInput(f"{field}.{key}", value, "a whole number of at least 1")
+    return value
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Rotary settings: `rope_parameters` since transformers 5, `rope_scaling` before."""
+    found: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return found
+
+
+def _refuse_variants(config: dict[str, Any], field: str) -> None:
+    """Refuse what the engines would silently compute otherwise."""
+    kind = _rope(config).get("rope_type", _rope(config).get("type", "default"))
+    plain = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    for key, expected in plain.items():
+        if config.get(key, expected) != expected:
+            raise InvalidInput(f"{field}.{key}", config[key], repr(expected))
+    if kind != "default":
+        raise InvalidInput(f"{field}.rope_type", kind, "'default' rotary embeddings")
+
+
+def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
+    """Check that every parameter is stored with the shape that config.json implies."""
+    field = f"{spec.role}.path"
+    for name, shape in ((parameter.name, parameter.shape) for parameter in parameters(spec)):
+        if name == "score.weight" and name not in stored:
+            if not spec.new_head:
+                raise InvalidInput(
+                    field, spec.path, "a checkpoint with a scalar head (score.weight), or new_head: true"
+                )
+        elif name not in stored:
+            raise InvalidInput(field, f"no tensor {name} in {spec.path}", "a checkpoint that holds it")
+        elif stored[name].shape != shape:
+            seen = f"{name} of shape {stored[name].shape} in {spec.path}"
+            raise InvalidInput(field, seen, f"shape {shape}, as config.json says")
+
+
+def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
+    """config.json for a spec; token ids (bos, eos, pad) are those of the tokenizer's folder."""
+    shape = spec.shape
+    source = json.loads((tokenizer / "config.json").read_text()) if (tokenizer / "config.json").is_file() else {}
+    ids = {key: source[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in source}
+    if spec.head == "scalar":
+        ids |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return ids | {
+        "architectures": [ARCHITECTURES[spec.head]],
+        "model_type": "llama",
+        "dtype": spec.dtype,
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
+        "rope_theta": shape.rope_theta,  # where transformers before 5 and vLLM look
+        "rms_norm_eps": shape.rms_norm_eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": shape.tied_embeddings,
+        "use_cache": True,
+    }

@@ -1,0 +1,206 @@
+"""The safetensors files of a checkpoint folder: what they hold (headers alone), slices of tensors, and writing them.
+
+Importable without torch; tensors are made only where they are read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import safe_open
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout.layout import Region
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+FORMATS = {"float32": "F32", "bfloat16": "BF16"}
+MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a tensor is stored, and its shape."""
+
+    file: Path
+    shape: tuple[int, ...]
+
+
+def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
+    """Read the headers of all safetensors files in `folder`. Raises InvalidInput naming a missing or corrupt file."""
+    found: dict[str, StoredTensor] = {}
+    for file in _files(folder, field):
+        header, data_bytes = _read_header(file, field)
+        for name, entry in header.items():
+            if entry["data_offsets"][1] > data_bytes:
+                raise InvalidInput(field, file.name, f"a whole file; it ends inside tensor {name}")
+            if entry["dtype"] not in ITEM_BYTES:
+                raise InvalidInput(field, f"{name} of type {entry['dtype']}", "a tensor of type F32, BF16 or F16")
+            found[name] = StoredTensor(file, tuple(entry["shape"]))
+    return found
+
+
+class OpenTensors:
+    """A checkpoint folder opened for reading slices.
+
+    >>> with OpenTensors(path, "actor.path") as tensors:  # doctest: +SKIP
+    ...     tensors.read("model.norm.weight", ((0, 64),))
+    """
+
+    def __init__(self, folder: str, field: str) -> None:
+        self._tensors = stored_tensors(Path(folder), field)
+        self._field = field
+        self._opened: dict[Path, Any] = {}
+
+    def __enter__(self) -> OpenTensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.clear()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def read(self, name: str, region: Region) -> Tensor:
+        """The part `region` of a tensor, on the CPU, in the stored format. Only its bytes are read."""
+        if name not in self._tensors:
+            raise InvalidInput(self._field, f"no tensor {name}", "a checkpoint that holds it")
+        file = self._tensors[name].file
+        if file not in self._opened:
+            self._opened[file] = safe_open(file, framework="pt")
+        part: Tensor = self._opened[file].get_slice(name)[tuple(slice(*span) for span in region)]
+        return part
+
+
+def write_tensors(
+    file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Write tensors one by one, in any order, to one safetensors file; `shapes` says which will come.
+
+    Raises ValueError when a tensor is missing or has another shape.
+    """
+    _write({file: shapes}, dtype, tensors)
+
+
+def write_folder_of_tensors(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtype: str,
+    tensors: Iterable[tuple[str, Tensor]],
+    max_file_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """As `write_tensors`, into as many files with an index as keep each within `max_file_bytes`, or a single one."""
+    parts = _parts(shapes, dtype, max_file_bytes)
+    if len(parts) == 1:
+        write_tensors(folder / SINGLE, shapes, dtype, tensors)
+        return
+    files = {f"model-{i:05d}-of-{len(parts):05d}.safetensors": part for i, part in enumerate(parts, start=1)}
+    _write({folder / name: part for name, part in files.items()}, dtype, tensors)
+    weight_map = {name: file for file, part in files.items() for name in part}
+    total = sum(_num_bytes(shape, dtype) for shape in shapes.values())
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
+
+
+def _parts(shapes: Mapping[str, tuple[int, ...]], dtype: str, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:
+    """The tensors in their order, cut before each that would not fit any more."""
+    parts: list[dict[str, tuple[int, ...]]] = [{}]
+    filled = 0
+    for name, shape in shapes.items():
+        size = _num_bytes(shape, dtype)
+        if parts[-1] and filled + size > max_bytes:
+            parts.append({})
+            filled = 0
+        parts[-1][name] = shape
+        filled += size
+    return parts
+
+
+def _write(
+    files: Mapping[Path, Mapping[str, tuple[int, ...]]], dtype: str, tensors: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Make room for all tensors in all files, then write each where it belongs as it comes."""
+    shapes = {name: shape for part in files.values() for name, shape in part.items()}
+    places: dict[str, tuple[Any, int]] = {}
+    missing = set(shapes)
+    with ExitStack() as stack:
+        for file, part in files.items():
+            out = stack.enter_context(file.open("wb"))
+            places |= {name: (out, offset) for name, offset in _reserve(out, part, dtype).items()}
+        for name, tensor in tensors:
+            if tuple(tensor.shape) != shapes.get(name):
+                raise ValueError(f"tensor {name}: got shape {tuple(tensor.shape)}, expected {shapes.get(name)}")
+            out, offset = places[name]
+            out.seek(offset)
+            out.write(_bytes_of(tensor, dtype))
+            missing.discard(name)
+    if missing:
+        raise ValueError(f"no tensor came for {sorted(missing)[0]}")
+
+
+def _files(folder: Path, field: str) -> list[Path]:
+    if (folder / INDEX).is_file():
+        try:
+            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise InvalidInput(field, INDEX, "a JSON object with a weight_map") from error
+    else:
+        names = [SINGLE]
+    for name in names:
+        if not (folder / name).is_file():
+            raise InvalidInput(field, f"no file {name} in {folder}", "a folder that holds its safetensors files")
+    return [folder / name for name in names]
+
+
+def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
+    """Tensor entries of one file, and how many bytes of data follow them."""
+    size = file.stat().st_size
+    with file.open("rb") as stored:
+        start = stored.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
+        if length > size - 8:
+            raise InvalidInput(field, file.name, "a safetensors file; this one is cut short or of another format")
+        try:
+            header: dict[str, Any] = json.loads(stored.read(length))
+        except ValueError as error:
+            raise InvalidInput(field, file.name, "a safetensors file; its header is not JSON") from error
+    header.pop("__metadata__", None)
+    return header, size - 8 - length
+
+
+def _reserve(out: Any, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, int]:
+    """Write the header and make the file as long as it will be; return where each tensor's bytes begin."""
+    spans, end = {}, 0
+    for name, shape in shapes.items():
+        spans[name] = (end, end := end + _num_bytes(shape, dtype))
+    entries: dict[str, Any] = {
+        name: {"dtype": FORMATS[dtype], "shape": list(shape), "data_offsets": list(spans[name])}
+        for name, shape in shapes.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
+    text += b" " * (-len(text) % 8)  # readers want aligned data
+    out.write(struct.pack("<Q", len(text)) + text)
+    data_start = 8 + len(text)
+    out.truncate(data_start + end)
+    return {name: data_start + first for name, (first, _) in spans.items()}
+
+
+def _bytes_of(tensor: Tensor, dtype: str) -> memoryview:
+    import torch  # only here: reading headers must not need it
+
+    wanted = torch.float32 if dtype == "float32" else torch.bfloat16
+    raw: memoryview = tensor.detach().cpu().to(wanted).contiguous().view(-1).view(torch.uint8).numpy().data
+    return raw
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    return prod(shape) * ITEM_BYTES[FORMATS[dtype]]

@@ -1,0 +1,100 @@
+"""The process that forks and reaps ranks: `python -m prefect_rlhf.engines.gang.fork_server SETTINGS`.
+
+The standard library's forkserver would import the controller's main module (Prefect) into every rank, and fixes the
+environment of all gangs at the first; this one does neither. Of the controller's file descriptors a rank inherits its
+own pipe and the lifeline, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from itertools import chain
+from types import FrameType
+from typing import Literal
+
+from prefect_rlhf.engines.gang.lifeline import exiting_with
+
+StartMethod = Literal["fork", "spawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteSettings:
+    """File descriptors that the zygote inherits: `pipes[r]` are rank r's, one for each resource of its device,
+    `listener` the socket of the rendezvous; and the modules that forked ranks find imported."""
+
+    method: StartMethod
+    lifeline: int
+    deaths: int
+    listener: int
+    pipes: tuple[tuple[int, ...], ...]
+    preload: tuple[str, ...]
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-P", "-m", __spec__.name, json.dumps(asdict(self))]
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return (self.lifeline, self.deaths, self.listener, *chain.from_iterable(self.pipes))
+
+
+def main(settings: ZygoteSettings) -> None:
+    """Start every rank, then report each one's death as a line `{"rank": r, "status": s}` until none is left."""
+    if settings.method == "fork":
+        with exiting_with(settings.lifeline):
+            from prefect_rlhf.engines.gang.preload import preload
+
+            preload(settings.preload)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until `ranks` is complete
+    ranks = {_start(settings, rank): rank for rank in range(len(settings.pipes))}
+    _kill_all_on_terminate(ranks)
+    for descriptor in set(settings.descriptors) - {settings.deaths}:
+        os.close(descriptor)
+    while ranks:
+        pid, status = os.wait()
+        os.write(settings.deaths, json.dumps({"rank": ranks.pop(pid), "status": status}).encode() + b"\n")
+
+
+def _start(settings: ZygoteSettings, rank: int) -> int:
+    listener = settings.listener if rank == 0 else None
+    mine = {*settings.pipes[rank], settings.lifeline, listener}
+    if settings.method == "spawn":
+        return _spawn(settings, rank, listener)
+    pid = os.fork()
+    if pid:
+        return pid
+    for descriptor in settings.descriptors:
+        if descriptor not in mine:
+            os.close(descriptor)
+    from prefect_rlhf.engines.gang.rank_process import run
+
+    return run(settings.pipes[rank], settings.lifeline, listener)
+
+
+def _spawn(settings: ZygoteSettings, rank: int, listener: int | None) -> int:
+    """A fresh interpreter: CUDA does not survive a fork, and neither do libraries that touch it when imported."""
+    for descriptor in settings.descriptors:
+        os.set_inheritable(descriptor, descriptor in (*settings.pipes[rank], settings.lifeline, listener))
+    pipes = ",".join(map(str, settings.pipes[rank]))
+    arguments = [pipes, str(settings.lifeline), "" if listener is None else str(listener)]
+    command = [sys.executable, "-P", "-m", "prefect_rlhf.engines.gang.protocol.rank_process", *arguments]
+    return os.posix_spawn(sys.executable, command, os.environ)
+
+
+def _kill_all_on_terminate(ranks: dict[int, int]) -> None:
+    """SIGTERM kills the ranks that are not reaped yet, so never a stranger that got a rank's old process id."""
+
+    def kill_all(signum: int, frame: FrameType | None) -> None:
+        for pid in list(ranks):
+            os.kill(pid, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, kill_all)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    main(ZygoteSettings(**json.loads(sys.argv[1])))
+    os._exit(0)  # the ranks are gone: no time for the destructors of what was only imported for them

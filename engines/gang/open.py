@@ -1,0 +1,47 @@
+"""Which gang a run gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from prefect_rlhf.engines.gang.in_process import InProcessGang
+from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import DeviceKind
+from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
+from prefect_rlhf.engines.gang.protocol import Gang
+from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.placement.plan import EngineKind
+
+RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {
+        "GLOO_SOCKET_IFNAME": "lo",  # else gloo asks the resolver for the host's own name
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+)
+FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
+"""Thread pools do not survive the fork of a rank."""
+
+
+def open_gang(
+    size: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    rank_factory: Callable[[int, int], object] = Rank,
+    device: DeviceKind | None = None,
+    engines: Iterable[EngineKind] = ENGINES,
+) -> Gang:
+    """`size` ranks on this machine: in this process when it is one, else a process for each.
+
+    Only `engines` are imported before there is work for them, so that others need not be installed.
+
+    `environment` is added to the ranks'; close the gang when done. The device is CUDA where there is one.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if size == 1:
+        return InProcessGang(rank_factory, device=device, environment={**RANK_ENVIRONMENT, **(environment or {})})
+    single_threaded = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **(environment or {})}
+    return LocalGang(size, rank_factory, device=device, environment=single_threaded, preload=modules_of(engines))

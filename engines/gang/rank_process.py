@@ -1,0 +1,124 @@
+"""A rank process: joins the world, then answers requests until the controller is gone.
+
+One pipe for each resource of its device, each answered in turn by a thread of its own: calls by the main thread, copies
+between device and host beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+
+from prefect_rlhf.engines.gang.faults import as_ours
+from prefect_rlhf.engines.gang.lifeline import exit_with
+from prefect_rlhf.engines.gang.messages import Answer, Request, Start
+
+_COLLECTIVE = timedelta(hours=2)  # one rank may wait long for another at work; the call's deadline is the real limit
+
+
+def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
+    """Serve `pipes`, in the order of RESOURCES.
+
+    Leaves by `os._exit`: no destructor of an engine may wait for ranks that are gone.
+    """
+    exit_with(lifeline)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to answer
+    connections: list[Connection[Answer, Request]] = [Connection(pipe) for pipe in pipes]
+    status = 1
+    try:
+        serve(connections, listener)
+        status = 0
+    except BaseException:  # noqa: BLE001  whatever it is, it must not unwind into the zygote's code
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def serve(connections: Sequence[Connection[Answer, Request]], listener: int | None) -> None:
+    """Answer the start with None or the reason it failed, then every request, each pipe's in turn, until they end."""
+    connection, *beside = connections
+    try:
+        start = pickle.loads(connection.recv_bytes())
+        target = join(start, listener)
+        for other in beside:
+            threading.Thread(target=serve_beside, args=(other, target, start), daemon=True).start()
+        send(connection, Answer())
+        answer_all(connection, target)
+    except EOFError:
+        return
+    except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: say why, then end
+        send(connection, Answer(error=as_ours(error), traceback=traceback.format_exc()))
+
+
+def serve_beside(connection: Connection[Answer, Request], target: object, start: Start) -> None:
+    """Answer the requests of another pipe, in a thread. If that cannot go on, neither can the rank, which then ends."""
+    try:
+        use_device(start)
+        answer_all(connection, target)
+    except EOFError:
+        return
+    except BaseException:  # noqa: BLE001  a thread that died quietly would leave the controller waiting
+        traceback.print_exc()
+        os._exit(1)
+
+
+def answer_all(connection: Connection[Answer, Request], target: object) -> NoReturn:
+    """Answer every request in turn. Raises EOFError when the controller is gone."""
+    while True:
+        request: Request = pickle.loads(connection.recv_bytes())
+        send(connection, answer(target, request))
+
+
+def use_device(start: Start) -> None:
+    """Settle what torch keeps for each thread: the number of its own threads, and the device."""
+    torch.set_num_threads(start.num_threads)
+    if start.device == "cuda":
+        torch.cuda.set_device(start.rank % torch.cuda.device_count())
+
+
+def join(start: Start, listener: int | None) -> object:
+    """Become rank `start.rank` of one world over all ranks; return the object that answers requests."""
+    os.environ.update(start.environment)
+    use_device(start)
+    backend = "cpu:gloo,cuda:nccl" if start.device == "cuda" else "gloo"
+    timeout = timedelta(seconds=start.join_seconds)
+    store = TCPStore("127.0.0.1", start.port, start.size, start.rank == 0, timeout, master_listen_fd=listener)
+    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size, timeout=_COLLECTIVE)
+    return start.rank_factory(start.rank, start.size)
+
+
+def answer(target: object, request: Request) -> Answer:
+    """Run the request; an error becomes one of ours, with its reason in one line."""
+    try:
+        return Answer(getattr(target, request.method)(*request.arguments))
+    except Exception as error:  # noqa: BLE001  every failure of a rank is told to the controller
+        return Answer(error=as_ours(error), traceback=traceback.format_exc())
+
+
+def send(connection: Connection[Answer, Request], message: Answer) -> None:
+    """Send an answer; one that does not pickle is answered with why."""
+    try:
+        data = pickle.dumps(message)
+    except Exception as error:  # noqa: BLE001  pickling runs foreign code
+        data = pickle.dumps(Answer(error=as_ours(error), traceback=traceback.format_exc()))
+    connection.send_bytes(data)
+
+
+if __name__ == "__main__":
+    run([int(pipe) for pipe in sys.argv[1].split(",")], int(sys.argv[2]), int(sys.argv[3]) if sys.argv[3] else None)

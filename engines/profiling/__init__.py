@@ -1,0 +1,1 @@
+"""Timing engines: a rank that measures, and a clock inside the layers."""

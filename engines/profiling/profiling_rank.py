@@ -1,0 +1,238 @@
+"""A rank that times its engines: passes through layers, what is around them, weights on their way, messages.
+
+All ranks of a gang time the same thing at the same moment, as a call's ranks work: they share memory and links.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, cast, final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prefect_rlhf.engines.commands import BuildOrder, MoveWeightsOrder, Report
+from prefect_rlhf.engines.engine import (
+    Engine,
+    GenerationEngine,
+    LossTerms,
+    SamplingSettings,
+    Sequences,
+    TrainingEngine,
+    TrainSettings,
+)
+from prefect_rlhf.engines.files.huggingface import write_folder
+from prefect_rlhf.engines.profiling.layer_clock import clocked, now
+from prefect_rlhf.engines.rank.rank import Rank, build_engine
+from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.placement.errors import EngineFailed
+from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import ModelInstance
+
+WEIGHT_DEVIATION = 0.02  # of random weights, as models are initialised
+STEPS = 6  # of decoding, of which the first is the prefill's
+
+
+@dataclass(frozen=True, slots=True)
+class PassSeconds:
+    """Of one call of an engine: until its first layer, in the layers, what follows them.
+
+    `ends` follows a forward: the head, of a generation the choice of tokens and all until the next pass. A generation
+    has `decode`, of one step, and a train_step `backward`, both in the layers; `after` is until the call returns.
+    """
+
+    before: float
+    forward: float
+    ends: float
+    after: float = 0.0
+    backward: float = 0.0
+    decode: float = 0.0
+
+
+@final
+class ProfilingRank:
+    """What rlhf/profile asks of a rank. Methods are called on all ranks at once, unless they say otherwise."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._engines: dict[ModelInstance, Any] = {}
+        self._work = Rank(rank, size, self._built)
+        self._groups: dict[int, dist.ProcessGroup] = {}
+
+    def write_model(self, model: ModelSpec) -> None:
+        """Write the folder that `model` names, with random weights; one rank does it for all."""
+        generator = torch.Generator().manual_seed(self.rank)
+        tensors = (
+            (p.name, torch.randn(p.shape, generator=generator).mul_(WEIGHT_DEVIATION)) for p in parameters(model)
+        )
+        write_folder(model.path, model, tensors, Path(model.path))
+
+    def build(self, order: BuildOrder) -> Report:
+        """As a run builds it."""
+        return self._work.build(order)
+
+    def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int) -> PassSeconds:
+        """Log-probabilities of rows of which the second half is the response."""
+        engine = cast(TrainingEngine, self._engines[instance])
+        return self._timed(engine, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats)
+
+    def train(self, instance: ModelInstance, rows: int, length: int, repeats: int) -> PassSeconds:
+        """One optimizer step over one micro-batch of such rows."""
+        engine = cast(TrainingEngine, self._engines[instance])
+
+        def step() -> None:
+            sequences = _sequences(rows, length)
+            columns = {"mask": sequences.response_mask_BT()}
+            engine.train(sequences, columns, summed_logprobs, TrainSettings("logprobs"))
+
+        return self._timed(engine, step, repeats)
+
+    def generate(self, instance: ModelInstance, rows: int, context: int, repeats: int) -> PassSeconds:
+        """A few tokens after prompts that fill most of the context."""
+        engine = cast(GenerationEngine, self._engines[instance])
+        sampling = SamplingSettings(STEPS, stop_at_eos=False)
+
+        def call() -> None:
+            prompts = _tokens(rows, max(1, context - STEPS // 2)).tolist()
+            engine.generate(prompts, sampling, list(range(rows)))
+
+        return self._timed(engine, call, repeats)
+
+    def repack(self, instance: ModelInstance) -> float:
+        """How much longer a generation takes that is the first one after weights were written."""
+        engine = self._engines[instance]
+        sampling = SamplingSettings(1, stop_at_eos=False)
+
+        def once() -> float:
+            began = now()
+            engine.generate(_tokens(1, 4).tolist(), sampling, [0])
+            return now() - began
+
+        once()
+        usual = min(once(), once())
+        engine.weights_written()
+        return max(0.0, once() - usual)
+
+    def reallocate(self, order: MoveWeightsOrder) -> Report:
+        """As a run moves weights; alone of these methods it may be called on some ranks only."""
+        return self._work.reallocate(order)
+
+    def offload(self, instance: ModelInstance) -> Report:
+        """As a run offloads."""
+        self._together()
+        return self._work.offload(instance)
+
+    def reload(self, instance: ModelInstance) -> Report:
+        """As a run reloads."""
+        self._together()
+        return self._work.reload(instance)
+
+    def send(self, num_bytes: int, repeats: int) -> float:
+        """Seconds to send so many bytes to the next rank while as many come from the one before."""
+        outgoing, incoming = _bytes(num_bytes), _bytes(num_bytes)
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        return self._median(lambda: swap({after: [outgoing]}, {before: [incoming]}), repeats)
+
+    def all_reduce(self, num_bytes: int, size: int, repeats: int) -> float:
+        """Seconds to add up so many bytes of bfloat16 over each `size` consecutive ranks."""
+        group, values = self._group(size), torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=_device())
+        return self._median(lambda: dist.all_reduce(values, group=group), repeats)
+
+    def share(self, num_elements: int, size: int, repeats: int) -> float:
+        """Seconds to sum float32 gradients over `size` replicas, each its share, and to gather bfloat16 weights."""
+        from prefect_rlhf.engines.megatron.gradient_buffers import gather_shares, sum_shares
+
+        group = self._group(size)
+        gradients = torch.zeros(num_elements, device=_device())
+        weights = gradients.to(torch.bfloat16)
+
+        def exchange() -> None:
+            sum_shares(gradients, weights.dtype, group)
+            gather_shares(weights, group)
+
+        return self._median(exchange, repeats)
+
+    def _built(self, order: BuildOrder, rank: int) -> Engine:
+        self._engines[order.instance] = built = build_engine(order, rank)
+        return built
+
+    def _timed(self, engine: Any, call: Callable[[], object], repeats: int) -> PassSeconds:
+        """Medians over calls after the first, which warms up."""
+        found = []
+        for _ in range(repeats + 1):
+            self._together()
+            with clocked(engine.layers) as clock:
+                began = now()
+                call()
+                ended = now()
+            found.append(_parts(began, ended, clock.forwards, clock.backwards))
+        names = PassSeconds.__dataclass_fields__
+        return PassSeconds(**{name: median(getattr(one, name) for one in found[1:]) for name in names})
+
+    def _median(self, call: Callable[[], object], repeats: int) -> float:
+        seconds = []
+        for _ in range(repeats + 1):
+            self._together()
+            began = now()
+            call()
+            seconds.append(now() - began)
+        return median(seconds[1:])
+
+    def _together(self) -> None:
+        """Wait for the other ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+    def _group(self, size: int) -> dist.ProcessGroup:
+        """This rank's group among those of `size` consecutive ranks."""
+        if size not in self._groups:
+            for first in range(0, self.size, size):
+                members = list(range(first, min(first + size, self.size)))
+                made = dist.new_group(members)  # of all ranks: every one of them makes every group
+                if self.rank in members:
+                    self._groups[size] = made
+        return self._groups[size]
+
+
+def summed_logprobs(output: Tensor, batch: Mapping[str, Tensor]) -> LossTerms:
+    """A loss that costs nothing."""
+    return LossTerms((output * batch["mask"]).sum(), batch["mask"].sum())
+
+
+def _parts(
+    began: float, ended: float, forwards: Sequence[tuple[float, float]], backwards: Sequence[tuple[float, float]]
+) -> PassSeconds:
+    """What a call's seconds went to. Raises EngineFailed when no pass went through its layers."""
+    if not forwards:
+        raise EngineFailed("no pass went through the layers that are timed")
+    (first, left), steps = forwards[0], forwards[1:]
+    if backwards:
+        (entered, done), *_ = backwards
+        return PassSeconds(first - began, left - first, entered - left, ended - done, backward=done - entered)
+    if steps:
+        gaps = [after[0] - before[1] for before, after in zip(forwards, steps, strict=False)]
+        decode = median(end - start for start, end in steps)
+        return PassSeconds(first - began, left - first, median(gaps), ended - forwards[-1][1], decode=decode)
+    return PassSeconds(first - began, left - first, ended - left)
+
+
+def _sequences(rows: int, length: int) -> Sequences:
+    return Sequences(_tokens(rows, length), torch.full((rows,), length - length // 2), torch.full((rows,), length))
+
+
+def _tokens(rows: int, length: int) -> Tensor:
+    """Other ones each time, so that no cache of prefixes knows them."""
+    return torch.randint(3, 32, (rows, length))
+
+
+def _bytes(num_bytes: int) -> Tensor:
+    return torch.zeros(num_bytes, dtype=torch.uint8, device=_device())
+
+
+def _device() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,1 @@
+"""A rank: the engines and rows of one device, and what they are told to do."""

@@ -1,0 +1,72 @@
+"""The rows a rank holds: what calls made, by step, call and key, until the last node that uses them here has run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import final
+
+from torch import Tensor
+
+from prefect_rlhf.engines.weights.memory import storage_bytes
+from prefect_rlhf.placement.errors import RlhfError
+
+
+class RowsMissing(RlhfError):
+    """A call or a transfer wants rows that this rank does not hold: the graph lacks a transfer."""
+
+
+@final
+class RowStore:
+    """Rows as 0-d or 1-d tensors, on the host.
+
+    >>> import torch
+    >>> store = RowStore()
+    >>> store.put(3, "reward_inference", "scores", {4: torch.tensor(0.5)})
+    >>> store.get(3, "reward_inference", "scores", [4])
+    [tensor(0.5000)]
+    >>> store.free(3, [("reward_inference", "scores")]); len(store), store.num_bytes
+    (0, 0)
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[tuple[str, str], dict[int, Tensor]]] = defaultdict(lambda: defaultdict(dict))
+
+    def put(self, step: int, call: str, key: str, rows: Mapping[int, Tensor]) -> None:
+        """Keep rows, beside those of the same key that are here already."""
+        self._rows[step][call, key].update(rows)
+
+    def get(self, step: int, call: str, key: str, rows: Sequence[int]) -> list[Tensor]:
+        """The rows asked for, in that order. Raises RowsMissing."""
+        held = self._rows.get(step, {}).get((call, key), {})
+        missing = [row for row in rows if row not in held]
+        if missing:
+            known = ", ".join(f"{name}.{key}" for name, key in self.keys(step)) or "nothing"
+            raise RowsMissing(f"{call}.{key} of step {step}: row {missing[0]} is not on this rank, which holds {known}")
+        return [held[row] for row in rows]
+
+    def keys(self, step: int) -> tuple[tuple[str, str], ...]:
+        """(call, key) of what is held of a step."""
+        return tuple(self._rows.get(step, {}))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        return tuple(sorted(self._rows))
+
+    def free(self, step: int, keys: Iterable[tuple[str, str]]) -> None:
+        """Forget all rows of these (call, key) of a step."""
+        held = self._rows.get(step, {})
+        for key in keys:
+            held.pop(key, None)
+        if not held:
+            self._rows.pop(step, None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the storages behind all rows held, padding that they keep alive included."""
+        held = [rows for step in list(self._rows.values()) for rows in list(step.values())]  # copies: threads may put
+        return storage_bytes([row for rows in held for row in list(rows.values())])
+
+    def __len__(self) -> int:
+        """The number of rows held, over all steps and keys."""
+        return sum(len(rows) for step in self._rows.values() for rows in step.values())

@@ -1,0 +1,19 @@
+"""Randomness by meaning: what a row is drawn with depends on what it is, never on where it runs."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from prefect_rlhf.engines.commands import CallOrder
+
+
+def row_seeds(order: CallOrder) -> list[int]:
+    """A seed of 63 bits for each row of a generate: from the run's seed, the step, the dataset's row and the sample."""
+    samples = (row % order.samples_per_prompt for row in order.rows)
+    rows = zip(order.row_ids, samples, strict=True)
+    return [_seed(order.seed, order.step, row_id, sample) for row_id, sample in rows]
+
+
+def _seed(*meaning: int) -> int:
+    digest = blake2b(" ".join(map(str, meaning)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

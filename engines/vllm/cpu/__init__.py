@@ -1,0 +1,1 @@
+"""What vLLM runs where there is no CUDA; a reader with GPUs may skip it."""

@@ -1,0 +1,1 @@
+"""Weights in device memory: versions, fingerprints, moves between layouts, offload."""

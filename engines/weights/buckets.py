@@ -1,0 +1,66 @@
+"""What travels as one message between two ranks: both ends cut and bundle the same pieces the same way.
+
+Large pieces go alone, in parts of a few MiB, so that an end on which such a part is contiguous sends or receives it
+where it lies; small ones share a message, since each message costs as much time as some hundred KiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from prefect_rlhf.placement.layout.reshard import Piece
+
+BUCKET_BYTES = 64 << 20  # the most that a rank stages at once for sending, and the same for receiving
+MESSAGE_BYTES = 8 << 20
+ALONE_BYTES = 512 << 10
+IN_FLIGHT = 2  # messages that may be under way between two ranks in one direction, at the least
+
+Parcel = tuple[Piece, ...]
+"""Pieces of one number format between one pair of ranks."""
+
+
+def parcels(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype], limit: int) -> list[Parcel]:
+    """Cut and bundle one pair's pieces into parcels of at most `limit` bytes each (but at least a row)."""
+    alone: list[Parcel] = []
+    shared: dict[torch.dtype, list[Piece]] = {}
+    for piece in pieces:
+        dtype = formats[piece.parameter]
+        if num_bytes(piece, dtype) >= min(ALONE_BYTES, limit):
+            alone += [(part,) for part in _cut(piece, dtype, limit)]
+        else:
+            shared.setdefault(dtype, []).append(piece)
+    return alone + [parcel for dtype, small in shared.items() for parcel in _bundled(small, dtype, limit)]
+
+
+def message_bytes(most_peers: int, bucket_bytes: int = BUCKET_BYTES) -> int:
+    """The size limit of a message when some rank exchanges with so many others in one direction."""
+    return min(MESSAGE_BYTES, bucket_bytes // (IN_FLIGHT * max(1, most_peers)))
+
+
+def num_bytes(piece: Piece, dtype: torch.dtype) -> int:
+    """Bytes of a piece in a number format."""
+    return piece.num_elements * dtype.itemsize
+
+
+def _cut(piece: Piece, dtype: torch.dtype, limit: int) -> Iterator[Piece]:
+    (start, stop), *columns = piece.region
+    row_bytes = num_bytes(piece, dtype) // (stop - start)
+    rows = max(1, limit // row_bytes)
+    for first in range(start, stop, rows):
+        yield replace(piece, region=((first, min(stop, first + rows)), *columns))
+
+
+def _bundled(pieces: Sequence[Piece], dtype: torch.dtype, limit: int) -> Iterator[Parcel]:
+    bundle: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        if bundle and size + num_bytes(piece, dtype) > limit:
+            yield tuple(bundle)
+            bundle, size = [], 0
+        bundle.append(piece)
+        size += num_bytes(piece, dtype)
+    if bundle:
+        yield tuple(bundle)

@@ -1,0 +1,169 @@
+"""Weights of ranks on this host, read straight from the other process's memory: one copy, nothing staged, no message.
+
+Linux lets processes of one user do that (process_vm_readv) unless a security policy forbids it. What cannot be read so,
+on a GPU or on another host, is left to messages.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import chain, compress
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.weights.route import Message, Route
+from prefect_rlhf.engines.weights.send_receive import swap
+
+HEAD = 3  # numbers of an offer before those of its messages
+SHORT_ROW_BYTES = 2048  # read one by one, rows shorter than this are slower than messages
+MOST_SEGMENTS = 1024  # of one call, on either side (IOV_MAX)
+MOST_BYTES = 1 << 20  # of a segment, so that a call stays below the 2 GiB at which Linux cuts it off
+REFUSED = (errno.EPERM, errno.ENOSYS)
+
+Integers = npt.NDArray[np.int64]
+
+
+def read_memory(route: Route) -> Route:
+    """Read what this rank lacks from ranks whose memory it can read; return the route of what is left for messages.
+
+    Collective over the ranks of the route. A rank returns when all that read from it have what they need. Raises
+    OSError when a rank that is read from has ended.
+    """
+    if any(message.like.is_cuda for message in chain(*route.outgoing.values(), *route.incoming.values())):
+        return route
+    offers = {peer: _offer(messages) for peer, messages in route.outgoing.items()}
+    heads = {peer: _integers(HEAD + len(messages)) for peer, messages in route.incoming.items()}
+    swap({peer: [head] for peer, (head, _) in offers.items()}, {peer: [head] for peer, head in heads.items()})
+    tables = {peer: _integers(int(head[2]), 4) for peer, head in heads.items()}
+    swap({peer: [table] for peer, (_, table) in offers.items()}, {peer: [table] for peer, table in tables.items()})
+    answers = {peer: _read(head, tables[peer], route.incoming[peer]) for peer, head in heads.items()}
+    heard = {peer: _integers(1) for peer in offers}
+    swap({peer: [answer] for peer, answer in answers.items()}, {peer: [answer] for peer, answer in heard.items()})
+    return replace(
+        route,
+        outgoing={peer: _left(messages, offers[peer][0], heard[peer]) for peer, messages in route.outgoing.items()},
+        incoming={peer: _left(messages, heads[peer], answers[peer]) for peer, messages in route.incoming.items()},
+    )
+
+
+def _integers(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.int64)
+
+
+def _offer(messages: Sequence[Message]) -> tuple[Tensor, Tensor]:
+    """What others need to know to read messages from this process.
+
+    The first is host, process, number of blocks, and of each message whether it is offered; the second the table of
+    those that are.
+    """
+    offered = [all(map(_is_quickly_read, _blocks([message]))) for message in messages]
+    table = _table(_blocks(compress(messages, offered)))
+    return torch.tensor([_host(), os.getpid(), len(table), *offered]), table
+
+
+def _left(messages: Sequence[Message], head: Tensor, was_read: Tensor) -> list[Message]:
+    return [message for message, offered in zip(messages, head[HEAD:], strict=True) if not (offered and was_read)]
+
+
+def _blocks(messages: Iterable[Message]) -> list[Tensor]:
+    return [block for message in messages for piece in message.pieces for block in piece]
+
+
+def _is_quickly_read(block: Tensor) -> bool:
+    """Linux looks up the page of each row by itself."""
+    return block.is_contiguous() or block[0].nbytes >= SHORT_ROW_BYTES
+
+
+def _table(blocks: Sequence[Tensor]) -> Tensor:
+    """[blocks, 4]: where each begins, its number of rows, the bytes of a row, and those from row to row."""
+    return torch.tensor([_rows(block) for block in blocks], dtype=torch.int64).view(-1, 4)
+
+
+def _rows(block: Tensor) -> tuple[int, int, int, int]:
+    if block.is_contiguous():
+        return block.data_ptr(), 1, block.nbytes, 0
+    assert block[0].is_contiguous(), "a slice of columns has whole rows"
+    return block.data_ptr(), len(block), block[0].nbytes, block.stride(0) * block.element_size()
+
+
+def _read(head: Tensor, table: Tensor, messages: Sequence[Message]) -> Tensor:
+    """Copy what is offered into the messages' blocks; whether that was allowed."""
+    host, pid = head[:2].tolist()
+    if host != _host():
+        return torch.zeros(1, dtype=torch.int64)
+    mine = _table(_blocks(compress(messages, head[HEAD:].tolist())))
+    copied = all(_copy(pid, remote, local) for remote, local in _calls(_segments(table), _segments(mine)))
+    return torch.tensor([int(copied)])
+
+
+def _segments(table: Tensor) -> tuple[Integers, Integers]:
+    """Where each row begins, and its bytes."""
+    begin, rows, size, stride = table.numpy().T
+    row = np.arange(rows.sum()) - np.repeat(rows.cumsum() - rows, rows)
+    return np.repeat(begin, rows) + row * np.repeat(stride, rows), np.repeat(size, rows)
+
+
+def _calls(source: tuple[Integers, Integers], target: tuple[Integers, Integers]) -> Iterator[tuple[Integers, Integers]]:
+    """The same bytes on both sides, a call's segments at a time: [segments, 2] of address and bytes."""
+    ends = [sizes.cumsum() for _, sizes in (source, target)]
+    total = int(source[1].sum())
+    assert total == target[1].sum(), "both sides have the same bytes"
+    cuts = np.unique(np.concatenate([*ends, np.arange(0, total + 1, MOST_BYTES)]))
+    sizes = np.diff(cuts)
+    sides = []
+    for (begin, size), end in zip((source, target), ends, strict=True):
+        index = np.searchsorted(end, cuts[:-1], side="right")
+        sides.append(begin[index] + cuts[:-1] - (end - size)[index])
+    for first in range(0, len(sizes), MOST_SEGMENTS):
+        part = slice(first, first + MOST_SEGMENTS)
+        yield _joined(sides[0][part], sizes[part]), _joined(sides[1][part], sizes[part])
+
+
+def _joined(begin: Integers, sizes: Integers) -> Integers:
+    """[segments, 2]: neighbours as one."""
+    first = np.flatnonzero(np.concatenate([[True], begin[1:] != begin[:-1] + sizes[:-1]]))
+    return np.stack([begin[first], np.add.reduceat(sizes, first)], axis=1)
+
+
+def _copy(pid: int, remote: Integers, local: Integers) -> bool:
+    """One call. Raises OSError for what is no refusal: the other process has ended."""
+    call = _process_vm_readv()
+    if call is None:
+        return False
+    expected = int(local[:, 1].sum())
+    copied = call(pid, local.ctypes.data, len(local), remote.ctypes.data, len(remote), 0)
+    if copied == expected:
+        return True
+    number = ctypes.get_errno() if copied < 0 else errno.EFAULT
+    if number in REFUSED:
+        return False
+    raise OSError(number, f"{os.strerror(number)}: reading weights from process {pid}")
+
+
+@cache
+def _process_vm_readv() -> ctypes._NamedFuncPointer | None:
+    call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+    if call is not None:
+        vector = [ctypes.c_void_p, ctypes.c_ulong]  # an array of struct iovec, and its length
+        call.argtypes, call.restype = [ctypes.c_int, *vector, *vector, ctypes.c_ulong], ctypes.c_ssize_t
+    return call
+
+
+@cache
+def _host() -> int:
+    """The same number for processes that know each other by number: those of one boot and one process namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return crc32(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino}".encode())
+    except OSError:
+        return os.getpid()  # like no other

@@ -1,0 +1,138 @@
+"""One rank's part of a reallocation, made once: what it copies within, and its messages, all as views of storage."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.engines.weights.buckets import Parcel, message_bytes, parcels
+from prefect_rlhf.engines.weights.views import blocks, copy_rows
+from prefect_rlhf.placement.layout.reshard import Piece, ReshardPlan
+
+Shards = Mapping[str, Shard]
+Blocks = Sequence[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A parcel at one of its ends: the blocks of each piece there, in the order in which they travel."""
+
+    pieces: tuple[Blocks, ...]
+    num_elements: int
+
+    @property
+    def like(self) -> Tensor:
+        """Some tensor of the same format on the same device."""
+        return self.pieces[0][0]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.like.element_size()
+
+    @property
+    def place(self) -> Tensor | None:
+        """The one contiguous block that the message is, to be sent from or received into; None where it is not one."""
+        alone = len(self.pieces) == 1 and len(self.pieces[0]) == 1
+        return self.like if alone and self.like.is_contiguous() else None
+
+    def pack(self, buffer: Tensor) -> Tensor:
+        """Fill `buffer` [num_elements] from the blocks."""
+        for piece, part in self._parts(buffer):
+            copy_rows(piece, [part])
+        return buffer
+
+    def unpack(self, buffer: Tensor) -> None:
+        """Fill the blocks from `buffer` [num_elements]."""
+        for piece, part in self._parts(buffer):
+            copy_rows([part], piece)
+
+    def _parts(self, buffer: Tensor) -> list[tuple[Blocks, Tensor]]:
+        """Each piece with its part of the buffer, as rows."""
+        sizes = [sum(block.numel() for block in piece) for piece in self.pieces]
+        parts = torch.split(buffer, sizes)
+        return [(piece, part.view(-1, *piece[0].shape[1:])) for piece, part in zip(self.pieces, parts, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What one rank does: `staying` are the blocks that it copies within, the rest its messages by the other rank.
+
+    Views stay valid as long as the engines that stated them; offloading empties and refills the same storages.
+    """
+
+    staying: tuple[tuple[Blocks, Blocks], ...]
+    outgoing: Mapping[int, Sequence[Message]]
+    incoming: Mapping[int, Sequence[Message]]
+    bucket_bytes: int
+
+    @property
+    def num_rounds(self) -> int:
+        """The most messages that go one way between this rank and another."""
+        return max(map(len, [*self.outgoing.values(), *self.incoming.values()]), default=0)
+
+    @property
+    def rounds_under_way(self) -> int:
+        """How many messages to and from each rank may be under way: as many as a bucket can stage in each direction."""
+        staged = max(sum(map(_most_staged, ways.values())) for ways in (self.outgoing, self.incoming))
+        return max(1, self.bucket_bytes // staged if staged else self.num_rounds)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(message.num_bytes for messages in self.incoming.values() for message in messages)
+
+    @property
+    def bytes_copied(self) -> int:
+        return sum(block.nbytes for _, target in self.staying for block in target)
+
+
+def plan_route(plan: ReshardPlan, rank: int, read: Shards, write: Shards, bucket_bytes: int) -> Route:
+    """What `rank` does for `plan`, reading and writing these shards, with at most two buckets staged."""
+    limit = message_bytes(_most_peers(plan.moved), bucket_bytes)
+    outgoing = _by_peer((piece.target, piece) for piece in plan.moved if piece.source == rank)
+    incoming = _by_peer((piece.source, piece) for piece in plan.moved if piece.target == rank)
+    staying = [piece for piece in plan.local if piece.target == rank]
+    return Route(
+        tuple((_blocks(piece, read), _blocks(piece, write)) for piece in staying),
+        {peer: _messages(parcels(pieces, _formats(read), limit), read) for peer, pieces in outgoing.items()},
+        {peer: _messages(parcels(pieces, _formats(write), limit), write) for peer, pieces in incoming.items()},
+        bucket_bytes,
+    )
+
+
+def _most_staged(messages: Sequence[Message]) -> int:
+    """Bytes of the largest message that is not sent from, or received into, where it belongs."""
+    return max((message.num_bytes for message in messages if message.place is None), default=0)
+
+
+def _messages(made: Iterable[Parcel], shards: Shards) -> list[Message]:
+    return [
+        Message(tuple(_blocks(piece, shards) for piece in parcel), sum(piece.num_elements for piece in parcel))
+        for parcel in made
+    ]
+
+
+def _blocks(piece: Piece, shards: Shards) -> Blocks:
+    return blocks(shards[piece.parameter], piece.region)
+
+
+def _by_peer(pieces: Iterable[tuple[int, Piece]]) -> dict[int, list[Piece]]:
+    found: dict[int, list[Piece]] = defaultdict(list)
+    for peer, piece in pieces:
+        found[peer].append(piece)
+    return dict(sorted(found.items()))
+
+
+def _most_peers(moved: Iterable[Piece]) -> int:
+    """How many others some rank sends to, or receives from: the same number on every rank."""
+    pairs = {(piece.source, piece.target) for piece in moved}
+    ends = [("from", source) for source, _ in pairs] + [("to", target) for _, target in pairs]
+    return max(Counter(ends).values(), default=0)
+
+
+def _formats(shards: Shards) -> dict[str, torch.dtype]:
+    return {name: shard.view.dtype for name, shard in shards.items()}

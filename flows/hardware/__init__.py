@@ -1,0 +1,1 @@
+"""The hardware that costs are counted by: datasheets, profiles on disk, clusters in words."""

@@ -1,0 +1,82 @@
+"""Which hardware a lease's costs are counted by: profiles where there are any, else the datasheet of its devices."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
+
+from prefect_rlhf.placement.cost.hardware import NETWORKS, DeviceKind, Efficiency, Hardware, Network, device_kind
+from prefect_rlhf.placement.cost.profile import Profile
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.lease import Lease
+
+QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+QUERY_LIMIT_SECONDS = 60
+NETWORK = NETWORKS["infiniband-200"]  # between nodes, where nobody says: the slower of those that papers report
+
+CALL_SECONDS = 0.01
+"""What a call takes of its ranks besides its layers, in place of the 2.2 s of ReaL's runtime (docs/cost_model.md)."""
+RUNTIME = Efficiency(call_seconds=CALL_SECONDS)
+"""The constants between a datasheet's peaks and calls of our own runs."""
+
+CPU = Hardware(
+    DeviceKind(
+        name="cpu",
+        bfloat16_flops=100e9,
+        float32_flops=100e9,
+        memory_bytes_per_second=10e9,
+        memory_bytes=0,  # a cluster says what a rank may use
+        link_bytes_per_second=4e9,
+        host_bytes_per_second=8e9,
+        source="one core of 3 GHz with two 512-bit multiply-adds a cycle; its share of two channels of memory",
+    ),
+    devices_per_node=1,
+    efficiency=replace(RUNTIME, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),
+)
+"""A process with a core of its own, as a rank on a machine without GPUs. It orders plans; a profile says seconds."""
+
+ORCHESTRATION_SECONDS = 0.015
+"""What the controller adds to every task run (docs/plans.md): a matter of its own machine, not of devices."""
+
+
+CORE_SECONDS = 0.06
+"""Processor time that a task run takes of controller and server: where every core has a rank, ranks give it up."""
+
+
+def cost_sources(held: Lease, profiles: Iterable[Profile] = ()) -> CostSources:
+    """For every node of the lease's cluster. Raises InvalidInput for an unknown GPU."""
+    shape = held.cluster
+    name = "cpu" if held.kind == "cpu" else gpu_name()
+    hardware = node_hardware(name, shape.devices_per_node, NETWORK if shape.num_nodes > 1 else None, "kind")
+    return CostSources((hardware,) * shape.num_nodes, tuple(profiles), orchestration_seconds(held))
+
+
+def node_hardware(device: str, devices_per_node: int, network: Network | None, field: str = "device") -> Hardware:
+    """Of a node whose devices are `cpu` or of the kind of that name, as our own runs use it."""
+    if device == "cpu":
+        return replace(CPU, devices_per_node=devices_per_node, network=network)
+    return Hardware(device_kind(device, field), devices_per_node, network, RUNTIME)
+
+
+def orchestration_seconds(held: Lease) -> float:
+    """What a task run costs the ranks of a lease."""
+    has_a_core_free = held.kind != "cpu" or held.mesh.num_devices < (os.cpu_count() or 1)
+    return ORCHESTRATION_SECONDS if has_a_core_free else CORE_SECONDS
+
+
+def gpu_name() -> str:
+    """The product name of this machine's first GPU."""
+    if shutil.which(QUERY[0]) is None:
+        raise InvalidInput("kind", "cuda", f"a machine with {QUERY[0]}, which says what GPUs there are")
+    try:
+        answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise InvalidInput("kind", "cuda", f"a GPU; {QUERY[0]} says nothing in {QUERY_LIMIT_SECONDS} s") from error
+    names = answer.stdout.splitlines()
+    if answer.returncode or not names:
+        raise InvalidInput("kind", "cuda", f"a GPU; {QUERY[0]} says: {(answer.stdout + answer.stderr).strip()[:200]}")
+    return names[0].strip()

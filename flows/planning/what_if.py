@@ -1,0 +1,144 @@
+"""A question about a plan, made ready: the graph that the flow would run, its workload, and where it would run.
+
+Models need no weights and datasets need not exist. The graph is traced from the flow function with the flow's own
+parameters, so that a plan for it is a plan for the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.blocks.dataset import Preferences, Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.forms.plan_options import PlanOptions
+from prefect_rlhf.flows.hardware.cluster_spec import Site, parse_cluster, site
+from prefect_rlhf.flows.hardware.profiles import installed, measured_sources
+from prefect_rlhf.flows.planning.what_if_arguments import ABSENT, read_arguments
+from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
+from prefect_rlhf.flows.training.inputs import Inputs, check_vocabularies, open_source
+from prefect_rlhf.flows.training.lengths import parse_lengths, reaching, together
+from prefect_rlhf.flows.training.workload import run_workload
+from prefect_rlhf.placement.cost.profile import Profile
+from prefect_rlhf.placement.cost.workload import Lengths, Workload
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.tasks.model_shape import model_shape
+from prefect_rlhf.tasks.settings import Sampling
+from prefect_rlhf.tasks.trace import Algorithm
+
+MANY = 1 << 30  # items of a dataset that is not there
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A graph with all that its plans are counted by."""
+
+    graph: DataflowGraph
+    workload: Workload
+    site: Site
+
+    @property
+    def planner(self) -> Planner:
+        """What its plans are made and counted by."""
+        where = self.site
+        return Planner(self.graph, where.cluster, where.mesh, self.workload, where.sources, where.kind)
+
+
+def what_if(flow: AlgorithmFlow, options: PlanOptions) -> WhatIf:
+    """Read the options. Raises InvalidInput or GraphError, one line, for what cannot be planned."""
+    arguments = read_arguments(flow, options)
+    given = {role: value for role, value in arguments.items() if isinstance(value, Model)}
+    models = {role: value.to_spec(role, model_shape(role, value.path)) for role, value in given.items()}
+    if not models:
+        raise InvalidInput("models", (), "an algorithm with at least one Model parameter")
+    check_vocabularies(models)
+    where = read_site(options, models)
+    inputs = _read_inputs(arguments, models)
+    graph = _traced(flow.algorithm, arguments, inputs)
+    workload = _workload(graph, options, inputs)
+    _check_context(workload, models)
+    return WhatIf(graph, workload, where)
+
+
+def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
+    """The cluster that the options name; where they name none, the mesh that this run's work pool leases.
+
+    A lease is counted by the profiles that were made of it; a named cluster by those that the options name.
+    """
+    if options.cluster:
+        where = site(parse_cluster(options.cluster), options.network, options.device_memory_gib)
+        return where.with_profiles(_read_profiles(options.profiles, models, where))
+    given = Lease.from_environment()
+    if given is None:
+        raise InvalidInput("cluster", options.cluster, "nodes x devices : kind, such as 16x8:h100")
+    return Site(given.cluster, given.mesh, measured_sources(models.values(), given), given.kind)
+
+
+def _read_inputs(arguments: Mapping[str, Any], models: Mapping[str, ModelSpec]) -> Inputs:
+    """The datasets that exist, checked as for a run; of the others only the name is known."""
+    tokenizer = next(iter(models.values())).path
+    context = min(model.shape.max_position_embeddings for model in models.values())
+    named = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
+    sources = {n: open_source(n, value, tokenizer) for n, value in named.items() if value.path != ABSENT}
+    longest = dict.fromkeys(named, 0) | {name: source.check(context) for name, source in sources.items()}
+    datasets = {n: v.to_spec(n, sources[n].num_items if n in sources else MANY) for n, v in named.items()}
+    return Inputs(models, sources, datasets, longest, tokenizer)
+
+
+def _traced(algorithm: Algorithm, arguments: Mapping[str, Any], inputs: Inputs) -> DataflowGraph:
+    """The graph; a dataset that is not there and that evaluation alone reads is taken to be as large as a batch."""
+    graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
+    trained = [call for call in graph if call.every is None]
+    batch = max(call.num_rows // (call.samples_per_prompt * call.rows_per_item) for call in trained)
+    held_out = inputs.datasets.keys() - inputs.sources.keys() - {call.rows_from for call in trained}
+    resized = {name: replace(inputs.datasets[name], num_items=batch) for name in held_out}
+    return algorithm.trace(arguments, inputs.models, {**inputs.datasets, **resized})
+
+
+def _workload(graph: DataflowGraph, options: PlanOptions, inputs: Inputs) -> Workload:
+    """Of the lengths that the options give; else as in a run on the data that is there."""
+    trained = next(call for call in graph if call.every is None)
+    of_data = run_workload(graph, inputs) if trained.rows_from in inputs.sources else None
+    if of_data and not (options.prompt_length or options.response_length):
+        return of_data
+    sampled = [Sampling.model_validate_json(call.operation.settings) for call in graph if call.kind == "generate"]
+    most = max((sampling.max_new_tokens for sampling in sampled), default=0)
+    prompts = of_data.prompts if of_data and sampled else None
+    if options.prompt_length:
+        prompts = parse_lengths(options.prompt_length, "prompt_length")
+    answers = parse_lengths(options.response_length, "response_length") if options.response_length else None
+    if prompts is None:
+        raise InvalidInput("prompt_length", options.prompt_length, "tokens of a prompt, such as 1024")
+    if not sampled and answers is None:
+        raise InvalidInput("response_length", options.response_length, "tokens of an answer, such as 1024")
+    if answers is not None and sampled and answers.longest > most:
+        raise InvalidInput("response_length", answers.longest, f"at most {most}, the max_new_tokens of the algorithm")
+    if not sampled and answers is not None:
+        return Workload(Lengths.fixed(0), together(prompts, answers))
+    return Workload(prompts, reaching(answers or Lengths.fixed(most), most))
+
+
+def _check_context(workload: Workload, models: Mapping[str, ModelSpec]) -> None:
+    context, role = min((model.shape.max_position_embeddings, role) for role, model in models.items())
+    if workload.longest > context:
+        words = f"{workload.longest} tokens"
+        raise InvalidInput("prompt_length + response_length", words, f"at most {context}, the context of {role}")
+
+
+def _read_profiles(paths: list[str], models: Mapping[str, ModelSpec], where: Site) -> list[Profile]:
+    """Profiles of files. Raises InvalidInput for one of another device, model or software version."""
+    devices = sorted({node.device.name for node in where.sources.nodes})
+    return [_checked(Profile.read(Path(path)), models, devices) for path in paths]
+
+
+def _checked(profile: Profile, models: Mapping[str, ModelSpec], devices: list[str]) -> Profile:
+    like = [model for model in models.values() if (model.shape, model.dtype) == (profile.shape, profile.dtype)]
+    model = (like or list(models.values()))[0]
+    device = profile.device if profile.device in devices else devices[0]
+    return profile.check(model.shape, model.dtype, device, {name: installed(name) for name, _ in profile.versions})

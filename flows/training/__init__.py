@@ -1,0 +1,1 @@
+"""One training run: its inputs, its plan, and its steps."""

@@ -1,0 +1,80 @@
+"""From a run's parameters to what the graph and the ranks need; every check that needs no device is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prefect_rlhf.blocks.dataset import Preferences, Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.engines.files.huggingface import read_model_spec
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph, Dataset
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
+from prefect_rlhf.tasks.settings import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The models and datasets among a run's parameters, by parameter name."""
+
+    models: Mapping[str, ModelSpec]
+    sources: Mapping[str, PromptDataset | PreferenceDataset]
+    datasets: Mapping[str, Dataset]
+    longest: Mapping[str, int]  # tokens of each dataset's longest row
+    tokenizer: str
+
+    @property
+    def context(self) -> int:
+        """The longest sequence that every model takes."""
+        return min(model.shape.max_position_embeddings for model in self.models.values())
+
+
+def read_inputs(arguments: Mapping[str, Any]) -> Inputs:
+    """Read the configs and datasets that `arguments` name. Raises InvalidInput for any that cannot serve."""
+    models = {
+        role: read_model_spec(role, value.path, value.head, dtype=value.dtype, new_head=value.new_head)
+        for role, value in arguments.items()
+        if isinstance(value, Model)
+    }
+    if not models:
+        raise InvalidInput("models", (), "at least one Model parameter")
+    check_vocabularies(models)
+    tokenizer = next(iter(models.values())).path
+    context = min(model.shape.max_position_embeddings for model in models.values())
+    given = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
+    sources = {name: open_source(name, value, tokenizer) for name, value in given.items()}
+    longest = {name: source.check(context) for name, source in sources.items()}
+    datasets = {name: value.to_spec(name, sources[name].num_items) for name, value in given.items()}
+    return Inputs(models, sources, datasets, longest, tokenizer)
+
+
+def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> PromptDataset | PreferenceDataset:
+    """The dataset as ranks read it."""
+    kind = PromptDataset if isinstance(value, Prompts) else PreferenceDataset
+    return kind(name, tokenizer=tokenizer, **value.model_dump(exclude={"saved"}))
+
+
+def longest_sequence(graph: DataflowGraph, inputs: Inputs) -> int:
+    """The most tokens that any row can have, prompt and response. Raises InvalidInput when the models take fewer."""
+    longest = max(inputs.longest.values())
+    for call in graph:
+        if call.kind == "generate":
+            sampling = Sampling.model_validate_json(call.operation.settings)
+            left = inputs.context - inputs.longest[call.rows_from]
+            if sampling.max_new_tokens > left:
+                field, expected = f"{call.name}.sampling.max_new_tokens", f"at most {left}, which the context leaves"
+                raise InvalidInput(field, sampling.max_new_tokens, expected)
+            longest = max(longest, inputs.longest[call.rows_from] + sampling.max_new_tokens)
+    return longest
+
+
+def check_vocabularies(models: Mapping[str, ModelSpec]) -> None:
+    """Raise InvalidInput unless all have one vocabulary: they read each other's tokens."""
+    first, *others = models.values()
+    for other in others:
+        if other.shape.vocab_size != first.shape.vocab_size:
+            expected = f"{first.shape.vocab_size}, the vocabulary of {first.role}"
+            raise InvalidInput(f"{other.role}.vocab_size", other.shape.vocab_size, expected)

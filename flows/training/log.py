@@ -1,0 +1,19 @@
+"""A run's log before it has one: where planning says what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prefect import get_run_logger
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_logger
+
+Say = Callable[[str], None]
+
+
+def say_in_log(words: str) -> None:
+    """To the flow run's log; outside of a run, to the terminal's."""
+    try:
+        get_run_logger().info("%s", words)
+    except MissingContextError:
+        get_logger("prefect_rlhf.plan").info("%s", words)

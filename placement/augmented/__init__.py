@@ -1,0 +1,1 @@
+"""The augmented graph: one iteration unrolled, with every move, checkpoint and export as a node."""

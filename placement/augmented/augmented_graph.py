@@ -1,0 +1,101 @@
+"""The augmented graph: every task run of the training run, with the moves of weights and data made explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+
+import networkx as nx
+from pydantic import TypeAdapter, ValidationError
+
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class AugmentedGraph:
+    """What is estimated, drawn and run. Nodes are in a topological order.
+
+    `first_step` is where a run goes on that did earlier steps before: trained roles start with weights v`first_step`.
+    """
+
+    graph: DataflowGraph
+    plan: ExecutionPlan
+    num_steps: int
+    nodes: tuple[Node, ...]
+    first_step: int = 0
+    _by_id: dict[str, Node] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_id", {node.id: node for node in self.nodes})
+        if len(self._by_id) < len(self.nodes):
+            raise GraphError("two nodes of the augmented graph have one id")
+        seen: set[str] = set()
+        for node in self.nodes:
+            early = [name for name in node.depends_on if name not in seen]
+            if early:
+                raise GraphError(f"{node.id} waits for {early[0]}, which does not come before it")
+            seen.add(node.id)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def node(self, id: str) -> Node:
+        """The node with this id."""
+        return self._by_id[id]
+
+    def of_step(self, step: int) -> tuple[Node, ...]:
+        """The nodes of one step, in order."""
+        return tuple(node for node in self.nodes if node.step == step)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that any node belongs to: `num_steps` when evaluation runs after the last train_step."""
+        return max((node.step for node in self.nodes), default=0)
+
+    def in_groups(self, num_steps: int) -> tuple[tuple[Node, ...], ...]:
+        """Nodes in groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
+
+        A node joins a later group than its step's when it waits for one of a later step, as with staleness a train_step
+        waits for what still reads the weights that it overwrites.
+        """
+        group: dict[str, int] = {}
+        for node in self.nodes:
+            of_step = (node.step - self.first_step) // num_steps
+            group[node.id] = max([of_step, *(group[name] for name in node.depends_on)])
+        count = 1 + max(group.values(), default=-1)
+        return tuple(tuple(node for node in self.nodes if group[node.id] == index) for index in range(count))
+
+    def to_networkx(self) -> nx.DiGraph[str]:
+        """Nodes by id with attribute `node`; edges with `kind` and `label` of the dependency."""
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        for node in self.nodes:
+            graph.add_node(node.id, node=node)
+            for dependency in node.dependencies:
+                graph.add_edge(dependency.node, node.id, kind=dependency.kind, label=dependency.label)
+        return graph
+
+    def to_json(self) -> str:
+        """All of it as JSON; `from_json` gives an equal value."""
+        return _adapter().dump_json(self).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> AugmentedGraph:
+        """Read what `to_json` wrote; raises InvalidInput for anything else."""
+        try:
+            return _adapter().validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in ("augmented_graph", *first["loc"]))
+            raise InvalidInput(place, first["input"], first["msg"]) from error
+
+
+@cache
+def _adapter() -> TypeAdapter[AugmentedGraph]:
+    return TypeAdapter(AugmentedGraph)

@@ -1,0 +1,118 @@
+"""When a run's state is written to disk, what has to wait for it, and what a run that goes on from there starts with.
+
+After a step that ends a period, and after the last one, each trained role has a `checkpoint` node: its shards are
+written beside the last checkpoint. One `commit` node then adds what is small and renames: now they are the newest one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.augmented.draft import Draft
+from prefect_rlhf.placement.augmented.node import Dependency, Node
+from prefect_rlhf.placement.augmented.priority import checkpoint_of, commit_of
+from prefect_rlhf.placement.augmented.unroll import run_id
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The steps that a run makes, and how often it writes a checkpoint.
+
+    `first` is 0, or the step that the checkpoint it goes on from was written before: then each trained role starts with
+    weights v`first`. `every` None: never.
+    """
+
+    num_steps: int
+    first: int = 0
+    every: int | None = None
+
+    def checkpointed(self) -> tuple[int, ...]:
+        """The steps after which a checkpoint is written.
+
+        >>> Span(num_steps=5, every=2).checkpointed(), Span(num_steps=5, first=4, every=2).checkpointed()
+        ((1, 3, 4), (4,))
+        """
+        if self.every is None:
+            return ()
+        return tuple(
+            s for s in range(self.first, self.num_steps) if (s + 1) % self.every == 0 or s + 1 == self.num_steps
+        )
+
+    def drained(self, step: int) -> int:
+        """The oldest weight version that a call at `step` may read: that of the last checkpoint before it.
+
+        What was written is then all that the rest of the run starts from, also where staleness lets a call read older
+        weights: right after a checkpoint it reads the newest.
+
+        >>> [Span(num_steps=5, every=2).drained(step) for step in range(5)]
+        [0, 0, 2, 2, 4]
+        """
+        return max(self.first, 0 if self.every is None else step // self.every * self.every)
+
+
+def add_checkpoints(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, span: Span) -> None:
+    """Insert the nodes; a computation that would change its state waits until the state before is on disk.
+
+    That a train_step waits for the checkpoint of what it overwrites is seen to with all other readers.
+    """
+    trained = [
+        instance for model in graph.models if (instance := trained_instance(graph, plan, model.role)) is not None
+    ]
+    before: tuple[Dependency, ...] = ()
+    for step in span.checkpointed() if trained else ():
+        written = [_checkpoint(graph, instance, step) for instance in trained]
+        for position, node in enumerate(written):
+            draft.add(node, checkpoint_of(step, position))
+        commit = _commit(draft, graph, plan, step, written)
+        draft.add(commit, commit_of(step))
+        draft.wait(commit.id, *before)
+        before = (Dependency(commit.id, "state", "the newest checkpoint"),)
+        for call in stateful_calls(graph):
+            following = _runs(draft, call, step + 1, span.num_steps)
+            if following:
+                draft.wait(following[0], Dependency(commit.id, "overwrite", call.name))
+
+
+def stateful_calls(graph: DataflowGraph) -> tuple[Call, ...]:
+    """The computations that carry state from step to step."""
+    return tuple(call for call in graph if call.stateful)
+
+
+def _checkpoint(graph: DataflowGraph, instance: ModelInstance, step: int) -> Node:
+    trainer = graph.trained_by(instance.role)
+    assert trainer is not None  # only trained instances are written
+    return Node(
+        id=f"checkpoint.{instance.role}@{step}",
+        kind="checkpoint",
+        step=step,
+        meshes=(instance.mesh,),
+        dependencies=(Dependency(run_id(trainer.name, step), "version", f"{instance.role} v{step + 1}"),),
+        reason=f"a run that ends after step {step} goes on from {instance.role} v{step + 1} and its optimizer.",
+        instance=instance,
+        reads=step + 1,
+    )
+
+
+def _commit(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, step: int, written: list[Node]) -> Node:
+    """Occupies the devices whose ranks hold the states of computations."""
+    shards = (Dependency(node.id, "version", f"{node.instance.role} v{step + 1}") for node in written if node.instance)
+    states = tuple(
+        Dependency(runs[-1], "state", call.name)
+        for call in stateful_calls(graph)
+        if (runs := _runs(draft, call, 0, step))
+    )
+    return Node(
+        id=f"commit@{step}",
+        kind="commit",
+        step=step,
+        meshes=tuple(dict.fromkeys(plan[call.name].mesh for call in stateful_calls(graph))),
+        dependencies=(*shards, *states),
+        reason="all shards are written beside: adding what is small and renaming makes them the newest checkpoint.",
+    )
+
+
+def _runs(draft: Draft, call: Call, first: int, last: int) -> list[str]:
+    """The runs of a call at steps `first` to `last`."""
+    return [id for step in range(first, last + 1) if (id := run_id(call.name, step)) in draft.nodes]

@@ -1,0 +1,78 @@
+"""An augmented graph while it is being built: nodes to which dependencies are still added."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import networkx as nx
+
+from prefect_rlhf.placement.augmented.node import Dependency, Node
+from prefect_rlhf.placement.errors import GraphError
+
+Priority = tuple[int, ...]
+"""What runs first when either may: the smaller. See `order`."""
+
+
+class Draft:
+    """Nodes by id, each with its priority. Private to augment; a finished graph is frozen."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self._priority: dict[str, Priority] = {}
+
+    def add(self, node: Node, priority: Priority) -> None:
+        assert node.id not in self.nodes, f"two nodes with id {node.id}"
+        self.nodes[node.id] = node
+        self._priority[node.id] = priority
+
+    def priority(self, node: str) -> Priority:
+        return self._priority[node]
+
+    def wait(self, node: str, *dependencies: Dependency) -> None:
+        """Make `node` wait for more; one dependency per node it waits for, the first reason stays."""
+        known = set(self.nodes[node].depends_on) | {node}
+        fresh = {d.node: d for d in reversed(dependencies) if d.node not in known}
+        merged = (*self.nodes[node].dependencies, *reversed(fresh.values()))
+        self.nodes[node] = replace(self.nodes[node], dependencies=merged)
+
+    def replace_dependency(self, node: str, old: str, *new: Dependency) -> None:
+        """Wait for `new` where `node` waited for `old`."""
+        kept = tuple(d for d in self.nodes[node].dependencies if d.node != old)
+        self.nodes[node] = replace(self.nodes[node], dependencies=kept)
+        self.wait(node, *new)
+
+    def ordered(self) -> tuple[Node, ...]:
+        """All nodes in the topological order that follows the priorities most closely.
+
+        Raises GraphError when some nodes wait for each other.
+        """
+        waiting = {node.id: len(set(node.depends_on)) for node in self.nodes.values()}
+        followers: dict[str, list[str]] = defaultdict(list)
+        for node in self.nodes.values():
+            for before in set(node.depends_on):
+                followers[before].append(node.id)
+        ready = [(self._priority[name], name) for name, count in waiting.items() if count == 0]
+        heapq.heapify(ready)
+        order: list[Node] = []
+        while ready:
+            _, name = heapq.heappop(ready)
+            order.append(self.nodes[name])
+            for follower in followers[name]:
+                waiting[follower] -= 1
+                if waiting[follower] == 0:
+                    heapq.heappush(ready, (self._priority[follower], follower))
+        if len(order) < len(self.nodes):
+            raise self._circle(name for name, count in waiting.items() if count > 0)
+        return tuple(order)
+
+    def _circle(self, stuck: Iterable[str]) -> GraphError:
+        """Names the nodes that wait for each other, not those behind them."""
+        waits = nx.DiGraph((before, name) for name in stuck for before in self.nodes[name].depends_on)
+        names = [before for before, _ in nx.find_cycle(waits)]
+        return GraphError(
+            f"{', '.join(sorted(names)[:6])} wait for each other: a weight version is overwritten in place before all "
+            "its readers can run; give one of the readers a mesh or strategy of its own, or lower staleness"
+        )

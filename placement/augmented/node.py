@@ -1,0 +1,150 @@
+"""The nodes of an augmented graph: every task run of a training run, and what each one waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
+from prefect_rlhf.placement.plan import ModelInstance, Part, Placement
+from prefect_rlhf.placement.rows.moves import RowMove
+
+NodeKind = Literal[
+    "generate",
+    "inference",
+    "train_step",
+    "compute",
+    "transfer",
+    "reallocate",
+    "offload",
+    "reload",
+    "checkpoint",
+    "commit",
+    "export",
+]
+DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
+Resource = Literal["compute", "host_link"]
+"""What of a device a node has to itself: its compute, or the link to host memory, over which copies run beside."""
+RESOURCES: tuple[Resource, ...] = get_args(Resource)
+
+
+@dataclass(frozen=True, slots=True)
+class Dependency:
+    """One node that must have ended, and why.
+
+    `data`: it made or brought rows; `version`: it made, brought or wrote down the weights; `state`: it left the state
+    of a stateful computation; `overwrite`: it still reads weights, or a state, to be overwritten in place; `memory`:
+    it makes room on the device. `label` says what flows: keys, or a weight version.
+    """
+
+    node: str
+    kind: DependencyKind
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One task run.
+
+    `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
+    `instance` is the copy of weights that a call uses, an offload or reload moves, a checkpoint or export writes down;
+    `part` says how much of it moves. `source`, `target` are set for a reallocate. A transfer's `call` and `placement`
+    are those of the call it feeds.
+    """
+
+    id: str
+    kind: NodeKind
+    step: int
+    meshes: tuple[DeviceMesh, ...]
+    dependencies: tuple[Dependency, ...]
+    reason: str
+    call: Call | None = None
+    placement: Placement | None = None
+    instance: ModelInstance | None = None
+    source: ModelInstance | None = None
+    target: ModelInstance | None = None
+    reads: int | None = None
+    writes: int | None = None
+    moves: tuple[RowMove, ...] = ()
+    part: Part = "all"
+
+    @property
+    def devices(self) -> frozenset[Device]:
+        """All devices it occupies."""
+        return frozenset(device for mesh in self.meshes for device in mesh.devices())
+
+    @property
+    def resource(self) -> Resource:
+        """What of its devices it uses: an offload or reload their host links, all else their compute."""
+        return "host_link" if self.kind in ("offload", "reload") else "compute"
+
+    @property
+    def occupies(self) -> frozenset[tuple[Device, Resource]]:
+        """What it has to itself while it runs."""
+        resource = self.resource
+        return frozenset((device, resource) for device in self.devices)
+
+    @property
+    def depends_on(self) -> tuple[str, ...]:
+        """Ids of the nodes that must have ended."""
+        return tuple(dependency.node for dependency in self.dependencies)
+
+    @property
+    def title(self) -> str:
+        """The task run's name: call, step, mesh and strategy, weight version.
+
+        `actor.generate · step 3 · n0:0-1 dp2 · v3`
+        """
+        parts = (self._subject, f"step {self.step}", self._where, self._version)
+        return " · ".join(part for part in parts if part)
+
+    @property
+    def _subject(self) -> str:
+        if self.kind == "reallocate":
+            assert self.source is not None  # set for every reallocate
+            return f"{self.source.role}.reallocate"
+        if self.kind == "commit":
+            return "checkpoint.commit"
+        if self.kind == "checkpoint":
+            assert self.instance is not None  # set for every checkpoint
+            return f"{self.instance.role}.checkpoint"
+        if self.kind in ("offload", "reload", "export"):
+            assert self.instance is not None  # set for these kinds
+            some = "" if self.part == "all" else f" ({self.part})"
+            return f"{self.instance.role}.{self.instance.engine}.{self.kind}{some}"
+        assert self.call is not None  # every other kind runs or feeds a call
+        return f"transfer → {call_title(self.call)}" if self.kind == "transfer" else call_title(self.call)
+
+    @property
+    def _where(self) -> str:
+        if self.kind == "reallocate":
+            assert self.source is not None and self.target is not None  # set for every reallocate
+            return " → ".join(f"{i.engine} {i.mesh.name} {i.strategy}" for i in (self.source, self.target))
+        if self.kind in ("transfer", "commit"):
+            return " + ".join(mesh.name for mesh in self.meshes)
+        if self.kind == "compute":
+            return self.meshes[0].name
+        assert self.instance is not None  # calls with a model, offload and reload
+        return f"{self.instance.mesh.name} {self.instance.strategy}"
+
+    @property
+    def _version(self) -> str:
+        if self.reads is None:
+            return ""
+        return f"v{self.reads}" if self.kind != "train_step" else f"v{self.reads} → v{self.writes}"
+
+
+def call_title(call: Call) -> str:
+    """Role and kind of a call; with its own name where that says more; a computation's name alone.
+
+    `actor.generate`, `actor.generate_baseline`, `reward.inference (score_baseline)`, `gae`
+    """
+    if call.role is None:
+        return call.name
+    plain = call.name.removeprefix(f"{call.role}_")
+    if call.kind.startswith(plain):  # `actor_train` is the role's train_step
+        return f"{call.role}.{call.kind}"
+    if plain.startswith(f"{call.kind}_"):
+        return f"{call.role}.{plain}"
+    return f"{call.role}.{call.kind} ({plain})"

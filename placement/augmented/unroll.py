@@ -1,0 +1,96 @@
+"""Unroll one iteration into all runs of its calls: which steps, which weight versions, what each run waits for.
+
+This knows nothing of a plan: what moves weights and data, and what overwrites what in place, is added by augment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.augmented.node import Dependency
+from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
+
+
+@dataclass(frozen=True, slots=True)
+class CallRun:
+    """One run of a call: its step, the weight version it reads, and the one it writes (train_step only)."""
+
+    call: Call
+    step: int
+    reads: int | None
+    writes: int | None
+    dependencies: tuple[Dependency, ...]
+
+    @property
+    def id(self) -> str:
+        return run_id(self.call.name, self.step)
+
+
+def run_id(call: str, step: int) -> str:
+    """The id of a call's run.
+
+    >>> run_id("actor_generate", 3)
+    'actor_generate@3'
+    """
+    return f"{call}@{step}"
+
+
+def unroll(
+    graph: DataflowGraph, num_steps: int, first_step: int = 0, oldest: Callable[[int], int] | None = None
+) -> tuple[CallRun, ...]:
+    """Every run of every call, step by step; an evaluation call also runs once after the last step, at `num_steps`.
+
+    A run that goes on from `first_step` has only the later ones, which wait for no earlier one. `oldest` says which
+    weight version the calls of a step read at least, whatever the staleness.
+    """
+    edges = {(edge.target, edge.source): edge for edge in graph.version_edges()}
+    return tuple(
+        _run(graph, edges, call, step, first_step, oldest(step) if oldest else 0)
+        for step in range(first_step, num_steps + 1)
+        for call in graph
+        if runs_at(call, step, num_steps)
+    )
+
+
+def runs_at(call: Call, step: int, num_steps: int) -> bool:
+    """Whether `call` runs at `step` of a training run of `num_steps` steps."""
+    if call.every is None:
+        return step < num_steps
+    return step == num_steps or step % call.every == 0
+
+
+def version_read(edge: VersionEdge, step: int) -> int:
+    """The weight version that the edge's target reads at `step`: how many train_steps of the role came before.
+
+    >>> [version_read(VersionEdge("train", "generate", "actor", lag=2), step) for step in range(4)]
+    [0, 0, 1, 2]
+    """
+    return max(0, step - edge.lag + 1)
+
+
+def _run(
+    graph: DataflowGraph, edges: dict[tuple[str, str], VersionEdge], call: Call, step: int, first: int, oldest: int
+) -> CallRun:
+    reads = None if call.role is None else 0
+    waits = [*_data(graph, call, step)]
+    trainer = graph.trained_by(call.role) if call.role else None
+    if trainer is not None:
+        reads = max(oldest, version_read(edges[call.name, trainer.name], step))
+        if reads > first:
+            waits.append(Dependency(run_id(trainer.name, reads - 1), "version", f"{call.role} v{reads}"))
+    if call.stateful and (before := _run_before(call, step)) >= first:
+        waits.append(Dependency(run_id(call.name, before), "state", call.name))
+    writes = None if call.kind != "train_step" or reads is None else reads + 1
+    return CallRun(call, step, reads, writes, tuple(waits))
+
+
+def _data(graph: DataflowGraph, call: Call, step: int) -> Iterator[Dependency]:
+    for producer, keys in graph.reads_of(call.name).items():
+        yield Dependency(run_id(producer, step), "data", ", ".join(keys))
+
+
+def _run_before(call: Call, step: int) -> int:
+    """The step of the run of `call` before the one at `step`; negative when there is none."""
+    every = call.every or 1
+    return (step - 1) // every * every  # an evaluation may run once more between two multiples, after the last step

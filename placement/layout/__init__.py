@@ -1,0 +1,1 @@
+"""Which region of which parameter each device holds, and how one layout becomes another."""

@@ -1,0 +1,1 @@
+"""The proof that a plan fits: bytes of every device along the schedule."""

@@ -1,0 +1,132 @@
+"""What a model instance keeps on each of its devices between calls, tensor by tensor as its engine keeps it, in bytes.
+
+So with everything that a layout does not show: fused and padded buffers, rows of vocabulary padding, vLLM's tables and,
+on CPU, its packed copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import lcm
+
+from prefect_rlhf.placement.cost.call_bytes import ADAM_BYTES, CACHE_BLOCK, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.layout.layout import padded_vocabulary
+from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import ModelInstance, Part
+from prefect_rlhf.placement.rows.dealing import counts
+from prefect_rlhf.placement.rows.shares import replica_speeds
+
+OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
+"""What `offload: optimizer` moves."""
+
+_START = 64  # elements: Megatron aligns each weight in its flat buffer to this
+_BUCKET = 128  # and the buffer's end to a multiple of this and of dp
+_STEP_BYTES = 4  # Adam counts its steps for each weight
+_SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
+_NULL_BLOCKS = 2  # of vLLM's cache: blocks beyond those that rows can fill
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """`num_bytes` of one kind (`what`) that an instance keeps on a device while it is there."""
+
+    device: Device
+    instance: ModelInstance
+    what: str
+    num_bytes: int
+
+    def moves_with(self, part: Part) -> bool:
+        """Whether an offload of `part` takes it away."""
+        return part == "all" or self.what in OPTIMIZER_PART
+
+
+def instance_holdings(
+    instance: ModelInstance,
+    calls: Sequence[Call],
+    model: ModelSpec,
+    max_length: int,
+    kind: DeviceKind,
+    node_speeds: Sequence[float] = (),
+    micro_batches: Sequence[int] = (),
+) -> tuple[Holding, ...]:
+    """All that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.
+
+    Where nodes have speeds, replicas have rows in proportion to them. `micro_batches` are the calls' own: vLLM's cache
+    holds the rows of one at a time.
+    """
+    trained = any(call.kind == "train_step" for call in calls)
+    speeds = replica_speeds(instance, node_speeds)
+    dealt = [
+        [-(-count // cuts) for count in counts(call.num_rows, speeds)]
+        for call, cuts in zip(calls, micro_batches or (1,) * len(calls), strict=True)
+    ]
+    rows = [max(each) for each in zip(*dealt, strict=True)]
+    held = []
+    for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True):
+        if instance.engine == "vllm":
+            kept = _vllm(model, instance.strategy.tp, rows[at.dp], max_length, kind)
+        else:
+            kept = _megatron(model, instance, at.pp, trained)
+        held += [Holding(device, instance, what, size) for what, size in kept if size]
+    return tuple(held)
+
+
+@cache
+def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bool) -> tuple[tuple[str, int], ...]:
+    """Weights; with training in flat buffers, whose padding counts, and optimizer states shared out over dp."""
+    sizes, strategy = ModelSizes.of(model), instance.strategy
+    tensors = list(_tensors(sizes, strategy.tp, padded_vocabulary(model, "megatron", strategy.tp), strategy.pp, stage))
+    if not trained:
+        return (("weights", sum(tensors) * sizes.item),)
+    multiple = lcm(strategy.dp, _BUCKET)
+    buffer = _padded(sum(_padded(size, _START) for size in tensors), multiple)
+    if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
+        buffer += multiple  # an embedding tied over the pipeline has a bucket of its own
+    state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
+    return (
+        ("weights", buffer * sizes.item),
+        ("gradients", buffer * GRADIENT_BYTES),
+        ("optimizer", buffer * state // strategy.dp + _STEP_BYTES * len(tensors)),
+    )
+
+
+@cache
+def _vllm(model: ModelSpec, tp: int, rows: int, max_length: int, kind: DeviceKind) -> tuple[tuple[str, int], ...]:
+    """Weights with rotary tables, the cache for all rows at once, and on CPU the copies that products are made from."""
+    sizes, shape = ModelSizes.of(model), model.shape
+    vocabulary = padded_vocabulary(model, "vllm", tp)
+    tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0))
+    tables = shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers
+    linear = sizes.num_layers * sizes.layer_matrices // tp + vocabulary // tp * sizes.hidden
+    blocks = rows * -(-max_length // CACHE_BLOCK) + _NULL_BLOCKS
+    cached = blocks * CACHE_BLOCK * sizes.num_layers * sizes.cache_bytes_per_token(tp)
+    packed = linear * sizes.item if kind == "cpu" else 0
+    return (("weights", tensors * sizes.item + tables), ("packed weights", packed), ("key-value cache", cached))
+
+
+def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -> Iterator[int]:
+    """Elements of each tensor of a stage on one device; queries, keys and values are one, gate and up another."""
+    first, last = stage == 0, stage == pp - 1
+    table = vocabulary // tp * sizes.hidden
+    if first:
+        yield table
+    for _ in range(sizes.stage_layers(pp, stage)):
+        yield from (sizes.hidden, sizes.hidden)
+        yield from ((sizes.queries + 2 * sizes.keys) * sizes.hidden // tp, sizes.queries * sizes.hidden // tp)
+        yield from (2 * sizes.inner * sizes.hidden // tp, sizes.inner * sizes.hidden // tp)
+    if last:
+        yield sizes.hidden
+        if "scalar" in sizes.head:
+            yield sizes.hidden
+        if "lm" in sizes.head and not (sizes.tied and first):
+            yield table
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

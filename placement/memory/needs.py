@@ -1,0 +1,115 @@
+"""What each node of an augmented graph needs on its devices while it runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from math import ceil
+
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.cost.call_bytes import call_bytes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.moves import reallocation_flows
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.uneven import replica_works
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.memory.bytes import (
+    BUCKET_BYTES,
+)
+from prefect_rlhf.placement.memory.holdings import Holding
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.plan import ModelInstance
+
+STATIC = ("weights", "gradients", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """`num_bytes` of one kind on a device; `owner` names the instance, or the node that needs them while it runs."""
+
+    owner: str
+    what: str
+    num_bytes: int
+    passing: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # devices that need the same share one: it is equal to itself alone
+class _Need:
+    """What a node needs on a device while it runs; `position` is the node's in the graph."""
+
+    position: int
+    node: str
+    shares: tuple[Share, ...]
+
+
+def _needs(
+    augmented: AugmentedGraph, held: Mapping[Device, Sequence[Holding]], workload: Workload, kind: DeviceKind
+) -> dict[Device, list[_Need]]:
+    """What each node needs on each of its devices."""
+    needs: dict[Device, list[_Need]] = defaultdict(list)
+    of_move = cache(partial(_staged_by_move, augmented.graph))  # the same in every step
+    for index, node in enumerate(augmented.nodes):
+        of_device = _of_call(augmented, node, workload, kind)
+        if node.kind == "reallocate":
+            assert node.source is not None and node.target is not None  # set for every reallocate
+            of_device = of_move(node.source, node.target)
+        elif node.kind == "export":
+            of_device = {device: _staged_by_export(node, held.get(device, ())) for device in node.devices}
+        made: dict[tuple[tuple[str, int], ...], _Need] = {}
+        for device in node.devices:
+            sizes = tuple(of_device[device].items()) if device in of_device else ()
+            if sizes not in made:
+                shares = (Share(node.id, what, size, True) for what, size in sizes if size)
+                made[sizes] = _Need(index, node.id, tuple(shares))
+            needs[device].append(made[sizes])
+    return needs
+
+
+def _of_call(
+    augmented: AugmentedGraph, node: Node, workload: Workload, kind: DeviceKind
+) -> dict[Device, Mapping[str, int]]:
+    """Active bytes of a model function call, by device: equal for equal stages of replicas with equally many rows."""
+    call, placement = node.call, node.placement
+    if node.kind not in ("generate", "inference", "train_step") or call is None or placement is None:
+        return {}
+    sizes = ModelSizes.of(augmented.graph.model(call.role or ""))
+    work, execution, engine = CallWork.of(call, workload), Execution.of(placement), placement.engine
+    kept = (*STATIC, "kv_cache") if engine == "vllm" else STATIC  # vLLM takes its cache once, for good
+    works = replica_works(work, placement, augmented.plan.cluster.node_speeds)
+
+    @cache
+    def shares(rows: int, stage: int) -> Mapping[str, int]:
+        mine = replace(work, rows=rows)
+        found = call_bytes(mine, execution, sizes, engine, stage, on_cpu=kind == "cpu").by_term()
+        return {what.replace("_", " "): size for what, size in found.items() if what not in kept}
+
+    coordinates = zip(placement.devices, placement.strategy.coordinates(), strict=True)
+    return {device: shares(works[at.dp].rows, at.pp) for device, at in coordinates}
+
+
+def _staged_by_move(
+    graph: DataflowGraph, source: ModelInstance, target: ModelInstance
+) -> dict[Device, Mapping[str, int]]:
+    """At most a bucket of what leaves a device for others, and one of what arrives; what stays is copied in place."""
+    sizes = ModelSizes.of(graph.model(source.role))
+    sent: dict[Device, float] = defaultdict(float)
+    received: dict[Device, float] = defaultdict(float)
+    for flow in reallocation_flows(source, target, sizes):
+        if flow.source != flow.target:
+            sent[flow.source] += flow.num_bytes
+            received[flow.target] += flow.num_bytes
+    return {
+        device: {"staged weights": sum(min(BUCKET_BYTES, ceil(ways[device])) for ways in (sent, received))}
+        for device in {*source.devices, *target.devices}
+    }
+
+
+def _staged_by_export(node: Node, held: Sequence[Holding]) -> Mapping[str, int]:
+    """What is written is gathered tensor by tensor."""
+    weights = sum(h.num_bytes for h in held if h.instance == node.instance and h.what == "weights")
+    return {"staged weights": min(BUCKET_BYTES, weights)}

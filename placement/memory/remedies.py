@@ -1,0 +1,158 @@
+"""What would make a plan fit: changes of it, each counted by a certificate of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.memory.bytes import RESERVED_SHARE, byte_size
+from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
+from prefect_rlhf.placement.plans.check import check_plan
+
+REMEDIES_SHOWN = 5
+
+
+CHANGES_AT_MOST = 6  # that are tried together
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """A changed plan, what was changed, and what it would need."""
+
+    change: str
+    plan: ExecutionPlan
+    certificate: Certificate
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.certificate.fullest.num_bytes if self.certificate.fullest else 0
+
+    def __str__(self) -> str:
+        verdict = "fits" if self.certificate.fits else "does not fit yet"
+        return f"{self.change}: peak {byte_size(self.peak_bytes)}, {verdict}"
+
+
+def remedies(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> list[Remedy]:
+    """Changes that help, the best first; where none alone suffices, then some of them together."""
+    alone = sorted(_single(plan, graph, workload, kind), key=_excess)
+    shown = alone[:REMEDIES_SHOWN]
+    if not shown or shown[0].certificate.fits:
+        return shown
+    best = shown[0]
+    for _ in range(CHANGES_AT_MOST - 1):
+        further = min(_single(best.plan, graph, workload, kind), key=_excess, default=None)
+        if further is None:
+            break
+        best = replace(further, change=f"{best.change}; {further.change}")
+        if best.certificate.fits:
+            break
+    return [*shown, best]
+
+
+def refusal(plan: ExecutionPlan, certificate: Certificate, found: Sequence[Remedy]) -> PlanDoesNotFit:
+    """The error that says so."""
+    fullest = certificate.fullest
+    assert fullest is not None  # an empty plan fits
+    usable, whole = byte_size(certificate.usable_bytes), byte_size(certificate.device_bytes)
+    changes = "\n".join(f"  {remedy}" for remedy in found) or "  nothing that this plan could change: more devices"
+    helps = next((remedy.change for remedy in found if remedy.certificate.fits), "")
+    hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more devices, or larger ones"
+    return PlanDoesNotFit(
+        f"plan {plan.name}: memory of {fullest.device}",
+        f"{byte_size(fullest.num_bytes)} at {fullest.node}",
+        f"at most {usable} ({1 - RESERVED_SHARE:.0%} of {whole}); {hint}",
+        f"{certificate.table()}\nWhat would make it fit:\n{changes}",
+        json.dumps({"certificate": json.loads(certificate.to_json()), "remedies": [_remedy_json(r) for r in found]}),
+    )
+
+
+def _single(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> Iterator[Remedy]:
+    """Legal changes of one instance, or of one call's micro-batches, that bring the plan nearer to fitting."""
+    now = certify_plan(plan, graph, workload, kind)
+    for change, changed in _changes(plan, graph, now.fullest.device if now.fullest else ""):
+        try:
+            check_plan(changed, graph, plan.cluster.whole)
+            certificate = certify_plan(changed, graph, workload, kind)
+        except RlhfError:  # not legal: nothing to propose
+            continue
+        if certificate.excess_bytes < now.excess_bytes:
+            yield Remedy(change, changed, certificate)
+
+
+def _excess(remedy: Remedy) -> tuple[int, int]:
+    return remedy.certificate.excess_bytes, remedy.peak_bytes
+
+
+def _changes(plan: ExecutionPlan, graph: DataflowGraph, device: str) -> Iterator[tuple[str, ExecutionPlan]]:
+    """What might help a device: offload, split an instance there further, cut the rows of a call finer."""
+    there = {
+        instance: calls
+        for instance, calls in instances(graph, plan).items()
+        if device in map(str, instance.mesh.devices())
+    }
+    yield from _offloads(plan, graph, there)
+    for instance, calls in there.items():
+        names = ", ".join(call.name for call in calls)
+        strategy = instance.strategy
+        if strategy.dp % 2 == 0:
+            half = strategy.dp // 2
+            for split in (
+                replace(strategy, dp=half, tp=2 * strategy.tp),
+                replace(strategy, dp=half, pp=2 * strategy.pp),
+            ):
+                yield f"{split} for {names}", _changed(plan, calls, strategy=split)
+        if instance.engine == "megatron":
+            for call in calls:
+                count = 2 * plan[call.name].micro_batches
+                yield f"micro_batches {count} for {call.name}", _changed(plan, [call], micro_batches=count)
+
+
+def _offloads(
+    plan: ExecutionPlan, graph: DataflowGraph, there: Mapping[ModelInstance, Sequence[Call]]
+) -> Iterator[tuple[str, ExecutionPlan]]:
+    """Groups that take turns on the device: what is frozen, optimizers, copies that generate, and all of these.
+
+    One alone seldom helps, since its copy to the host may still be under way when the next call begins.
+    """
+    trains = {i for i, calls in there.items() if any(call.kind == "train_step" for call in calls)}
+    copies = {i for i in there if i not in trains and graph.trained_by(i.role) is not None}
+    frozen = there.keys() - trains - copies
+    groups: tuple[tuple[Set[ModelInstance], Set[ModelInstance]], ...] = (
+        (frozen, set()),
+        (set(), trains),
+        (frozen | copies, set()),
+        (frozen | copies, trains),
+        (frozen | copies | trains, set()),
+    )
+    for whole, optimizers in groups:
+        changed, words = plan, []
+        for instance, part in [
+            *((i, "all") for i in there if i in whole),
+            *((i, "optimizer") for i in there if i in optimizers),
+        ]:
+            if plan[there[instance][0].name].offload not in ("all", part):
+                changed = _changed(changed, there[instance], offload=part)
+                words.append(f"offload {part} of {instance.role}.{instance.engine}")
+        if words:
+            yield ", ".join(words), changed
+
+
+def _changed(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:
+    """The plan with fields of some calls' placements changed."""
+    names = {call.name for call in calls}
+
+    def change(old: Placement) -> Placement:
+        order = () if "strategy" in fields else old.order
+        return replace(old, **{"order": order, **fields})  # type: ignore[arg-type]  # names of Placement's fields
+
+    return replace(plan, placements=tuple((n, change(old) if n in names else old) for n, old in plan.placements))
+
+
+def _remedy_json(remedy: Remedy) -> dict[str, object]:
+    return {"change": remedy.change, "peak_bytes": remedy.peak_bytes, "fits": remedy.certificate.fits}

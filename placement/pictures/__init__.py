@@ -1,0 +1,1 @@
+"""Plans, schedules and sweeps as text and SVG."""

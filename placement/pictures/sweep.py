@@ -1,0 +1,74 @@
+"""A sweep as a picture: seconds, device-hours and static memory use over the number of devices, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from prefect_rlhf.placement.planner.sweep import ENOUGH, Sweep
+
+PANEL, GAP, HEIGHT = 360, 40, 260  # widths of a panel and between panels, height of the picture
+LEFT, TOP, BOTTOM = 20, 40, 44
+COLOUR, MARK = "#4269d0", "#ff725c"
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One value for each size (None: refused), how to write it, and a level to draw."""
+
+    title: str
+    values: tuple[float | None, ...]
+    form: str
+    level: float | None = None
+
+
+def sweep_svg(swept: Sweep) -> str:
+    """Three panels side by side, one column for each size."""
+    sizes = swept.sizes
+    panels = (
+        Panel("seconds per iteration", tuple(size.seconds for size in sizes), ".3g"),
+        Panel("device-hours per iteration", tuple(size.device_hours for size in sizes), ".3g"),
+        Panel("static memory use", tuple(size.static_share for size in sizes), ".0%", ENOUGH),
+    )
+    labels = [f"{size.num_devices}" for size in sizes]
+    width = len(panels) * (PANEL + GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}" '
+        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{HEIGHT}" fill="#ffffff"/>',
+    ]
+    for index, panel in enumerate(panels):
+        parts += _panel(panel, labels, LEFT + index * (PANEL + GAP))
+    return "\n".join([*parts, "</svg>"])
+
+
+def _panel(panel: Panel, labels: Sequence[str], left: float) -> Iterator[str]:
+    bottom = HEIGHT - BOTTOM
+    known = [value for value in panel.values if value is not None]
+    most = max([*known, panel.level or 0.0], default=0.0) or 1.0
+    yield _text(left, 22, panel.title, "start")
+    yield f'<line x1="{left}" y1="{bottom}" x2="{left + PANEL}" y2="{bottom}" stroke="#999999"/>'
+    column = PANEL / max(1, len(labels))
+    for index, (label, value) in enumerate(zip(labels, panel.values, strict=True)):
+        middle = left + (index + 0.5) * column
+        yield _text(middle, bottom + 16, label)
+        if value is None:
+            yield _text(middle, bottom - 6, "no plan")
+            continue
+        height = (bottom - TOP) * value / most
+        yield (
+            f'<rect x="{middle - column * 0.3:.1f}" y="{bottom - height:.1f}" width="{column * 0.6:.1f}" '
+            f'height="{height:.1f}" rx="2" fill="{COLOUR}"/>'
+        )
+        yield _text(middle, bottom - height - 5, format(value, panel.form))
+    yield _text(left + PANEL / 2, bottom + 34, "devices")
+    if panel.level is not None:
+        y = bottom - (bottom - TOP) * panel.level / most
+        yield (
+            f'<line x1="{left}" y1="{y:.1f}" x2="{left + PANEL}" y2="{y:.1f}" stroke="{MARK}" stroke-dasharray="4 3"/>'
+        )
+
+
+def _text(x: float, y: float, text: str, anchor: str = "middle") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#444444">{escape(text)}</text>'

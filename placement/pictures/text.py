@@ -1,0 +1,118 @@
+"""Plans and graphs for people: as tables, as text, and as Mermaid diagrams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.node import Node, call_title
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.rows.shares import dealing_of
+from prefect_rlhf.placement.table import table
+
+STEPS_SHOWN = 2  # the first step differs: nothing was trained before it
+
+
+def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
+    """One row for each call, for a table: what it is, where it runs, and how its rows are split."""
+    return [_plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} for call in graph]
+
+
+def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
+    """The same as an aligned table.
+
+    >>> print(table([{"call": "actor_generate", "mesh": "n0:0-1"}, {"call": "gae", "mesh": "n0:0"}]))
+    call            mesh
+    actor_generate  n0:0-1
+    gae             n0:0
+    """
+    return table(plan_rows(plan, graph))
+
+
+def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_SHOWN) -> str:
+    """The nodes of the first steps in order, each with what it waits for and why.
+
+    A dependency is written `data <- node`, `version <- node`; those that merely keep an order stand last.
+    """
+    lines: list[str] = []
+    stop = min(augmented.first_step + num_steps, augmented.last_step + 1)
+    for step in range(augmented.first_step, stop):
+        lines += [line for node in augmented.of_step(step) for line in _node_lines(node)]
+    left = len(augmented) - sum(node.step < stop for node in augmented)
+    return "\n".join([*lines, f"... and {left} more task runs"] if left > 0 else lines)
+
+
+def graph_mermaid(graph: DataflowGraph) -> str:
+    """One iteration as a Mermaid flowchart: data edges solid, version edges to the next step dashed."""
+    lines = ["flowchart LR"]
+    lines += [f'    {call.name}["{call_title(call)}"]' for call in graph]
+    for edge in graph.data_edges():
+        lines.append(f'    {edge.source} -- "{", ".join(edge.keys)}" --> {edge.target}')
+    for version in graph.version_edges():
+        lag = {0: "same step", 1: "next step"}.get(version.lag, f"{version.lag} steps later")
+        what = "state" if version.source == version.role else f"{version.role} weights"
+        lines.append(f'    {version.source} -. "{what}, {lag}" .-> {version.target}')
+    return "\n".join(lines)
+
+
+def augmented_mermaid(augmented: AugmentedGraph, steps: Sequence[int] = (0, 1)) -> str:
+    """Some steps of the augmented graph as a Mermaid flowchart, a box per step.
+
+    Data edges are solid, weight versions dashed and labelled, waits for memory or before overwriting dotted and plain.
+    """
+    shown = [node for node in augmented if node.step in steps]
+    names = {node.id: f"n{index}" for index, node in enumerate(shown)}
+    lines = ["flowchart TB"]
+    for step in steps:
+        lines.append(f"    subgraph step{step}[step {step}]")
+        lines += [f'        {names[node.id]}["{node.title}"]' for node in shown if node.step == step]
+        lines.append("    end")
+    return "\n".join([*lines, *_mermaid_edges(shown, names)])
+
+
+def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
+    strategy = placement.strategy
+    return {
+        "call": call.name,
+        "runs": call.kind if call.every is None else f"{call.kind} every {call.every} steps",
+        "role": call.role or "",
+        "engine": placement.engine,
+        "mesh": placement.mesh.name,
+        "dp": str(strategy.dp),
+        "tp": str(strategy.tp),
+        "pp": str(strategy.pp),
+        "rows": str(call.num_rows),
+        "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
+        "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
+        "offload": "" if placement.offload == "none" else placement.offload,
+    }
+
+
+def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:
+    """The rows of a step; with how many each replica gets where their speeds differ: `12 (8 4)`."""
+    dealing = dealing_of(graph, plan, call.name)
+    if len(set(dealing.speeds)) == 1:
+        return str(call.num_rows)
+    counts = (sum(map(len, hand)) for hand in dealing.hands())
+    return f"{call.num_rows} ({' '.join(map(str, counts))})"
+
+
+def _node_lines(node: Node) -> Iterator[str]:
+    yield node.title
+    order = ("data", "state", "version", "overwrite", "memory")
+    for dependency in sorted(node.dependencies, key=lambda d: order.index(d.kind)):
+        label = f" ({dependency.label})" if dependency.label else ""
+        yield f"    {dependency.kind} <- {dependency.node}{label}"
+
+
+def _mermaid_edges(shown: Sequence[Node], names: Mapping[str, str]) -> Iterator[str]:
+    for node in shown:
+        for dependency in node.dependencies:
+            if dependency.node not in names:
+                continue
+            source, target = names[dependency.node], names[node.id]
+            if dependency.kind in ("version", "state"):
+                yield f'    {source} -. "{dependency.label}" .-> {target}'
+            else:
+                yield f"    {source} {'-->' if dependency.kind == 'data' else '-.-'} {target}"

@@ -1,0 +1,149 @@
+"""The least that moving a role's weights between two calls can take, wherever their meshes are: for the search's bound.
+
+A device's links work at once (`cost.moves`), so the least is that of the busiest: what a device receives, what the
+devices of the trained copy send, and what of it has to cross the network because no device of a node has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefect_rlhf.placement.cost.moves import layer_range
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.planner.candidates import Candidate
+from prefect_rlhf.placement.strategy import Strategy
+
+Numbers = NDArray[np.float64]
+
+
+def least_move_seconds(
+    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
+) -> Numbers:
+    """The least that moving weights can take, [3, trained, readers]: on disjoint, overlapping and equal meshes.
+
+    Whatever the order of the readers' devices: a device that holds a part of at most s bytes receives what its own part
+    of t bytes has more, and copies the rest; and what all receive together, the trained copy's devices share to send.
+    """
+    held, _, have = _parts(trained, sizes)
+    need, mean, want = _parts(readers, sizes)
+    sends, (receives, copies) = _ways(trained, sources)[0][:, None], _ways(readers, sources)[:2][:, None, :]
+    common = np.minimum(have[:, None], want[None, :])
+    total = (want * mean)[None, :]
+    apart = np.maximum(need[None, :] / receives, total / have[:, None] / sends)
+    received = np.maximum(need[None, :] - held[:, None], 0) / receives
+    sent = np.maximum(total - common * held[:, None], 0) / have[:, None] / sends
+    over = np.maximum(np.maximum(received, sent), need[None, :] / (receives + copies))
+    least: Numbers = np.maximum(np.stack([apart, over, over]), _network_seconds(trained, readers, sizes, sources))
+    return least
+
+
+def _network_seconds(
+    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
+) -> Numbers:
+    """[trained, readers]: the least for what has to cross the network."""
+    (a, from_), (b, to) = _alike(trained), _alike(readers)
+    layers = np.array([[network_layers(source, target, sizes.num_layers) for target in b] for source in a])
+    parts = np.array([one.placement.strategy.tp for one in readers])
+    num_bytes = layers[from_][:, to] / parts * sizes.layer_matrices * sizes.item
+    rates = np.minimum.outer(_ways(trained, sources)[2], _ways(readers, sources)[2])
+    seconds: Numbers = np.divide(num_bytes, rates, out=np.zeros_like(num_bytes), where=rates > 0)
+    return seconds
+
+
+class Spread(NamedTuple):
+    """Pipeline stages, the devices of each, and how many devices share a node."""
+
+    pp: int
+    group: int
+    per_node: int
+
+    @classmethod
+    def of(cls, placement: Placement) -> Spread:
+        strategy = placement.strategy
+        return cls(strategy.pp, strategy.dp * strategy.tp, placement.mesh.devices_per_node)
+
+
+def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64]]:
+    """The different spreads, and for each option which one is its own."""
+    found: dict[Spread, int] = {}
+    index = [found.setdefault(Spread.of(one.placement), len(found)) for one in options]
+    return list(found), np.array(index)
+
+
+@lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
+def network_layers(source: Spread, target: Spread, num_layers: int) -> float:
+    """The least that some device receives, or sends, over the network: layers, of the tp part that a target device has.
+
+    The source's devices are in the plain order, in which a node has successive stages; the target's in any. A node that
+    has a part of a stage is taken to have all of it. Of a stage's layers, only devices on its nodes need nothing over
+    the network, and its holders share what the others need.
+    """
+    held, wanted = _layers(source.pp, num_layers), _layers(target.pp, num_layers)
+    nodes = np.arange(max(1, source.pp * source.group // source.per_node)) * source.per_node
+    first, last = nodes // source.group, (nodes + source.per_node - 1) // source.group
+    here = _common(wanted, np.stack([held[first, 0], held[last, 1]], axis=1)).max(axis=1)
+    received = (wanted[:, 1] - wanted[:, 0] - here).max()
+    begin = np.arange(source.pp) * source.group
+    num_nodes = (begin + source.group - 1) // source.per_node - begin // source.per_node + 1
+    near = num_nodes * target.per_node - np.arange(target.pp)[:, None] * target.group
+    far = target.group - np.minimum(np.maximum(near, 0), target.group)
+    sent = (_needed(source.pp, target.pp, num_layers) * far).sum(axis=0).max() / source.group
+    return float(max(received, sent))
+
+
+@cache
+def _needed(source_pp: int, target_pp: int, num_layers: int) -> NDArray[np.int64]:
+    """[target stage, stage]: the layers of a stage that each of the target's stages needs, the most first."""
+    needed: NDArray[np.int64] = -np.sort(
+        -_common(_layers(target_pp, num_layers), _layers(source_pp, num_layers)), axis=0
+    )
+    return needed
+
+
+@cache
+def _layers(pp: int, num_layers: int) -> NDArray[np.int64]:
+    """[stage, 2]: its first layer, and the one after its last."""
+    ranges = [layer_range(stage, pp, num_layers) for stage in range(pp)]
+    return np.array([(layers.start, layers.stop) for layers in ranges])
+
+
+def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many layers two ranges of them share, each of the one with each of the other."""
+    stop, start = np.minimum.outer(one[:, 1], other[:, 1]), np.maximum.outer(one[:, 0], other[:, 0])
+    shared: NDArray[np.int64] = np.maximum(stop - start, 0)
+    return shared
+
+
+def _ways(options: Sequence[Candidate], sources: CostSources) -> Numbers:
+    """[3, options]: the most bytes per second that a device of each mesh gets from others, copies in its memory, and
+    gets over the network."""
+    known: dict[DeviceMesh, tuple[float, float, float]] = {}
+    for one in options:
+        mesh = one.placement.mesh
+        if mesh not in known:
+            nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
+            each = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in nodes]
+            ways = max(max(one.node, one.network) for one in each), max(one.device for one in each)
+            known[mesh] = *ways, max(one.network for one in each)
+    return np.array([known[one.placement.mesh] for one in options]).T
+
+
+def _parts(options: Sequence[Candidate], sizes: ModelSizes) -> tuple[Numbers, Numbers, Numbers]:
+    """For each option: bytes of the fullest device, of a device on average, and the number of devices."""
+    known: dict[Strategy, tuple[float, float, float]] = {}
+    for one in options:
+        strategy = one.placement.strategy
+        if strategy not in known:
+            stages = [sizes.stage_parameters(strategy, stage) * sizes.item for stage in range(strategy.pp)]
+            known[strategy] = max(stages), sum(stages) / len(stages), strategy.num_devices
+    columns = np.array([known[one.placement.strategy] for one in options])
+    return columns[:, 0], columns[:, 1], columns[:, 2]

@@ -1,0 +1,72 @@
+"""All meshes of a lease as intervals of its devices in a line, and which of them cost the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.search.problem import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class MeshLine:
+    """`meshes[i]` is `intervals[i]` of the line; `classes` are meshes of one shape on nodes of the same kinds.
+
+    Of the same kinds: with the same hardware, speeds and memory, node by node. `nodes` has the node of each device.
+    """
+
+    meshes: tuple[DeviceMesh, ...]
+    intervals: tuple[Interval, ...]
+    classes: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources) -> MeshLine:
+        """Every mesh that a call may have on the lease.
+
+        >>> from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware
+        >>> desk = ClusterShape("desk", 1, 2, 8 << 30)
+        >>> line = MeshLine.of(desk, desk.whole, CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2), 1))
+        >>> [mesh.name for mesh in line.meshes], line.classes
+        (['n0:0', 'n0:1', 'n0:0-1'], ((0, 1), (2,)))
+        """
+        found = tuple(meshes_of(cluster, lease))
+        alike: dict[Hashable, list[int]] = defaultdict(list)
+        for index, mesh in enumerate(found):
+            alike[_kind(mesh, cluster, sources)].append(index)
+        intervals = tuple(_interval(mesh, lease) for mesh in found)
+        nodes = tuple(device.node for device in lease.devices())
+        return cls(found, intervals, tuple(tuple(members) for members in alike.values()), nodes)
+
+    def first_of(self, mesh_class: int) -> DeviceMesh:
+        """The mesh that stands for its class."""
+        return self.meshes[self.classes[mesh_class][0]]
+
+
+def meshes_of(cluster: ClusterShape, lease: DeviceMesh) -> Iterator[DeviceMesh]:
+    """Aligned power-of-two slices of the lease's nodes, then whole nodes in a row (see `mesh`)."""
+    nodes = range(lease.first_node, lease.first_node + lease.num_nodes)
+    stop = lease.first_device + lease.devices_per_node
+    width = 1
+    while width <= lease.devices_per_node:
+        if width < cluster.devices_per_node:
+            aligned = [first for first in range(lease.first_device, stop, width) if first % width == 0]
+            yield from (DeviceMesh(n, 1, first, width) for n in nodes for first in aligned if first + width <= stop)
+        width *= 2
+    if lease.devices_per_node == cluster.devices_per_node:
+        for count in range(1, lease.num_nodes + 1):
+            yield from (DeviceMesh(n, count, 0, lease.devices_per_node) for n in nodes if n + count <= nodes.stop)
+
+
+def _interval(mesh: DeviceMesh, lease: DeviceMesh) -> Interval:
+    start = (mesh.first_node - lease.first_node) * lease.devices_per_node + mesh.first_device - lease.first_device
+    return Interval(start, start + mesh.num_devices, mesh.name)
+
+
+def _kind(mesh: DeviceMesh, cluster: ClusterShape, sources: CostSources) -> Hashable:
+    nodes = slice(mesh.first_node, mesh.first_node + mesh.num_nodes)
+    alike = sources.nodes[nodes], cluster.node_speeds[nodes], cluster.node_memory_bytes[nodes]
+    return mesh.num_nodes, mesh.devices_per_node, alike

@@ -1,0 +1,124 @@
+"""A preset's best plan: its strategies and micro-batches, searched within its meshes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.memory.fit import DEFAULT_SEQUENCE_LENGTH, check_memory, fits, offload_to_fit
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, Setting, candidate
+from prefect_rlhf.placement.planner.plan_problem import PlanProblem, restricted_problem
+from prefect_rlhf.placement.planner.planned import Compared
+from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.plans.check import problems
+from prefect_rlhf.placement.plans.presets import (
+    Preset,
+    preset_named,
+)
+from prefect_rlhf.placement.schedule.estimate import ITERATIONS
+from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.strategy import Strategy
+
+
+def preset(
+    name: str,
+    graph: DataflowGraph,
+    cluster: ClusterShape,
+    mesh: DeviceMesh,
+    max_sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
+    kind: DeviceKind = "cuda",
+) -> ExecutionPlan:
+    """The plan that preset `name` gives `graph` on the leased `mesh`: as much data parallelism as is legal and fits.
+
+    Where memory is short, frozen roles are offloaded, and then models are split over more devices. Raises InvalidInput
+    when no legal plan exists or none fits.
+    """
+    rule = preset_named(name)
+    cluster.check_mesh(mesh)
+    refused: list[InvalidInput] = []
+    too_large: list[ExecutionPlan] = []
+    for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
+        try:
+            placements = tuple((call.name, _place(call, rule, mesh, graph, least)) for call in graph)
+        except InvalidInput as error:
+            refused.append(error)
+            continue
+        plan = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, max_sequence_length, kind)
+        if fits(plan, graph, max_sequence_length, kind):
+            return plan
+        too_large.append(plan)
+    if too_large:
+        return check_memory(too_large[0], graph, max_sequence_length, kind)  # raises, and says what would help
+    raise refused[0]
+
+
+def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:
+    """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh."""
+    mesh = rule.mesh(call, lease, graph)
+    if call.kind == "compute":
+        return Placement(DeviceMesh(mesh.first_node, 1, mesh.first_device, 1), Strategy(), "python")
+    refused: list[InvalidInput] = []
+    for strategy in rule.strategies(mesh):
+        if strategy.tp * strategy.pp < min(least, mesh.num_devices):
+            continue
+        placement = Placement(mesh, strategy, rule.engines(call)[0])
+        found = list(problems(call, placement, graph))
+        if not found:
+            return placement
+        refused.extend(found[:1])
+    why = f" ({refused[0]})" if refused else ""
+    raise InvalidInput("mesh", lease.name, f"devices that divide the work of {call.name}{why}")
+
+
+def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, budget_seconds: float) -> Compared:
+    """The best strategies of those that a preset admits, on the meshes that it gives to the calls."""
+    try:
+        for posed in preset_problems(preset_named(name), planner.mesh, setting, every):
+            plan = planner.fitting_plan(name, posed, search(posed.problem, budget_seconds))
+            if plan is not None:
+                return Compared(name, plan, planner.estimate(plan))
+    except RlhfError as error:
+        return Compared(name, refused=str(error).splitlines()[0])
+    return Compared(name, refused="no strategies on its meshes fit the devices' memory")
+
+
+def preset_problems(rule: Preset, mesh: DeviceMesh, setting: Setting, every: Candidates) -> Iterator[PlanProblem]:
+    """The preset's plan is the best of the first of these that has one: of a symmetric preset, one for each strategy.
+
+    Raises InvalidInput where the mesh has no such parts, or a call cannot run on its part.
+    """
+    graph = setting.graph
+    meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in every}
+    refused: list[InvalidInput] = []
+    for strategy in rule.strategies(mesh) if rule.symmetric else (None,):
+        allowed = {
+            call: frozenset(rule.strategies(on) if strategy is None else (strategy,)) for call, on in meshes.items()
+        }
+
+        def admits(call: Call, placement: Placement, allowed: Mapping[str, Set[Strategy]] = allowed) -> bool:
+            return placement.engine in rule.engines(call) and placement.strategy in allowed[call.name]
+
+        found = every if rule.micro_batches is None else _cut_alike(rule, strategy, meshes, setting)
+        try:
+            yield restricted_problem(setting, found, ITERATIONS, meshes, admits)
+        except InvalidInput as error:
+            refused.append(error)
+    if refused:
+        raise refused[-1]
+
+
+def _cut_alike(
+    rule: Preset, strategy: Strategy | None, meshes: Mapping[str, DeviceMesh], setting: Setting
+) -> Candidates:
+    """Of every call the one candidate with this strategy and the preset's number of micro-batches, if it is legal."""
+    found: dict[str, tuple[Candidate, ...]] = {}
+    for name, mesh in meshes.items():
+        call = setting.graph.call(name)
+        placement = Placement(mesh, strategy or Strategy(), rule.engines(call)[0], rule.micro_batches or 1)
+        legal = not any(problems(call, placement, setting.graph))
+        found[name] = (candidate(call, placement, setting),) if legal else ()
+    return found

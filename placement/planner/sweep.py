@@ -1,0 +1,107 @@
+"""How many devices to rent: the best plan of one question on clusters of several sizes, side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.table import table
+
+ENOUGH = 0.6
+"""Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""
+STATIC = ("gradients", "optimizer")  # what is neither freed nor moved (ReaL, section 4)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeAnswer:
+    """What a plan on `num_devices` would take. `refused` says why there is none; then seconds and shares are None.
+
+    `static_share` is what gradients and optimizer states fill of the device that has most of them.
+    """
+
+    num_nodes: int
+    num_devices: int
+    seconds: float | None = None
+    lower_bound_seconds: float | None = None
+    static_share: float | None = None
+    refused: str = ""
+
+    @property
+    def device_hours(self) -> float | None:
+        """Of one iteration."""
+        return None if self.seconds is None else self.seconds * self.num_devices / 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Sizes in ascending order."""
+
+    sizes: tuple[SizeAnswer, ...]
+
+    @property
+    def first_below(self) -> SizeAnswer | None:
+        """The smallest that has a plan and whose static memory use is below `ENOUGH`."""
+        return next((s for s in self.sizes if s.static_share is not None and s.static_share < ENOUGH), None)
+
+    def text(self) -> str:
+        """A table, and what it says of the right size."""
+        first = self.first_below
+        words = (
+            f"static memory use is below {ENOUGH:.0%} from {first.num_nodes} nodes ({first.num_devices} devices) on"
+            if first
+            else f"static memory use falls below {ENOUGH:.0%} on none of these sizes"
+        )
+        return f"{table([_row(size) for size in self.sizes])}\n{words}"
+
+    def to_json(self) -> str:
+        """Machine-readable: the same."""
+        sizes = [{**asdict(size), "device_hours": size.device_hours} for size in self.sizes]
+        first = self.first_below
+        return json.dumps({"sizes": sizes, "first_below": first and first.num_nodes, "below": ENOUGH}, indent=1)
+
+
+def sweep(num_nodes: Iterable[int], devices_per_node: int, planned: Callable[[int], Planned]) -> Sweep:
+    """Ask `planned` for each number of nodes; a size for which it raises InvalidInput is refused."""
+    return Sweep(tuple(_size(count, count * devices_per_node, planned) for count in sorted(set(num_nodes))))
+
+
+def static_share(certificate: Certificate) -> float:
+    """The largest share of a device that gradients and optimizer states fill for good."""
+    return max(
+        sum(share.num_bytes for share in peak.shares if share.what in STATIC and not share.passing) / peak.device_bytes
+        for peak in certificate.peaks
+    )
+
+
+def _size(num_nodes: int, num_devices: int, planned: Callable[[int], Planned]) -> SizeAnswer:
+    try:
+        found = planned(num_nodes)
+    except InvalidInput as error:
+        return SizeAnswer(num_nodes, num_devices, refused=str(error))
+    return SizeAnswer(num_nodes, num_devices, found.seconds, found.lower_bound_seconds, static_share(found.certificate))
+
+
+def _row(size: SizeAnswer) -> dict[str, str]:
+    return {
+        "nodes": str(size.num_nodes),
+        "devices": str(size.num_devices),
+        "seconds": _shown(size.seconds, ".2f"),
+        "bound": _shown(size.lower_bound_seconds, ".2f"),
+        "device-hours": _shown(size.device_hours, ".3f"),
+        "static memory": _shown(size.static_share, ".1%"),
+        "note": size.refused,
+    }
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def check_sizes(num_nodes: Sequence[int], field: str = "sweep") -> None:
+    """Raise InvalidInput for a number of nodes that no cluster has."""
+    if num_nodes and min(num_nodes) < 1:
+        raise InvalidInput(field, list(num_nodes), "numbers of nodes, each 1 or more")

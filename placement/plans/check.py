@@ -1,0 +1,157 @@
+"""Refuse a plan that cannot run, before any device is taken: one line with field, value and what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
+from prefect_rlhf.placement.layout.layout import split_by_tp
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
+
+ENGINES: Mapping[CallKind, tuple[EngineKind, ...]] = MappingProxyType(
+    {
+        "generate": ("vllm", "megatron"),
+        "inference": ("megatron",),
+        "train_step": ("megatron",),
+        "compute": ("python",),
+    }
+)
+"""The engines that can run each kind of call, the usual one first."""
+
+
+def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
+    """Return `plan`, or raise InvalidInput for the first thing that is wrong with it.
+
+    `mesh` is what the run leases; every call must lie inside.
+    """
+    plan.cluster.check_mesh(mesh, "mesh")
+    plan.cluster.with_speeds(plan.cluster.node_speeds, "cluster.node_speeds")
+    plan.cluster.with_memory(plan.cluster.node_memory_bytes, "cluster.node_memory_bytes")
+    _check_names(plan, graph)
+    for call in graph:
+        placement = plan[call.name]
+        _check_mesh(call, placement, plan, mesh)
+        for error in problems(call, placement, graph):
+            raise error
+    _check_orders(plan, graph)
+    _check_offloads(plan, graph)
+    return plan
+
+
+def problems(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
+    """Everything wrong with running `call` so, wherever its mesh lies. Empty: legal."""
+    yield from _degrees(call, placement)
+    yield from _engine(call, placement)
+    if call.role is not None:
+        yield from _shape(call, placement, graph.model(call.role))
+    yield from _rows(call, placement)
+
+
+def _field(call: str, key: str) -> str:
+    return f"plan.calls.{call}.{key}"
+
+
+def _check_names(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+    known = [call.name for call in graph]
+    placed = [name for name, _ in plan.placements]
+    for name in placed:
+        if name not in known:
+            raise InvalidInput("plan.calls", name, f"a call of flow {graph.name}: {', '.join(known)}")
+        if placed.count(name) > 1:
+            raise InvalidInput(f"plan.calls.{name}", f"{placed.count(name)} placements", "one placement")
+    for name in known:
+        if name not in placed:
+            raise InvalidInput(f"plan.calls.{name}", None, "a placement for every call of the flow")
+
+
+def _check_mesh(call: Call, placement: Placement, plan: ExecutionPlan, lease: DeviceMesh) -> None:
+    field = _field(call.name, "mesh")
+    plan.cluster.check_mesh(placement.mesh, field)
+    if not lease.contains(placement.mesh):
+        raise InvalidInput(field, placement.mesh.name, f"devices of the leased mesh {lease.name}")
+
+
+def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
+    strategy, mesh = placement.strategy, placement.mesh
+    for axis in ("dp", "tp", "pp"):
+        if (degree := getattr(strategy, axis)) < 1:
+            yield InvalidInput(_field(call.name, axis), degree, "1 or more")
+            return  # what follows divides by it
+    if strategy.num_devices != mesh.num_devices:
+        product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
+        wanted = f"{mesh.num_devices}, the devices of mesh {mesh.name}"
+        if call.kind == "compute":
+            wanted = "a mesh of one device, since a computation sees all rows in one place"
+        yield InvalidInput(f"plan.calls.{call.name}", product, wanted)
+    if placement.order and sorted(placement.order) != list(range(mesh.num_devices)):
+        right = f"each of 0 to {mesh.num_devices - 1}, the devices of mesh {mesh.name}, once"
+        yield InvalidInput(_field(call.name, "order"), list(placement.order), right)
+    if placement.micro_batches < 1:
+        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, "1 or more")
+
+
+def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
+    engine = placement.engine
+    if engine not in ENGINES[call.kind]:
+        right = " or ".join(ENGINES[call.kind])
+        yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
+    if engine == "python" and placement.micro_batches > 1:
+        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, f"1: {engine} has none")
+    if engine != "megatron" and placement.strategy.pp > 1:
+        yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
+    if engine == "python" and placement.offload != "none":
+        yield InvalidInput(_field(call.name, "offload"), placement.offload, "none: a computation holds no weights")
+
+
+def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
+    shape, tp, pp = model.shape, placement.strategy.tp, placement.strategy.pp
+    for what, count in split_by_tp(model, placement.engine).items():
+        if count % tp:
+            yield InvalidInput(_field(call.name, "tp"), tp, f"a divisor of the {count} {what} of {model.role}")
+    if pp > shape.num_layers:
+        yield InvalidInput(_field(call.name, "pp"), pp, f"at most {shape.num_layers}, the layers of {model.role}")
+    if call.kind == "generate" and "lm" not in model.head:
+        yield InvalidInput(f"models.{model.role}.head", model.head, f"lm, since {call.name} generates with it")
+
+
+def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
+    """Each replica gets whole items of each micro-batch of each mini-batch."""
+    if call.kind == "compute" or placement.micro_batches < 1:
+        return
+    mini_batches = call.mini_batches if call.kind == "train_step" else 1
+    parts = placement.strategy.dp * mini_batches * placement.micro_batches * call.rows_per_item
+    if call.num_rows % parts:
+        split = (
+            f"dp {placement.strategy.dp}, {mini_batches} mini-batches, {placement.micro_batches} micro-batches and "
+            f"items of {call.rows_per_item} rows"
+        )
+        yield InvalidInput(
+            f"plan.calls.{call.name}", f"{call.num_rows} rows a step", f"a multiple of {parts}, for {split}"
+        )
+
+
+def _check_orders(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+    """Calls that could share one copy of weights must not ask for two that differ in nothing but their order."""
+    first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
+    for instance, calls in instances(graph, plan).items():
+        call, twin = first.setdefault(replace(instance, order=()), (calls[0], instance))
+        if twin.order != instance.order:
+            right = f"{list(twin.order)} as for {call.name}: both are {instance.name}"
+            raise InvalidInput(_field(calls[0].name, "order"), list(instance.order), right)
+
+
+def _check_offloads(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+    for instance, calls in instances(graph, plan).items():
+        first = plan[calls[0].name].offload
+        for call in calls:
+            if (seen := plan[call.name].offload) != first:
+                right = f"{first} as for {calls[0].name}: both use the one copy {instance.name}"
+                raise InvalidInput(_field(call.name, "offload"), seen, right)
+        if first == "optimizer" and all(call.kind != "train_step" for call in calls):
+            right = f"none or all: nothing trains {instance.name}, so it has no optimizer"
+            raise InvalidInput(_field(calls[0].name, "offload"), first, right)

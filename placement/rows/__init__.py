@@ -1,0 +1,1 @@
+"""Which rows each device has and needs, and the moves between them."""

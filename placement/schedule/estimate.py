@@ -1,0 +1,99 @@
+"""Seconds per iteration of a plan: its augmented graph, scheduled as a run's device locks would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.schedule.schedule import Rule, Schedule, schedule
+
+ITERATIONS = 5  # in a row, as in ReaL's objective: what one leaves to overlap, the next ones use
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """When each node of a plan would run. Steps below `first_step` differ from others: they bring no new weights."""
+
+    plan: ExecutionPlan
+    schedule: Schedule
+    first_step: int
+
+    @property
+    def seconds(self) -> float:
+        """Per iteration: from the first start of `ITERATIONS` alike ones in a row to their last end, shared equally."""
+        every = [slot for slot in self.schedule.slots if slot.seconds > 0]
+        ours = [slot for slot in every if self.first_step <= slot.node.step < self.schedule.num_steps]
+        span = max(slot.end for slot in ours) - min(slot.start for slot in ours)
+        return span / (self.schedule.num_steps - self.first_step)
+
+    @property
+    def steady_seconds(self) -> float:
+        """Per iteration of a long run, once the end of a step moves by the same from step to step."""
+        return self.schedule.seconds_per_step
+
+
+def estimate(
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
+    workload: Workload,
+    sources: CostSources,
+    iterations: int = ITERATIONS,
+    rule: Rule = "run",
+) -> Estimate:
+    """Of a legal plan of the graph; evaluation, which runs every so many steps only, is left out."""
+    trained = training(graph)
+    names = {call.name for call in trained}
+    plan = replace(plan, placements=tuple((name, one) for name, one in plan.placements if name in names))
+    costs = NodeCosts(trained, plan, workload, sources)
+    return estimate_with(trained, plan, costs.seconds, iterations, rule)
+
+
+def estimate_with(
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
+    seconds: Callable[[Node], float],
+    iterations: int = ITERATIONS,
+    rule: Rule = "run",
+) -> Estimate:
+    """The same where each node takes `seconds`, of a graph without evaluation."""
+    first = max((edge.lag for edge in graph.version_edges()), default=1)
+    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, rule), first)
+
+
+def training(graph: DataflowGraph) -> DataflowGraph:
+    """The graph without its evaluation calls."""
+    return replace(graph, calls=tuple(call for call in graph if call.every is None))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """`schedule` has every node, with what the controller adds to it.
+
+    `worked_seconds` is what a node's ranks work, by its id, without what the controller adds (`orchestration_seconds`
+    for each node). Nodes that no source of times knows are not in it; in the schedule they are orchestration alone.
+    """
+
+    schedule: Schedule
+    worked_seconds: Mapping[str, float]
+    orchestration_seconds: float = 0.0
+
+    @property
+    def seconds_per_step(self) -> float:
+        """Of a step, once steps repeat."""
+        return self.schedule.seconds_per_step
+
+
+def predict(augmented: AugmentedGraph, workload: Workload, sources: CostSources) -> Prediction:
+    """Of the very graph that runs. Raises InvalidInput where `sources` do not know its devices or models."""
+    costs = NodeCosts(augmented.graph, augmented.plan, workload, sources)
+    worked = {node.id: costs.worked_seconds(node) for node in augmented}
+    known = {id: seconds for id, seconds in worked.items() if seconds is not None}
+    return Prediction(schedule(augmented, costs.seconds), known, sources.orchestration_seconds)

@@ -1,0 +1,1 @@
+"""Lower bounds on the time of every completion of a partial plan."""

@@ -1,0 +1,154 @@
+"""A lower bound on the makespan of every schedule of every completion of a partial plan, compiled.
+
+Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other, or for what
+goes first on devices that it needs (`precedence`). What nodes that exclude each other take at least is (*) of `work`.
+Undecided calls enter with their smallest duration and area, and no overlap, so a bound of a partial plan holds for all
+its completions. (*) is used three times, with the makespan M of N iterations:
+
+1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
+   M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
+2. a loop, and 3. what follows it in the last iteration: see `loop`.
+
+tests/placement/search/test_bound.py holds all of this against every plan of random problems.
+"""
+
+from __future__ import annotations
+
+from prefect_rlhf.placement.search.bound.cycles import loop_bound
+from prefect_rlhf.placement.search.bound.exclusive_work import heaviest_work, rounded_up
+from prefect_rlhf.placement.search.bound.precedence import exclude_always, fill_order
+from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, Scratch
+from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
+from prefect_rlhf.placement.search.tables.tables import LINK, PAIR, Tables
+
+
+@inner
+def fill_areas(t: Tables, option: Ints, least_area: Ints, least_size: Ints, us: Ints, area: Ints) -> None:
+    """Write each node's area: microseconds times the fewest devices that it can occupy.
+
+    `least_area` and `least_size` are those of the undecided calls.
+    """
+    for node in range(t.num_nodes):
+        first = t.first[node]
+        if t.kind[node] == LINK:
+            area[node] = 0
+        elif t.kind[node] == PAIR:
+            area[node] = us[node] * pair_size(t, option, least_size, node)
+        elif option[first] >= 0:
+            area[node] = us[node] * call_size(t, option, least_size, first)
+        else:
+            area[node] = least_area[first]
+
+
+@inner
+def call_size(t: Tables, option: Ints, least_size: Ints, call: int) -> int:
+    """Devices of a call's mesh; the fewest possible where it is undecided."""
+    if option[call] < 0:
+        return least_size[call]
+    return t.class_size[t.option_class[t.option_start[call] + option[call]]]
+
+
+@inner
+def pair_size(t: Tables, option: Ints, least_size: Ints, node: int) -> int:
+    """Devices of the mesh or meshes that a pair node occupies, at least."""
+    first, second = t.first[node], t.second[node]
+    size_first = call_size(t, option, least_size, first)
+    size_second = call_size(t, option, least_size, second)
+    if t.resources[node] == 1 << first:
+        return size_first
+    if t.resources[node] == 1 << second:
+        return size_second
+    return max(size_first, size_second)
+
+
+@inner
+def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
+    """Write for each node the set of nodes that occupy something in common with it (itself among them)."""
+    for call in range(t.num_calls):
+        by_resource[call] = by_resource[call + t.num_calls] = 0
+        others = overlap[call]
+        while others:
+            other = lowest(others)
+            others &= others - 1
+            by_resource[call] |= t.nodes_of[other]
+            by_resource[call + t.num_calls] |= t.nodes_of[other + t.num_calls]
+    for node in range(t.num_nodes):
+        conflict[node] = 0
+        resources = t.resources[node]
+        while resources:
+            conflict[node] |= by_resource[lowest(resources)]
+            resources &= resources - 1
+
+
+@inner
+def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
+    """Write the longest way to each node within its iteration, and the longest way after its end."""
+    for node in range(t.num_nodes):
+        head[node] = tail[node] = 0
+    for node in range(t.num_nodes):
+        for edge in range(t.edge_start[node], t.edge_start[node + 1]):
+            if t.edge_lag[edge] == 0:
+                head[t.edge_target[edge]] = max(head[t.edge_target[edge]], head[node] + us[node])
+    for node in range(t.num_nodes - 1, -1, -1):
+        for edge in range(t.edge_start[node], t.edge_start[node + 1]):
+            if t.edge_lag[edge] == 0:
+                tail[node] = max(tail[node], tail[t.edge_target[edge]] + us[t.edge_target[edge]])
+
+
+@inner
+def least_over(values: Ints, members: int) -> int:
+    """The smallest of the members' values; 0 for no members."""
+    if members == 0:
+        return 0
+    least = values[lowest(members)]
+    while members:
+        least = min(least, values[lowest(members)])
+        members &= members - 1
+    return least
+
+
+@inner
+def present(us: Ints) -> int:
+    """The set of nodes that take time."""
+    members = 0
+    for node in range(len(us)):
+        if us[node] > 0:
+            members |= 1 << node
+    return members
+
+
+@inner
+def bound_of(t: Tables, us: Ints, area: Ints, gone: int, overlap: Ints, s: Scratch, enough: int, explain: Ints) -> int:
+    """Microseconds below which no schedule ends. Stops at the first of its terms to reach `enough`.
+
+    `gone` are the nodes that surely take no time.
+
+    Writes what binds into `explain`: the term (ALL_ITERATIONS, or LOOP + number of the anchor), K and A of all
+    iterations or of the loop, K and A of what follows the loop.
+    """
+    fill_heads_and_tails(t, us, s.head, s.tail)
+    fill_conflicts(t, overlap, s.by_resource, s.conflict)
+    nodes = present(us)
+    fill_order(t, s.conflict, nodes, gone, s.order)
+    best = number = 0
+    lag = t.anchor_lag[0]
+    while best < enough and number < len(t.anchor):
+        best = max(best, loop_bound(t, us, area, s, nodes, number, lag, explain, best))
+        if lag > 1:
+            lag = 1
+        else:
+            number += 1
+            lag = t.anchor_lag[number] if number < len(t.anchor) else 0
+    return best if best >= enough else max(best, all_iterations_bound(t, us, area, s, nodes, explain, best))
+
+
+@inner
+def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int) -> int:
+    """Term 1."""
+    exclude_always(t, s.conflict, s.order, s.adjacent)
+    work, kept, fitting = heaviest_work(us, area, s, nodes, t.num_devices)
+    ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)
+    value = ends + rounded_up(t.iterations * work, t.num_devices)
+    if value > best:
+        explain[0], explain[1], explain[2], explain[3], explain[4] = ALL_ITERATIONS, kept, fitting, 0, 0
+    return value

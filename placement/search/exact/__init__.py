@@ -1,0 +1,1 @@
+"""The exact search: iterative deepening with neighbourhoods."""

@@ -1,0 +1,196 @@
+"""A partial plan in the compiled search: which options and relations are decided, and what that allows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from prefect_rlhf.placement.search.bound.bound import bound_of, call_size, fill_areas
+from prefect_rlhf.placement.search.bound.cliques import heaviest_clique
+from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
+from prefect_rlhf.placement.search.compiled import Ints, compiled, inner, lowest
+from prefect_rlhf.placement.search.partial.list_schedule import fill_durations
+from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
+from prefect_rlhf.placement.search.tables.tables import CALL, DISJOINT, EQUAL, UNDECIDED, Tables
+
+LEASTS = 3
+US, AREA, SIZE = range(LEASTS)
+
+
+class Partial(NamedTuple):
+    """Decisions so far; arrays are changed in place."""
+
+    option: Ints  # [C], UNDECIDED or the number of an option of that call
+    relation: Ints  # [C, C]
+    overlap: Ints  # [C]: set of calls whose meshes overlap it, with itself
+    apart: Ints  # [C]: set of calls whose meshes are disjoint from it
+    mesh: Ints  # [C]: a mesh for each call that lies right to those placed before it
+    us: Ints  # [V]: durations
+    area: Ints  # [V]
+    explain: Ints  # [5]: see `bound_of`
+    depth: Ints  # [1]: how many calls come before the one that is being decided
+    least: Ints  # [C + 1, LEASTS, C]: at each depth what an undecided call takes at least, see `domains`
+    domain: Ints  # [C + 1, 2, C]: at each depth first and last place by size of the classes left to a call
+    sure: Ints  # [C]: as `overlap`, with those that have not the devices to lie apart
+    weights: Ints  # [C]: scratch
+    scratch: Scratch
+
+
+def empty_partial(t: Tables) -> Partial:
+    """Nothing is decided."""
+    nodes = (np.zeros(t.num_nodes, dtype=np.int64) for _ in range(2))
+    least = np.zeros((t.num_calls + 1, LEASTS, t.num_calls), dtype=np.int64)
+    least[:] = np.stack([t.least_cost[t.node_of], t.least_area, t.least_size])
+    domain = np.zeros((t.num_calls + 1, 2, t.num_calls), dtype=np.int64)
+    domain[:, 1] = len(t.class_size) - 1
+    return Partial(
+        option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
+        relation=np.full((t.num_calls, t.num_calls), UNDECIDED, dtype=np.int64),
+        overlap=np.array([1 << call for call in range(t.num_calls)], dtype=np.int64),
+        apart=np.zeros(t.num_calls, dtype=np.int64),
+        mesh=np.zeros(t.num_calls, dtype=np.int64),
+        us=next(nodes),
+        area=next(nodes),
+        explain=np.zeros(5, dtype=np.int64),
+        depth=np.zeros(1, dtype=np.int64),
+        least=least,
+        domain=domain,
+        sure=np.zeros(t.num_calls, dtype=np.int64),
+        weights=np.zeros(t.num_calls, dtype=np.int64),
+        scratch=scratch_for(t),
+    )
+
+
+@compiled
+def relate(p: Partial, first: int, second: int, relation: int) -> None:
+    """Decide (or undecide) how two meshes lie."""
+    p.relation[first, second] = p.relation[second, first] = relation
+    for a, b in ((first, second), (second, first)):
+        bit = 1 << b
+        p.overlap[a] = p.overlap[a] | bit if relation > DISJOINT else p.overlap[a] & ~bit
+        p.apart[a] = p.apart[a] | bit if relation == DISJOINT else p.apart[a] & ~bit
+
+
+@compiled
+def bound_partial(t: Tables, p: Partial, enough: int) -> int:
+    """No completion of the plan ends sooner than this many microseconds."""
+    least = p.least[p.depth[0]]
+    fill_durations(t, p.option, p.relation, least[US], p.us)
+    fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.area)
+    fill_sure(t, p, least[SIZE])
+    gone = surely_absent(t, p.option, p.relation, p.us)
+    return bound_of(t, p.us, p.area, gone, p.sure, p.scratch, enough, p.explain)
+
+
+@inner
+def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
+    """The moves that take no time, whatever is still undecided."""
+    found = 0
+    for node in range(t.num_nodes):
+        first, second = t.first[node], t.second[node]
+        decided = t.cost_layers[node] == 1 or relation[first, second] != UNDECIDED
+        decided = decided and is_option(t, option, first) and is_option(t, option, second)
+        if decided and us[node] == 0 and t.kind[node] != CALL:
+            found |= 1 << node
+    return found
+
+
+@inner
+def is_option(t: Tables, option: Ints, call: int) -> bool:
+    """Whether one option of a call is decided, not only a group of them."""
+    return 0 <= option[call] < t.group_start[call] - t.option_start[call]
+
+
+@inner
+def fill_sure(t: Tables, p: Partial, least_size: Ints) -> None:
+    """Write which calls overlap, or must, since together their meshes have more devices than there are."""
+    for call in range(t.num_calls):
+        p.sure[call] = p.overlap[call]
+    for first in range(t.num_calls):
+        size = call_size(t, p.option, least_size, first)
+        for second in range(first):
+            both = size + call_size(t, p.option, least_size, second)
+            if both > t.num_devices:
+                p.sure[first] |= 1 << second
+                p.sure[second] |= 1 << first
+
+
+@inner
+def bound_slower(t: Tables, p: Partial, call: int, enough: int) -> int:
+    """A bound that also holds for all options of `call` on this class of meshes that are no faster than its own.
+
+    Such an option may make moves shorter, so these get their shortest durations.
+    """
+    own = p.option[call]
+    mesh_class = t.option_class[t.option_start[call] + own]
+    p.option[call] = UNDECIDED
+    value = bound_probe(t, p, call, t.option_cost[t.option_start[call] + own], t.class_size[mesh_class], enough)
+    p.option[call] = own
+    return value
+
+
+@inner
+def bound_probe(t: Tables, p: Partial, call: int, us: int, size: int, enough: int) -> int:
+    """A bound if an undecided call takes at least so many microseconds, on so many devices."""
+    least = p.least[p.depth[0]]
+    before = least[US, call], least[AREA, call], least[SIZE, call]
+    least[US, call], least[AREA, call], least[SIZE, call] = us, us * size, size
+    value = bound_partial(t, p, enough)
+    least[US, call], least[AREA, call], least[SIZE, call] = before
+    return value
+
+
+@inner
+def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> bool:
+    """Whether meshes of these two calls' classes can lie so, and whether it is told apart from lying otherwise."""
+    if relation == EQUAL and not t.tells_equal[first, second]:
+        return False
+    return t.may[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)] != 0
+
+
+@inner
+def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
+    """Whether all meshes that are disjoint from each other, these two among them, have devices enough."""
+    sizes = p.weights
+    for call in range(t.num_calls):
+        sizes[call] = call_size(t, p.option, p.least[p.depth[0], SIZE], call)
+    most, _ = heaviest_clique(p.apart, sizes, p.apart[first] & p.apart[second], p.scratch.stack)
+    return most + sizes[first] + sizes[second] <= t.num_devices
+
+
+@inner
+def fits_together(t: Tables, p: Partial, call: int) -> bool:
+    """Whether a device holds every group of calls whose meshes overlap each other, `call` among them.
+
+    Intervals that overlap pairwise share a device, so each group is the load of a real one: all their static bytes
+    and the largest active ones. (Where devices differ, `lay_out` looks at each.)
+    """
+    static = p.weights
+    members = p.overlap[call]
+    while members:
+        static[lowest(members)] = own_static(t, p, lowest(members))
+        members &= members - 1
+    members = p.overlap[call]
+    while members:
+        running = lowest(members)
+        members &= members - 1
+        both = 1 << call | 1 << running
+        held, _ = heaviest_clique(p.overlap, static, p.overlap[call] & p.overlap[running] & ~both, p.scratch.stack)
+        held += static[call] + (static[running] if running != call else 0)
+        if held + t.option_active[t.option_start[running] + p.option[running]] > t.most_bytes:
+            return False
+    return True
+
+
+@inner
+def own_static(t: Tables, p: Partial, call: int) -> int:
+    """Static bytes of a call beyond those it shares with a lower-numbered one on an equal mesh."""
+    at = t.option_start[call] + p.option[call]
+    shared = 0
+    for other in range(call):
+        if p.relation[call, other] == EQUAL:
+            before = t.option_start[other] + p.option[other]
+            if may_share(t.option_copy[at], t.option_copy[before]):
+                shared = max(shared, t.option_shared[before])
+    return max(0, t.option_static[at] - shared)

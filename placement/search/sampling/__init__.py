@@ -1,0 +1,1 @@
+"""Searches by random changes: simulated annealing, and the Metropolis-Hastings of ReaL."""

@@ -1,0 +1,45 @@
+"""Random numbers and random changes of a plan, compiled; the state is an array, so that a search can stop and go on."""
+
+from __future__ import annotations
+
+from prefect_rlhf.placement.search.compiled import Ints, inner
+from prefect_rlhf.placement.search.tables.tables import Tables
+
+MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # Knuth's MMIX, modulo 2^64
+
+
+@inner
+def next_31_bits(state: Ints) -> int:
+    """The upper bits of a linear congruential generator."""
+    state[0] = state[0] * MULTIPLIER + INCREMENT
+    return (state[0] >> 33) & 0x7FFFFFFF
+
+
+@inner
+def below(state: Ints, count: int) -> int:
+    """One of 0 to count - 1."""
+    return next_31_bits(state) % count
+
+
+@inner
+def fraction(state: Ints) -> float:
+    """Above 0, at most 1."""
+    return (next_31_bits(state) + 1) / 2147483648.0
+
+
+@inner
+def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, int]:
+    """One of the call's (option, mesh) pairs, each as likely as any other.
+
+    `pair_end` counts the pairs of a call up to and with each of its options.
+    """
+    low, high = t.option_start[call], t.group_start[call] - 1
+    drawn = below(state, pair_end[high])
+    while low < high:
+        middle = (low + high) // 2
+        if pair_end[middle] > drawn:
+            high = middle
+        else:
+            low = middle + 1
+    found = t.option_class[low]
+    return low - t.option_start[call], t.class_mesh[t.class_start[found + 1] - (pair_end[low] - drawn)]

@@ -1,0 +1,110 @@
+"""Metropolis-Hastings as in ReaL (section 5.2): the baseline that other systems' planners use.
+
+P(plan) is proportional to exp(-beta * makespan). A proposal gives one call, drawn evenly, one of its (mesh, strategy)
+pairs, drawn evenly; it is accepted with probability min(1, P(new) / P(old)). It starts where each call alone is
+fastest. Nothing is proved: the lower bound is that of the problem as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
+
+import numpy as np
+
+from prefect_rlhf.placement.search.compiled import Ints, compiled
+from prefect_rlhf.placement.search.partial.complete import Placed, empty_placed, evaluate, fits
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent, Outcome
+from prefect_rlhf.placement.search.partial.partial import bound_partial, empty_partial
+from prefect_rlhf.placement.search.sampling.chance import below, draw_pair, fraction
+from prefect_rlhf.placement.search.tables.tables import Tables
+
+PROPOSALS_A_STEP = 2_000
+
+
+class Chain(NamedTuple):
+    """Where the walk is; arrays are changed in place."""
+
+    placed: Placed
+    pair_end: Ints  # see `draw_pair`
+    cost: Ints  # [2]: of the plan, and of the best that fits
+    best_option: Ints  # [C]
+    best_mesh: Ints  # [C]
+    random: Ints  # [1]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainState:
+    """`scale` is beta per microsecond."""
+
+    chain: Chain
+    scale: float
+    lower_bound_us: int
+    incumbent: Incumbent | None = None
+    evaluations: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MetropolisHastings:
+    """`beta` is for a makespan in units of the start plan's."""
+
+    seed: int = 0
+    beta: float = 50.0
+
+    def init(self, t: Tables) -> ChainState:
+        placed = _each_alone_fastest(t)
+        cost = int(evaluate(t, placed))
+        sizes = np.diff(t.class_start)[t.option_class]
+        spans = zip(t.option_start[:-1], t.option_start[1:], strict=True)
+        pair_end = np.concatenate([np.cumsum(sizes[first:last]) for first, last in spans])
+        best = cost if fits(t, placed) else NONE
+        costs, random = np.array([cost, best], dtype=np.int64), np.array([self.seed], dtype=np.int64)
+        chain = Chain(placed, pair_end, costs, placed.option.copy(), placed.mesh.copy(), random)
+        return ChainState(chain, self.beta / cost, int(bound_partial(t, empty_partial(t), NONE)), _best(chain))
+
+    def step(self, t: Tables, state: ChainState) -> ChainState:
+        walk(t, state.chain, state.scale, PROPOSALS_A_STEP)
+        return replace(state, incumbent=_best(state.chain), evaluations=state.evaluations + PROPOSALS_A_STEP)
+
+    def terminate(self, t: Tables, state: ChainState) -> Outcome | None:
+        found = state.incumbent is not None and state.incumbent.makespan_us <= state.lower_bound_us
+        return Outcome.OPTIMAL if found else None
+
+
+NONE = 1 << 62
+
+
+def _each_alone_fastest(t: Tables) -> Placed:
+    placed = empty_placed(t)
+    for call in range(t.num_calls):
+        own = slice(t.option_start[call], t.group_start[call])
+        placed.option[call] = int(np.argmin(t.option_cost[own]))
+        placed.mesh[call] = t.class_mesh[t.class_start[t.option_class[own][placed.option[call]]]]
+    return placed
+
+
+def _best(chain: Chain) -> Incumbent | None:
+    if chain.cost[1] == NONE:
+        return None
+    return Incumbent(int(chain.cost[1]), tuple(map(int, chain.best_option)), tuple(map(int, chain.best_mesh)))
+
+
+@compiled
+def walk(t: Tables, chain: Chain, scale: float, count: int) -> None:
+    """Make so many proposals."""
+    placed = chain.placed
+    for _ in range(count):
+        call = below(chain.random, t.num_calls)
+        option, mesh = placed.option[call], placed.mesh[call]
+        placed.option[call], placed.mesh[call] = draw_pair(t, chain.random, chain.pair_end, call)
+        cost = evaluate(t, placed)
+        if math.log(fraction(chain.random)) >= scale * (chain.cost[0] - cost):
+            placed.option[call], placed.mesh[call] = option, mesh
+            continue
+        chain.cost[0] = cost
+        if cost < chain.cost[1] and fits(t, placed):
+            chain.cost[1] = cost
+            for other in range(t.num_calls):
+                chain.best_option[other], chain.best_mesh[other] = placed.option[other], placed.mesh[other]

@@ -1,0 +1,1 @@
+"""A planning problem as flat arrays for compiled functions."""

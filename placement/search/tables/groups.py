@@ -1,0 +1,77 @@
+"""Options of a call taken together: a stand-in that is at least as good as each of them, for what is decided first.
+
+A group holds the options of a call on one class of meshes. Its stand-in takes the least time, the fewest bytes and the
+shortest moves that any of them does, so a bound with it holds for all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prefect_rlhf.placement.search.compiled import Ints, starts
+from prefect_rlhf.placement.search.problem import PlannedCall, Problem
+
+NO_COPY, ANY_COPY = -1, -2
+
+
+def groups_of(call: PlannedCall) -> list[Ints]:
+    """The options of each class of meshes that the call can run on, the fastest first."""
+    classes = np.array([option.mesh_class for option in call.options])
+    by_duration = np.argsort([option.microseconds for option in call.options], kind="stable")
+    return [by_duration[classes[by_duration] == found] for found in np.unique(classes)]
+
+
+def option_arrays(problem: Problem) -> dict[str, Ints]:
+    """The arrays of `Tables` about options, each call's groups after its own options."""
+    copies = {copy: index for index, copy in enumerate(_copies(problem))}
+    columns = [_columns(call, copies, groups_of(call)) for call in problem.calls]
+    lengths = [len(call.options) + len(groups_of(call)) for call in problem.calls]
+    members = [
+        group for call in problem.calls for group in [*[np.zeros(0, np.int64)] * len(call.options), *groups_of(call)]
+    ]
+    # contiguous whatever the problem: compiled code is of one kind of array, and another would be compiled anew
+    cost, mesh_class, static, active, copy, shared, fullest = np.ascontiguousarray(np.concatenate(columns, axis=1))
+    return {
+        "option_start": starts(lengths),
+        "group_start": starts(lengths)[:-1] + np.array([len(call.options) for call in problem.calls], dtype=np.int64),
+        "member_start": starts([len(group) for group in members]),
+        "member": np.concatenate(members).astype(np.int64),
+        "option_cost": cost,
+        "option_class": mesh_class,
+        "option_static": static,
+        "option_active": active,
+        "option_copy": copy,
+        "option_shared": shared,
+        "option_fullest": fullest,
+    }
+
+
+def _copies(problem: Problem) -> list[str]:
+    found = dict.fromkeys(option.copy for call in problem.calls for option in call.options)
+    return [copy for copy in found if copy is not None]
+
+
+def _columns(call: PlannedCall, copies: dict[str, int], groups: list[Ints]) -> Ints:
+    """[cost, class, static, active, copy, shared, fullest] of the options and then of the groups."""
+    rows = [
+        (
+            option.microseconds,
+            option.mesh_class,
+            option.static_bytes,
+            option.peak_bytes - option.static_bytes,
+            NO_COPY if option.copy is None else copies[option.copy],
+            option.static_bytes,
+            max(option.peak_bytes, option.fullest_bytes),
+        )
+        for option in call.options
+    ]
+    own = np.array(rows, dtype=np.int64).T
+    return np.concatenate([own, *(_stand_in(own[:, group]) for group in groups)], axis=1)
+
+
+def _stand_in(columns: Ints) -> Ints:
+    cost, mesh_class, static, active, copy, shared, fullest = columns
+    copies = np.unique(copy)
+    one = copies[0] if len(copies) == 1 else ANY_COPY
+    found = (cost.min(), mesh_class[0], static.min(), active.min(), one, shared.max(), fullest.min())
+    return np.array(found, dtype=np.int64)[:, None]

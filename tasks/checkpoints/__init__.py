@@ -1,0 +1,1 @@
+"""Checkpoints as the controller sees them: folders, manifests, and whether a run may go on from one."""

@@ -1,0 +1,215 @@
+"""Checkpoints of a run as the controller sees them: finding, checking, finishing and throwing away; never loaded here.
+
+    <run>/checkpoints/step-000004/checkpoint.json        what is small; written last
+    <run>/checkpoints/step-000004/actor/shard-00000.*    written by the ranks
+    <run>/checkpoints/step-000006.part/                  not finished: never read
+
+A step's folder is named after the number of finished steps.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from prefect_rlhf.engines.files.checkpoint_files import (
+    WHOLE,
+    ShardIndex,
+    check_coverage,
+    flush_to_disk,
+    read_index,
+    shard_indexes,
+    write_json,
+)
+from prefect_rlhf.engines.files.saved_state import SavedState
+from prefect_rlhf.engines.weights.versions import Fingerprint
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.tasks.checkpoints.run_identity import first_difference
+
+MANIFEST = "checkpoint.json"
+NEWEST = "latest"
+PART = ".part"
+FIELD = "resume_from"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What is small. `step` steps are finished; every trained role has weights v`step`.
+
+    `shards` has a checksum of each index by trained role and file name, `fingerprints` those of the weights by role,
+    frozen ones too.
+    """
+
+    step: int
+    plan: str
+    problem: dict[str, Any]
+    fingerprints: dict[str, dict[str, int]]
+    states: dict[str, SavedState]
+    shards: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A finished checkpoint on disk."""
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
+
+    def shards(self, role: str) -> tuple[Path, ...]:
+        """The index files of a role's shards."""
+        return tuple(self.folder / role / name for name in self.manifest.shards[role])
+
+    def unfinished(self) -> tuple[str, ...]:
+        """Names of folders beside it whose writing was cut short; nothing reads them."""
+        return tuple(sorted(path.name for path in self.folder.parent.glob(f"*{PART}")))
+
+
+def folder_of(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a run that finished `step` steps is.
+
+    >>> str(folder_of(Path("runs/mine"), 4))
+    'runs/mine/checkpoints/step-000004'
+    """
+    return run_dir / "checkpoints" / f"step-{step:06d}"
+
+
+def beside(folder: Path) -> Path:
+    """Where a checkpoint is written, or thrown away, so that its own name only ever means a whole one."""
+    return folder.with_name(folder.name + PART)
+
+
+def finish(
+    augmented: AugmentedGraph,
+    run_dir: Path,
+    step: int,
+    problem: dict[str, Any],
+    fingerprints: Mapping[str, Fingerprint],
+    states: Mapping[str, SavedState],
+) -> Path:
+    """Add what is small to the shards that the ranks wrote, and rename: from then on it is the newest checkpoint.
+
+    Raises InvalidInput, and renames nothing, unless the shards hold every element of every trained role once.
+    """
+    folder = folder_of(run_dir, step)
+    part = beside(folder)
+    shards = {role: shard_indexes(part / role) for role in fingerprints if augmented.graph.trained_by(role)}
+    for role, indexes in shards.items():
+        _check_role(augmented.graph, role, [read_index(index, role) for index in indexes])
+    manifest = Manifest(
+        step=step,
+        plan=plan_yaml(augmented.plan),
+        problem=problem,
+        fingerprints={role: dict(found) for role, found in fingerprints.items()},
+        states=dict(states),
+        shards={role: {i.name: _checksum(i.read_bytes()) for i in indexes} for role, indexes in shards.items()},
+    )
+    content = asdict(manifest)
+    write_json(part / MANIFEST, {"manifest": content, "checksum": _checksum(_canonical(content))})
+    for path in (*(part / role for role in shards), part):
+        flush_to_disk(path)
+    part.rename(folder)
+    flush_to_disk(folder.parent)
+    return folder
+
+
+def keep_newest(run_dir: Path, number: int) -> None:
+    """Throw away all finished checkpoints of a run but the newest; a crash in between leaves none half there."""
+    for folder in _finished(run_dir)[:-number]:
+        folder.rename(beside(folder))
+        shutil.rmtree(beside(folder))
+
+
+def clear_unfinished(run_dir: Path) -> None:
+    """Give back the disk space of what a run was writing when it stopped. For the run itself, once no rank is left."""
+    for part in (run_dir / "checkpoints").glob(f"*{PART}"):
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def newest_finished(run_dir: Path) -> Path | None:
+    """The folder of a run's newest checkpoint."""
+    return next(reversed(_finished(run_dir)), None)
+
+
+def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
+    """The checkpoint that a user means: its folder, the newest of a run's folder, or `latest`.
+
+    That is the one that was finished last of all runs in `output_dir`. Raises InvalidInput when there is none, or when
+    it is not what was written.
+    """
+    if resume_from == NEWEST:
+        found = [folder for run in output_dir.glob("*") if not run.is_symlink() and (folder := newest_finished(run))]
+        if not found:
+            raise InvalidInput(FIELD, resume_from, f"a run in {output_dir} that finished a checkpoint")
+        return read_checkpoint(max(found, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
+    path = Path(resume_from).expanduser().resolve()
+    if not path.is_dir():
+        raise InvalidInput(FIELD, resume_from, f"the folder of a run or of a checkpoint, or {NEWEST!r}")
+    if path.suffix == PART:
+        raise InvalidInput(FIELD, resume_from, "a finished checkpoint; the writing of this one was cut short")
+    folder = path if (path / MANIFEST).is_file() else newest_finished(path)
+    if folder is None:
+        raise InvalidInput(FIELD, resume_from, "a folder with a finished checkpoint")
+    return read_checkpoint(folder)
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Read a finished checkpoint's manifest, and see that its shards are there, as long as they were."""
+    try:
+        stored = json.loads((folder / MANIFEST).read_text())
+        whole = stored["checksum"] == _checksum(_canonical(stored["manifest"]))
+        manifest = TypeAdapter(Manifest).validate_python(stored["manifest"])
+    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+        raise InvalidInput(FIELD, f"{folder / MANIFEST} that does not read", WHOLE) from error
+    if not whole:
+        raise InvalidInput(FIELD, f"other content of {folder / MANIFEST}", WHOLE)
+    for role, shards in manifest.shards.items():
+        for name, checksum in shards.items():
+            read_index(folder / role / name, role)
+            if _checksum((folder / role / name).read_bytes()) != checksum:
+                raise InvalidInput(f"checkpoint.{role}", f"other content of {folder / role / name}", WHOLE)
+    return Checkpoint(folder, manifest)
+
+
+def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, problem: Mapping[str, Any], num_steps: int) -> None:
+    """Raise InvalidInput unless a run of `graph` with this `problem` goes on to `num_steps` from the checkpoint."""
+    difference = first_difference(checkpoint.manifest.problem, problem)
+    if difference is not None:
+        path, saved, now = difference
+        raise InvalidInput(FIELD, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")
+    if num_steps <= checkpoint.step:
+        expected = f"more than {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"
+        raise InvalidInput("steps", num_steps, expected)
+    for role in checkpoint.manifest.shards:
+        _check_role(graph, role, [read_index(index, role) for index in checkpoint.shards(role)])
+
+
+def _check_role(graph: DataflowGraph, role: str, indexes: Sequence[ShardIndex]) -> None:
+    check_coverage(role, indexes, {parameter.name: parameter.shape for parameter in parameters(graph.model(role))})
+
+
+def _finished(run_dir: Path) -> list[Path]:
+    """The finished checkpoints of a run, oldest first."""
+    return sorted(path.parent for path in (run_dir / "checkpoints").glob(f"step-*[0-9]/{MANIFEST}"))
+
+
+def _canonical(content: object) -> bytes:
+    return json.dumps(content, sort_keys=True).encode()
+
+
+def _checksum(content: bytes) -> str:
+    return blake2b(content, digest_size=8).hexdigest()

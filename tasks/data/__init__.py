@@ -1,0 +1,1 @@
+"""Rows in and out: datasets, tokens, the order of rows, rollouts on disk."""

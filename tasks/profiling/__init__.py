@@ -1,0 +1,1 @@
+"""Measuring a model on devices: what is timed, and the profile made of it."""

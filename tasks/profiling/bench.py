@@ -1,0 +1,150 @@
+"""What measurements are made on: a gang whose ranks have a part of a model, trained and for generation.
+
+A tensor-parallel part is timed as a model of its own, with that part of the heads, feed-forward columns and vocabulary:
+so it needs no other ranks, and its time is without communication. Each rank of the gang works on a copy of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.gang.open import open_gang
+from prefect_rlhf.engines.gang.protocol import Gang
+from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
+from prefect_rlhf.placement.cost.profile import Subject
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout.layout import layout_of
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.model import Dtype, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.plan import EngineKind, ModelInstance
+from prefect_rlhf.placement.strategy import Strategy
+
+ENGINES: tuple[EngineKind, ...] = ("megatron", "vllm")
+TIMED_BYTES = 256 << 20  # of layers: with fewer, caches and page tables still know them from the pass before
+SHORTEST = 16  # tokens of a row
+MANY_TOKENS = 1024  # from which on a size is timed once, after its warm-up
+REPEATS = 3
+DEADLINE_SECONDS = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Up to which sizes passes are timed, in powers of two, and as parts of which degrees of tensor parallelism."""
+
+    most_rows: int = 32
+    longest: int = 128
+    tensor_parallel: tuple[int, ...] = (1,)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        return powers(1, self.most_rows)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return powers(SHORTEST, self.longest)
+
+
+def powers(first: int, last: int) -> tuple[int, ...]:
+    """Powers of two from one to the first that is not below another.
+
+    >>> powers(16, 100)
+    (16, 32, 64, 128)
+    """
+    return tuple(first << power for power in range(math.ceil(math.log2(max(1.0, last / first))) + 1))
+
+
+def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
+    """The tp-th part of a shape, with as many layers as caches cannot hold. Raises InvalidInput where tp divides not.
+
+    >>> from prefect_rlhf.placement.model import KNOWN_SHAPES
+    >>> part = part_of(KNOWN_SHAPES["llama-7b"], 2, "bfloat16")
+    >>> part.num_layers, part.num_attention_heads, part.intermediate_size, part.hidden_size
+    (2, 16, 5504, 4096)
+    """
+    for name, count in (("heads", shape.num_attention_heads), ("feed-forward columns", shape.intermediate_size)):
+        if count % tp:
+            raise InvalidInput("tensor_parallel", tp, f"a divisor of the model's {count} {name}")
+    sizes = ModelSizes.of_shape(shape, dtype=dtype)
+    layer_bytes = sizes.layer_matrices // tp * sizes.item
+    return replace(
+        shape,
+        num_layers=min(shape.num_layers, max(2, -(-TIMED_BYTES // layer_bytes))),
+        num_attention_heads=shape.num_attention_heads // tp,
+        num_kv_heads=max(1, shape.num_kv_heads // tp),
+        intermediate_size=shape.intermediate_size // tp,
+        vocab_size=-(-shape.vocab_size // tp),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A gang whose ranks each have a trained copy in Megatron (`model`) and one in vLLM, of a part of the model."""
+
+    gang: Gang
+    model: ModelSpec
+    lease: DeviceMesh
+    step: Callable[[str], None]
+
+    def instance(self, rank: int, engine: EngineKind, role: str = "model") -> ModelInstance:
+        """The copy of a rank."""
+        return ModelInstance(role, engine, DeviceMesh(0, 1, rank, 1), Strategy())
+
+    def each(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
+        """Let every rank do something at once."""
+        return self.call(method, {rank: arguments(rank) for rank in range(self.gang.size)})
+
+    def all(self, method: str, *arguments: Any) -> list[Any]:
+        """Let every rank do the same at once."""
+        return self.each(method, lambda _: arguments)
+
+    def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
+        """Let some ranks do something at once."""
+        made = self.gang.call(method, arguments, doing=f"profile: {method}", deadline_seconds=DEADLINE_SECONDS)
+        return [made[rank] for rank in sorted(made)]
+
+    def passes(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
+        """The mean over ranks of a call's parts."""
+        self.step(f"{engine} {method}: {rows} x {length} tokens")
+        repeats = 1 if rows * length >= MANY_TOKENS else REPEATS
+        made = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats))
+        names = PassSeconds.__dataclass_fields__
+        return PassSeconds(**{name: mean(getattr(one, name) for one in made) for name in names})
+
+    def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
+        """A copy on each rank; without CUDA graphs, whose replays nobody sees pass through layers."""
+
+        def order(rank: int) -> tuple[BuildOrder]:
+            model = self.model if engine == "megatron" and role == "model" else replace(self.model, optimizer=None)
+            instance = self.instance(rank, engine, role)
+            layout = layout_of(instance, model, self.lease)
+            length = sizes.lengths[-1] + STEPS
+            return (BuildOrder(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=False),)
+
+        self.each("build", order)
+
+
+@contextmanager
+def bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Callable[[str], None]) -> Iterator[Bench]:
+    """Open a gang that has built what is timed; its model is random, in a folder of its own."""
+    size = subject.num_devices
+    with (
+        tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder,
+        closing(open_gang(size, rank_factory=ProfilingRank, device=subject.kind, engines=ENGINES)) as gang,
+    ):
+        path = str(Path(folder, "model"))
+        model = ModelSpec("model", path, "lm", part, subject.dtype, optimizer=OptimizerSpec())
+        made = Bench(gang, model, DeviceMesh(0, 1, 0, size), step)
+        made.call("write_model", {0: (model,)})
+        for engine in ENGINES:
+            made.build(engine, sizes)
+        made.build("megatron", sizes, "copy")
+        yield made

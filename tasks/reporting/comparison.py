@@ -1,0 +1,148 @@
+"""Predicted and measured seconds side by side: of each node of a step, of the step, and of what the controller adds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from prefect_rlhf.placement.schedule.estimate import Prediction
+from prefect_rlhf.placement.schedule.schedule import steady_seconds
+from prefect_rlhf.tasks.running.journal import Span
+
+WHOLE_STEP = "step"
+ORCHESTRATION = "orchestration of a task run"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One node of every step, or the whole step.
+
+    `measured_seconds` is the median over steps of what its slowest rank worked; `wall_seconds` that of how long it held
+    its devices, orchestration included. `predicted_seconds` is None where no source of times knows.
+    """
+
+    subject: str
+    num_runs: int
+    predicted_seconds: float | None
+    measured_seconds: float
+    wall_seconds: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Predicted over measured."""
+        return (
+            self.predicted_seconds / self.measured_seconds if self.predicted_seconds and self.measured_seconds else None
+        )
+
+
+def compare(predicted: Prediction, spans: Sequence[Span]) -> list[Compared]:
+    """A row for each node of a step in the order in which they began; then orchestration, and the step: steady state.
+
+    The first step is left out where others train, too, since it builds and compiles what later ones reuse.
+    """
+    if not spans:
+        return []
+    trained = sorted({span.step for span in spans if span.kind == "train_step"})
+    later = [span for span in spans if span.step > trained[0]] if len(trained) > 1 else list(spans)
+    seconds = seconds_by_subject(predicted)
+    runs: dict[str, list[Span]] = defaultdict(list)
+    for span in sorted(later, key=lambda span: span.start):
+        runs[subject_of(span.node)].append(span)
+    rows = [_compared(subject, of_subject, seconds.get(subject)) for subject, of_subject in runs.items()]
+    added = orchestration_seconds(predicted, later)
+    beyond = Compared(ORCHESTRATION, len(later), predicted.orchestration_seconds, added, added)
+    return [*rows, beyond, _whole_step(predicted, spans)]
+
+
+def seconds_by_subject(predicted: Prediction) -> dict[str, float]:
+    """Each predicted node's seconds by its subject, the median over steps."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for node, seconds in predicted.worked_seconds.items():
+        found[subject_of(node)].append(seconds)
+    return {subject: median(seconds) for subject, seconds in found.items()}
+
+
+def subject_of(node: str) -> str:
+    """What a node does, whatever its step.
+
+    >>> subject_of("reallocate.actor.vllm@3")
+    'reallocate.actor.vllm'
+    """
+    return node.rpartition("@")[0]
+
+
+def orchestration_seconds(predicted: Prediction, spans: Sequence[Span]) -> float:
+    """What the controller added to a task run, the median: from when nothing held it up to its end, less its work.
+
+    What holds a node up are the nodes that it waits for, and those that had its devices before.
+    """
+    waits = {slot.node.id: slot.node.depends_on for slot in predicted.schedule.slots}
+    ended = {span.node: span.end for span in spans}
+    freed: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        for device in span.devices:
+            freed[device].append(span.end)
+    added = []
+    for span in spans:
+        awaited = [ended[node] for node in waits.get(span.node, ()) if node in ended]
+        before = [end for device in span.devices for end in freed[device] if end <= span.start]
+        if awaited:
+            added.append(max(0.0, span.end - max(awaited + before) - span.seconds))
+    return median(added) if added else 0.0
+
+
+def step_ends(spans: Sequence[Span]) -> list[float]:
+    """When each step that trains ended, from the start of the first node: as a schedule counts them."""
+    begin = min(span.start for span in spans)
+    trained = {span.step for span in spans if span.kind == "train_step"}
+    return [max(span.end for span in spans if span.step == step) - begin for step in sorted(trained)]
+
+
+def comparison_rows(rows: Iterable[Compared]) -> list[dict[str, str]]:
+    """For a table; the orders say which node takes the longest, by the prediction and by the clock."""
+    rows = list(rows)
+    nodes = [
+        row for row in rows if row.subject not in (WHOLE_STEP, ORCHESTRATION) and row.predicted_seconds is not None
+    ]
+    predicted = order({row.subject: row.predicted_seconds or 0.0 for row in nodes})
+    measured = order({row.subject: row.measured_seconds for row in nodes})
+    return [
+        {
+            "node": row.subject,
+            "predicted s": shown(row.predicted_seconds),
+            "measured s": shown(row.measured_seconds),
+            "ratio": shown(row.ratio),
+            "with orchestration s": shown(row.wall_seconds),
+            "predicted order": str(predicted.get(row.subject, "")),
+            "measured order": str(measured.get(row.subject, "")),
+        }
+        for row in rows
+    ]
+
+
+def order(seconds: Mapping[str, float], longest_first: bool = True) -> dict[str, int]:
+    """The place of each subject, from 1.
+
+    >>> order({"a": 1.0, "b": 3.0, "c": 2.0})
+    {'b': 1, 'c': 2, 'a': 3}
+    """
+    placed = sorted(seconds, key=seconds.__getitem__, reverse=longest_first)
+    return {subject: place for place, subject in enumerate(placed, start=1)}
+
+
+def shown(value: float | None) -> str:
+    """Three digits, or nothing."""
+    return "" if value is None else f"{value:.3g}"
+
+
+def _compared(subject: str, spans: Sequence[Span], predicted: float | None) -> Compared:
+    worked, held = median(span.seconds for span in spans), median(span.end - span.start for span in spans)
+    return Compared(subject, len(spans), predicted, worked, held)
+
+
+def _whole_step(predicted: Prediction, spans: Sequence[Span]) -> Compared:
+    ends = step_ends(spans)
+    measured = steady_seconds(ends)
+    return Compared(WHOLE_STEP, len(ends), predicted.seconds_per_step, measured, measured)

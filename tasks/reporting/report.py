@@ -1,0 +1,158 @@
+"""What a person sees of a run in Prefect: plan, progress, metrics and timeline as artifacts, a log line a step."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.errors import PlanDoesNotFit
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.pictures.plan import schedule_bars
+from prefect_rlhf.placement.pictures.text import graph_text, plan_rows, plan_text
+from prefect_rlhf.placement.pictures.timeline import Bar, timeline_svg
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.schedule.estimate import Prediction
+from prefect_rlhf.tasks.checkpoints.folders import newest_finished
+from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
+from prefect_rlhf.tasks.reporting.publish import publish
+from prefect_rlhf.tasks.running.journal import Journal, Span
+from prefect_rlhf.tasks.running.outcome import Outcome
+from prefect_rlhf.tasks.running.training_run import TrainingRun
+
+PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
+ROWS_SHOWN = 50
+STEPS_SHOWN = 3  # in the timeline: enough to see what repeats and what overlaps
+STEPS_COMPARED = 10  # of the newest
+
+
+class Report:
+    """Publishes artifacts of the current flow run. A server that does not answer costs a picture, never the run."""
+
+    def __init__(self, augmented: AugmentedGraph, lease: Lease, predicted: Prediction | None = None) -> None:
+        self.augmented, self.lease, self.predicted = augmented, lease, predicted
+        self._log = get_run_logger()
+        self._metrics: list[Mapping[str, float]] = []
+        self._journal: Journal | None = None
+        self._progress: UUID | None = None
+
+    def planned(self) -> None:
+        """Show plan and graph before anything starts."""
+        graph, plan = self.augmented.graph, self.augmented.plan
+        self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
+        self._log.info("graph of one step:\n%s", graph_text(self.augmented))
+        publish(create_table_artifact, plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
+        if self.predicted is not None:
+            seconds = self.predicted.seconds_per_step
+            self._log.info("predicted: %.3g s a step once it repeats", seconds)
+            text = f"{seconds:.3g} s a step once it repeats\n\n{picture(planned_timeline(self.predicted))}"
+            publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
+
+    def started(self, journal: Journal) -> None:
+        """Show where the run's files are, and a bar that moves."""
+        self._journal = journal
+        self._log.info("files of this run: %s", journal.run_dir)
+        description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
+        created = publish(create_progress_artifact, 0.0, key="progress", description=description)
+        self._progress = created if isinstance(created, UUID) else None
+
+    def resumed(self, run: TrainingRun) -> None:
+        """Say where the run goes on, what it leaves aside, and carry over the metrics of the steps before."""
+        if run.checkpoint is None or self._journal is None:
+            return
+        checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
+        same = "under the same plan" if before == now else "under another plan, so equal within rounding"
+        self._log.info("go on from %s after %d steps, %s", checkpoint.folder, checkpoint.step, same)
+        for name in checkpoint.unfinished():
+            self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
+        self._metrics = self._journal.carry_over(checkpoint.folder.parent.parent, checkpoint.step)
+        self._log.info("carried over the metrics of %d steps", len(self._metrics))
+
+    def built(self, instance: ModelInstance, outcome: Outcome) -> None:
+        """A model is on its devices."""
+        gib = max(outcome.device_bytes.values()) / (1 << 30)
+        self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
+
+    def step_ended(self, metrics: Mapping[str, float]) -> None:
+        """One line in the log, the bar, and now and then the tables."""
+        self._metrics.append(metrics)
+        self._log.info("%s", step_line(metrics))
+        done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
+        if self._progress is not None:
+            publish(update_progress_artifact, self._progress, progress=100.0 * done)
+        if len(self._metrics) % PUBLISH_EVERY == 0:
+            self._publish()
+
+    def stopped(self, run: TrainingRun) -> None:
+        """Say what another run can go on from."""
+        newest = newest_finished(run.run_dir) or (run.checkpoint.folder if run.checkpoint else None)
+        if newest is not None:
+            self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, newest)
+
+    def finished(self) -> None:
+        """The last word of tables and pictures."""
+        self._publish()
+
+    def _publish(self) -> None:
+        assert self._journal is not None  # started before any step
+        publish(create_table_artifact, metric_rows(self._metrics), key="metrics", description="Metrics of each step")
+        publish(
+            create_markdown_artifact,
+            timeline_markdown(self._journal.last_steps(STEPS_SHOWN)),
+            key="timeline",
+            description="Timeline",
+        )
+        if self.predicted is not None:
+            rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_COMPARED)))
+            publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
+
+
+def step_line(metrics: Mapping[str, float]) -> str:
+    """`step 3 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
+    short = {name: name.rpartition(".")[2] for name in metrics if name not in ("step", "seconds")}
+    shown = [f"{word} {metrics[name]:.4g}" for name, word in short.items() if not word.startswith("initial_")]
+    return " · ".join([f"step {metrics['step']:.0f}", f"{metrics['seconds']:.1f} s", *shown])
+
+
+def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:
+    """The last steps as rows of a table, newest first."""
+    return [{name: f"{value:.4g}" for name, value in step.items()} for step in reversed(steps[-ROWS_SHOWN:])]
+
+
+def timeline_markdown(spans: tuple[Span, ...]) -> str:
+    """Task runs as a picture, one lane a device, in a form that Prefect's pages show."""
+    bars = [Bar(_title(span), span.kind, span.devices, span.start, span.end) for span in spans]
+    steps = [span.step for span in spans]
+    return f"Steps {min(steps)} to {max(steps)}\n\n{picture(timeline_svg(bars))}"
+
+
+def _title(span: Span) -> str:
+    """The task run's; with what was predicted, which then shows on hovering beside what was measured."""
+    return span.title if span.predicted_seconds is None else f"{span.title} · predicted {span.predicted_seconds:.3g} s"
+
+
+def planned_timeline(predicted: Prediction) -> str:
+    """The first steps as an SVG, as the plan would have them."""
+    return timeline_svg(schedule_bars(predicted.schedule, STEPS_SHOWN))
+
+
+def picture(svg: str) -> str:
+    """An SVG as Markdown."""
+    return f"![timeline](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})"
+
+
+def show_refusal(error: PlanDoesNotFit) -> None:
+    """Say in log and artifact what fills the devices and what would help; the state has but one line."""
+    get_run_logger().error("%s", error.report)
+    text = f"{error}\n\n```text\n{error.report}\n```\n\n```json\n{error.details}\n```"
+    publish(create_markdown_artifact, text, key="does-not-fit", description="Why the plan was refused")

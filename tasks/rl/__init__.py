@@ -1,0 +1,1 @@
+"""The arithmetic of the algorithms: losses, advantages, rewards, KL."""

@@ -1,0 +1,45 @@
+"""The KL divergence between policy and reference model: estimates per token, and the coefficient of its penalty.
+
+Shapes: B rows, T response tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prefect_rlhf.tasks.rl.hyperparameters import KLControl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_ERROR = 0.2  # Ziegler et al. 2019: one step answers to at most 20% of deviation from the target
+
+
+def kl_k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
+    """log p/q of tokens drawn from p: unbiased for KL(p, q); a single token's may be negative."""
+    return logprobs_BT - ref_logprobs_BT
+
+
+def kl_k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
+    """q/p - 1 - log q/p of tokens drawn from p: unbiased for KL(p, q), less noisy, never negative (Schulman 2020)."""
+    log_ratio_BT = ref_logprobs_BT - logprobs_BT
+    return log_ratio_BT.expm1() - log_ratio_BT
+
+
+def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, control: KLControl) -> Tensor:
+    """KL per token by the estimator that `control` names."""
+    estimator = kl_k1 if control.estimator == "k1" else kl_k3
+    return estimator(logprobs_BT, ref_logprobs_BT)
+
+
+def next_coefficient(coefficient: float, kl: float, num_responses: int, control: KLControl) -> float:
+    """The penalty's coefficient after `num_responses` responses whose KL was `kl` nats on average.
+
+    >>> adaptive = KLControl(kind="adaptive", target=4.0, horizon=100.0)
+    >>> round(next_coefficient(0.1, kl=4.4, num_responses=10, control=adaptive), 6)  # 0.1 * (1 + 0.1 * 10/100)
+    0.101
+    """
+    if control.kind == "fixed":
+        return coefficient
+    error = min(max(kl / control.target - 1, -MAX_ERROR), MAX_ERROR)
+    return coefficient * (1 + error * num_responses / control.horizon)

@@ -1,0 +1,114 @@
+"""Rewards per token: the reward model's score at the last token, less the KL penalty at every token.
+
+Shapes: B rows, T response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.tasks.rl.hyperparameters import PPO, KLControl, ReMax
+from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
+from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, row_sums
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RunningScores:
+    """Count, mean and sum of squared deviations of all scores so far (Welford's merge)."""
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+
+    def with_batch(self, scores_B: Tensor) -> RunningScores:
+        """These scores counted too."""
+        count, mean = len(scores_B), float(scores_B.double().mean())
+        squares = float((scores_B.double() - mean).square().sum())
+        total, gap = self.count + count, mean - self.mean
+        return RunningScores(
+            total, self.mean + gap * count / total, self.squares + squares + gap**2 * self.count * count / total
+        )
+
+    def scale(self, scores_B: Tensor) -> Tensor:
+        """Scores with the mean taken off, in units of the standard deviation."""
+        deviation = math.sqrt(self.squares / max(self.count - 1, 1))
+        return (scores_B - self.mean) / max(deviation, 1e-8)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardState:
+    """What one step leaves to the next."""
+
+    coefficient: float
+    scores: RunningScores = RunningScores()
+
+
+@computation("rewards", stateful=True)
+def kl_penalised_rewards(
+    policy: Batch, reference: Batch, scores: Batch, settings: PPO | ReMax, state: RewardState | None = None
+) -> Computed:
+    """Key `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
+
+    The coefficient used is the one that the step before left (Ziegler et al. 2019, section 2.2).
+    """
+    state = state or RewardState(settings.kl.coefficient)
+    mask_BT, logprobs_BT, scores_B = policy.mask("logprobs"), policy["logprobs"], scores["scores"].float()
+    kl_BT = kl_estimate(logprobs_BT, reference["logprobs"], settings.kl) * mask_BT
+    state = replace(state, scores=state.scores.with_batch(scores_B))
+    shaped_B = shape_scores(scores_B, state.scores, settings)
+    rewards_BT = token_rewards(shaped_B, kl_BT, mask_BT, state.coefficient)
+    metrics = {
+        "kl_coefficient": state.coefficient,
+        "reward": float(row_sums(rewards_BT, mask_BT).mean()),
+        **rollout_metrics(logprobs_BT, kl_BT, scores_B, mask_BT),
+    }
+    following = next_state(state, metrics["kl"], len(scores_B), settings.kl)
+    return Computed({"rewards": rewards_BT}, metrics, following)
+
+
+def token_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
+    """[B, T]: minus coefficient * kl at each token, plus the score at the last."""
+    return (scores_B[:, None] * last_token(mask_BT) - coefficient * kl_BT) * mask_BT
+
+
+def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax) -> Tensor:
+    """Scores as they enter the reward: scaled by all scores so far and clipped, if the settings say so."""
+    scaled_B = running.scale(scores_B) if settings.normalise_scores else scores_B
+    return scaled_B if settings.score_clip is None else scaled_B.clamp(-settings.score_clip, settings.score_clip)
+
+
+def next_state(state: RewardState, kl: float, num_responses: int, control: KLControl) -> RewardState:
+    """The state after a step whose responses had `kl` nats on average."""
+    return replace(state, coefficient=next_coefficient(state.coefficient, kl, num_responses, control))
+
+
+def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_BT: Tensor) -> dict[str, float]:
+    """What a step's responses were like. `entropy` is estimated by minus the mean log-probability of their tokens."""
+    return {
+        "kl": float(row_sums(kl_BT, mask_BT).mean()),
+        "kl_per_token": float(masked_mean(kl_BT, mask_BT)),
+        "score": float(scores_B.mean()),
+        "score_deviation": float(scores_B.std(correction=0)),
+        "entropy": -float(masked_mean(logprobs_BT, mask_BT)),
+        "response_tokens": float(mask_BT.sum(1).mean()),
+    }
+
+
+@computation()
+def compare_logprobs(rollout: Batch, recomputed: Batch, settings: PPO) -> Computed:
+    """How far generation's log-probabilities are from the training engine's, token by token, under the same weights."""
+    mask_BT = rollout.mask("logprobs")
+    difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
+    metrics = {
+        "mean": float(masked_mean(difference_BT.abs(), mask_BT)),
+        "max": float(difference_BT.abs().max()),
+    }
+    return Computed(metrics=metrics)

@@ -1,0 +1,209 @@
+"""Runs an augmented graph: every node becomes one Prefect task run, steps grouped into subflow runs.
+
+The next group is submitted when the last one begins its last step, so the end of a group never drains the pipeline.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any
+
+from prefect import Flow, Task, get_run_logger
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.futures import PrefectFuture
+from prefect.utilities.annotations import quote
+
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.running.device_locks import DeviceLocks
+from prefect_rlhf.tasks.running.dispatch import Dispatcher
+from prefect_rlhf.tasks.running.journal import Journal, Span
+from prefect_rlhf.tasks.running.outcome import Outcome
+from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
+from prefect_rlhf.tasks.running.training_run import TrainingRun
+
+MAX_GROUPS_IN_FLIGHT = 2
+
+
+class GraphRunner:
+    """Submits nodes, keeps what happened, and stops at the first failure."""
+
+    def __init__(self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, steps_per_group: int) -> None:
+        self.run, self.dispatcher, self.journal = run, dispatcher, journal
+        self._groups = [Group(nodes) for nodes in run.augmented.in_groups(steps_per_group)]
+        self._order = {node.id: index for index, node in enumerate(run.augmented.nodes)}
+        self._left = Counter(node.step for node in run.augmented.nodes)
+        self._futures: dict[str, PrefectFuture[Any]] = {}
+        self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._locks = DeviceLocks(frozenset(run.lease.devices))
+        self._group_of = {node.id: group for group in self._groups for node in group.nodes}
+        self._tasks = {kind: self._task(kind) for kind in {node.kind for node in run.augmented.nodes}}
+
+    def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
+        """Run every node; `on_step` gets each step's metrics as the step ends. Raises a failed node's own error."""
+        with ThreadPoolExecutor(MAX_GROUPS_IN_FLIGHT + 1, thread_name_prefix="groups") as threads:
+            driver = threads.submit(copy_context().run, self._start_groups, threads)
+            driver.add_done_callback(lambda _: self._ended_steps.put(None))
+            try:
+                for step in iter(self._ended_steps.get, None):  # ends: the driver does, since each call has a deadline
+                    on_step(self.journal.finish_step(step))
+                driver.result()
+            except BaseException as error:  # a cancellation too: without a gang every call in flight ends at once
+                self._fail(error)
+                self.dispatcher.gang.close()
+                raise
+        if self._failure is not None:
+            raise self._failure
+
+    def _start_groups(self, threads: ThreadPoolExecutor) -> None:
+        running: list[Future[None]] = []
+        for group in self._groups:
+            running.append(threads.submit(copy_context().run, self._run_group, group))
+            group.submitted.wait()  # both end: a failure sets all of them
+            group.at_last_step.wait()
+            if self._failure is not None:
+                break
+        for future in running:
+            future.result()
+
+    def _run_group(self, group: Group) -> None:
+        flow = Flow(
+            lambda: self._submit(group),
+            name="rlhf-steps",
+            flow_run_name=group.name,
+            task_runner=MeshTaskRunner(self._locks),  # type: ignore[arg-type]  # a runner of Any is one of Any's futures
+            validate_parameters=False,
+        )
+        try:
+            state: State[Any] = flow(return_state=True)
+            if not state.is_completed():
+                error = state.result(raise_on_failure=False)
+                self._fail(error if isinstance(error, BaseException) else RlhfError(f"{group.name}: {state.message}"))
+        except Exception as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
+            self._fail(error)
+
+    def _submit(self, group: Group) -> State[Any] | None:
+        futures = [self._submit_node(node) for node in group.nodes]
+        group.submitted.set()
+        for future in futures:
+            future.wait()
+        if isinstance(self._failure, RlhfError):
+            return failed(self._failure)
+        if self._failure is not None:
+            raise self._failure
+        return None
+
+    def _submit_node(self, node: Node) -> PrefectFuture[Any]:
+        future = self._tasks[node.kind].submit(
+            node=quote(node),
+            title=node.title,
+            order=self._order[node.id],
+            wait_for=[self._futures[dependency] for dependency in node.depends_on],
+        )
+        self._futures[node.id] = future
+        return future
+
+    def _task(self, kind: str) -> Task[..., Any]:
+        def body(node: Node, title: str, order: int) -> State[Any] | None:
+            return self._run_node(node)
+
+        return Task(
+            fn=body,
+            name=kind,
+            task_run_name="{title}",
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+
+    def _run_node(self, node: Node) -> State[Any] | None:
+        self._group_of[node.id].node_began()
+        lease = self.run.lease
+        devices = tuple(map(str, sorted(node.devices)))
+        get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
+        start = time.time()
+        try:
+            outcome = self.dispatcher.execute(node)
+        except Exception as error:
+            self._fail(error)
+            if isinstance(error, RlhfError):
+                return failed(error)
+            raise
+        self.journal.record(_span(node, self.run, devices, start, outcome))
+        self._end_node(node)
+        return None
+
+    def _end_node(self, node: Node) -> None:
+        with self._lock:
+            self._left[node.step] -= 1
+            ended = self._left[node.step] == 0
+        if ended:
+            self.dispatcher.finish_step(node.step)
+            self._ended_steps.put(node.step)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+        for group in self._groups:
+            group.give_up()
+
+
+def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, outcome: Outcome) -> Span:
+    return Span(
+        node=node.id,
+        title=node.title,
+        kind=node.kind,
+        call=node.call.name if node.call else None,
+        step=node.step,
+        pool=run.lease.pool,
+        lease=run.lease.id,
+        devices=devices,
+        start=start,
+        end=time.time(),
+        seconds=outcome.seconds,
+        reads=node.reads,
+        writes=node.writes,
+        fingerprint_seconds=outcome.fingerprint_seconds,
+        bytes_moved=outcome.bytes_moved,
+        num_tokens=outcome.num_tokens,
+        peak_extra_bytes=outcome.peak_extra_bytes,
+        device_bytes=outcome.device_bytes,
+        resident_bytes=outcome.resident_bytes,
+        store_bytes=outcome.store_bytes,
+        metrics=outcome.metrics,
+    )
+
+
+class Group:
+    """Nodes that are shown as one subflow run, and how far they are."""
+
+    def __init__(self, nodes: tuple[Node, ...]) -> None:
+        self.nodes = nodes
+        steps = [node.step for node in nodes]
+        self.name = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)}-{max(steps)}"
+        self.submitted = threading.Event()  # its nodes can be waited for
+        self.at_last_step = threading.Event()  # only about a step's worth of its nodes has not begun
+        self._not_begun = len(nodes)
+        self._last_step = steps.count(max(steps))
+        self._lock = threading.Lock()
+
+    def node_began(self) -> None:
+        """Count a node that began."""
+        with self._lock:
+            self._not_begun -= 1
+            if self._not_begun < self._last_step:
+                self.at_last_step.set()
+
+    def give_up(self) -> None:
+        """Let go of whoever waits for this group."""
+        self.submitted.set()
+        self.at_last_step.set()

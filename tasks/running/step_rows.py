@@ -1,0 +1,114 @@
+"""The rows of the steps in flight: how long they are, which rank works on which, and when a rank may free them.
+
+What does not depend on the step is computed once for a run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from functools import cached_property
+
+from prefect_rlhf.engines.commands import Report, RowTransfer
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.row_uses import RowKey, row_uses, use_counts
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.rows.moves import row_transfers
+from prefect_rlhf.placement.rows.shares import Need, knows_lengths, needs, origin_of
+from prefect_rlhf.tasks.running.training_run import TrainingRun
+
+
+class StepRows:
+    """Safe to call from many threads. Devices are those of the plan, ranks those of the gang."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.run = run
+        self._graph, self._plan = run.augmented.graph, run.augmented.plan
+        self._lengths: dict[int, dict[str, tuple[int, ...]]] = {}
+        self._uses_left: dict[int, Counter[tuple[Device, RowKey]]] = {}
+        self._versions: dict[int, dict[str, Mapping[str, int]]] = {}
+        self._uses: dict[Hashable, Mapping[Device, frozenset[RowKey]]] = {}
+        self._lock = threading.Lock()
+
+    @cached_property
+    def needs(self) -> Mapping[str, Mapping[Device, Need]]:
+        """What each device of each call works on, by the call's name."""
+        return {call.name: needs(self._graph, self._plan, call.name) for call in self._graph}
+
+    def lengths(self, step: int) -> Mapping[str, tuple[int, ...]]:
+        """The tokens of each row, by the generate that made them, as far as they are known."""
+        return self._lengths.get(step, {})
+
+    def lengths_for(self, call: Call, step: int) -> tuple[int, ...] | None:
+        """The tokens of each row that the call works on, where a generate reported them."""
+        known = knows_lengths(self._graph, call)
+        return self.lengths(step)[origin_of(self._graph, call)] if known else None
+
+    def generated(self, node: Node, reports: Mapping[int, Report]) -> None:
+        """Note the lengths of the rows that a generate made."""
+        assert node.call is not None  # a generate
+        found = [0] * node.call.num_rows
+        for device, need in self.needs[node.call.name].items():
+            reported = reports[self.run.rank(device)].row_lengths
+            for row, length in zip(need.share.rows(), reported, strict=True):
+                found[row] = length
+        with self._lock:
+            self._lengths.setdefault(node.step, {})[node.call.name] = tuple(found)
+
+    def transfers(self, node: Node) -> tuple[RowTransfer, ...]:
+        """The rows that a transfer moves, now that their lengths are known; none may be left to move."""
+        assert node.call is not None  # the call it feeds
+        moves = row_transfers(self._graph, self._plan, node.call.name, node.moves, self.lengths(node.step))
+        rank = self.run.rank
+        return tuple(RowTransfer(rank(m.source), rank(m.target), m.producer, m.keys, m.rows) for m in moves)
+
+    def take_frees(self, node: Node) -> dict[int, tuple[RowKey, ...]]:
+        """What each rank frees after `node`: the rows that no other node of the step will use there.
+
+        Asked as the node's orders are made. Nodes on one device run one after another, in an order that the graph
+        alone does not fix; whichever of them is the last to be ordered is the last to use the rows.
+        """
+        frees: dict[int, tuple[RowKey, ...]] = {}
+        with self._lock:
+            if node.step not in self._uses_left:
+                of_step = self._nodes_by_step.get(node.step, [])
+                self._uses_left[node.step] = use_counts(self._uses_of(other) for other in of_step)
+            left = self._uses_left[node.step]
+            for device, keys in self._uses_of(node).items():
+                left.subtract((device, key) for key in keys)
+                frees[self.run.rank(device)] = tuple(sorted(key for key in keys if not left[device, key]))
+        return frees
+
+    def versions(self, node: Node) -> Mapping[str, int]:
+        """Which weight version of each role has a part in the rows that a call works on, itself included."""
+        known = self._versions.setdefault(node.step, {})
+        if node.id not in known:
+            own = {node.call.role: node.reads} if node.call and node.call.role and node.reads is not None else {}
+            sources = [self.run.augmented.node(d.node) for d in node.dependencies if d.kind == "data"]
+            merged: dict[str, int] = {}
+            for versions in (*(self.versions(source) for source in sources), own):
+                merged.update(versions)
+            known[node.id] = merged
+        return known[node.id]
+
+    def finish(self, step: int) -> None:
+        """Forget what was known of a step's rows."""
+        with self._lock:
+            for known in (self._uses_left, self._lengths, self._versions):
+                known.pop(step, None)
+
+    def _uses_of(self, node: Node) -> Mapping[Device, frozenset[RowKey]]:
+        """Computed once for all steps."""
+        name = node.kind, node.call and node.call.name, node.moves
+        if name not in self._uses:
+            self._uses[name] = row_uses(self._graph, self._plan, node)
+        return self._uses[name]
+
+    @cached_property
+    def _nodes_by_step(self) -> dict[int, list[Node]]:
+        found: dict[int, list[Node]] = defaultdict(list)
+        for node in self.run.augmented:
+            found[node.step].append(node)
+        return found

@@ -1,0 +1,43 @@
+"""What is fixed for a whole training run: its graph, its devices, its rows and its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_rlhf.engines.commands import RowSource
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRun:
+    """`sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses.
+
+    `checkpoint` is where the run goes on; every `checkpoint_every` steps it writes one of its own, of which it keeps
+    the newest `keep_checkpoints`.
+    """
+
+    augmented: AugmentedGraph
+    lease: Lease
+    sources: Mapping[str, RowSource]
+    tokenizer: str
+    run_dir: Path
+    seed: int
+    max_sequence_length: int
+    call_deadline_seconds: float
+    checkpoint: Checkpoint | None = None
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+
+    def rank(self, device: Device) -> int:
+        """The gang's rank on `device`: its position in the lease."""
+        return self.lease.devices.index(device)
+
+    def ranks(self, instance: ModelInstance) -> tuple[int, ...]:
+        """Ranks of an instance, in the order of its coordinates."""
+        return tuple(self.rank(device) for device in instance.devices)

@@ -1,0 +1,84 @@
+"""What ranks do with checkpoints in tests: train, save, load under another split, train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from megatron_cases import Case, held, loss, make_rows, part, replica_rows
+from safetensors.torch import load_file
+
+from prefect_rlhf.engines.commands import BuildOrder, Restore
+from prefect_rlhf.engines.engine import TrainSettings
+from prefect_rlhf.engines.files.training_state import restore, save
+from prefect_rlhf.engines.megatron.engine import MegatronEngine
+from prefect_rlhf.placement.layout.layout import megatron_layout
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.strategy import Strategy
+
+KINDS = ("main", "exp_avg", "exp_avg_sq")
+
+
+def build_order(case: Case, restored: Path | None = None) -> BuildOrder:
+    strategy = Strategy(case.dp, case.tp, case.pp)
+    instance = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 1), strategy)
+    layout = megatron_layout(case.spec(), strategy, case.ranks)
+    where = Restore(restored, 1) if restored else None
+    return BuildOrder(case.spec(), instance, case.ranks, layout, 128, 64, restore=where)
+
+
+def train_once(engine: MegatronEngine, case: Case, rank: int, seed: int):
+    """Two optimizer steps; other rows for another seed."""
+    settings = TrainSettings("values" if case.head == "scalar" else "logprobs", mini_batches=2)
+    rows = replica_rows(24, case.dp, 2)[case.replica(rank)]
+    return engine.train(*part(*make_rows(24, seed), rows), loss, settings)
+
+
+def train_save_train(rank: int, case: Case, folder: Path, updates: bool = True):
+    """Metrics and weights after training, saving and training on without a pause."""
+    order = build_order(case)
+    engine = MegatronEngine(order, rank)
+    if updates:
+        train_once(engine, case, rank, seed=1)
+    save(engine, order, folder, rank)
+    return train_once(engine, case, rank, seed=2), held(engine)
+
+
+def load_train(rank: int, case: Case, folder: Path, offload: bool = False):
+    """The same from the folder."""
+    engine = MegatronEngine(build_order(case, folder), rank)
+    restore(engine, folder)
+    if offload:
+        engine.offload("all")
+        engine.reload("all")
+    return train_once(engine, case, rank, seed=2), held(engine)
+
+
+def main_weights(rank: int, case: Case, folder: Path):
+    """How far compute weights are from the main weights rounded, after a load: nothing."""
+    engine = MegatronEngine(build_order(case, folder), rank)
+    restore(engine, folder)
+    views = {name: (shard.region, shard.view.reshape(shard.shape)) for name, shard in engine.weights().items()}
+    worst = 0.0
+    for piece in engine.state_parts():
+        if piece.kind == "main":
+            region, whole = views[piece.parameter]
+            axes = zip(piece.region, region, strict=True)
+            inside = tuple(slice(start - first, stop - first) for (start, stop), (first, _) in axes)
+            rounded = piece.values.to(whole.dtype).view(whole[inside].shape)
+            worst = max(worst, float((rounded.float() - whole[inside].float()).abs().max()))
+    return worst
+
+
+def stored_bits(folder: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of every shard in a folder."""
+    return {key: value for file in sorted(folder.glob("*.safetensors")) for key, value in load_file(file).items()}
+
+
+def load_save(rank: int, case: Case, folder: Path, target: Path):
+    """Load and save again, with nothing between."""
+    order = build_order(case, folder)
+    engine = MegatronEngine(order, rank)
+    restore(engine, folder)
+    save(engine, order, target, rank)

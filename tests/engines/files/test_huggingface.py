@@ -1,0 +1,128 @@
+"""Hugging Face folders in and out: every refusal names field, value and remedy; what is written, transformers loads."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import megatron_cases as cases
+import pytest
+import torch
+from megatron_cases import Case
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder
+from prefect_rlhf.engines.files.tensor_files import OpenTensors
+from prefect_rlhf.placement.errors import InvalidInput
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return cases.make_folder(tmp_path_factory.mktemp("models") / "llama", layers=2, hidden=64)
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return shutil.copytree(made, tmp_path / "copy")
+
+
+def edit(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+BROKEN = {
+    "no folder": (shutil.rmtree, "actor.path: got .*copy', expected a Hugging Face folder on this machine"),
+    "no config": (lambda f: (f / "config.json").unlink(), "this one has no config.json"),
+    "not JSON": (lambda f: (f / "config.json").write_text("{"), "actor.config.json: got .*, expected JSON"),
+    "architecture": (lambda f: edit(f, architectures=["GPT2LMHeadModel"]), "got 'GPT2LMHeadModel', expected the Llama"),
+    "no architecture": (lambda f: edit(f, architectures=None), "architectures: got None, expected the Llama family"),
+    "size": (lambda f: edit(f, num_hidden_layers=0), "num_hidden_layers: got 0, expected a whole number of at least 1"),
+    "activation": (lambda f: edit(f, hidden_act="gelu"), "hidden_act: got 'gelu', expected 'silu'"),
+    "bias": (lambda f: edit(f, attention_bias=True), "attention_bias: got True, expected False"),
+    "rope": (lambda f: edit(f, rope_parameters={"rope_type": "llama3"}), "rope_type: got 'llama3', expected 'default'"),
+    "vocabulary": (lambda f: edit(f, vocab_size=100), r"embed_tokens.weight of shape \(480, 64\).*shape \(100, 64\)"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "no file model.safetensors in"),
+    "missing tensor": (lambda f: edit(f, num_hidden_layers=3), "no tensor model.layers.2.input_layernorm.weight"),
+    "cut short": (lambda f: (f / "model.safetensors").write_bytes(b"\x10"), "this one is cut short or of another"),
+    "cut data": (lambda f: cut(f / "model.safetensors", 1000), "expected a whole file; it ends inside tensor"),
+    "header": (lambda f: (f / "model.safetensors").write_bytes(b"\x01" + b"\0" * 7 + b"{"), "its header is not JSON"),
+    "index": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "a JSON object with a weight_map"),
+    "shard": (
+        lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-2.safetensors"}}'),
+        "no file model-2.safetensors in",
+    ),
+}
+
+
+def cut(file, count):
+    file.write_bytes(file.read_bytes()[:-count])
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_folder_that_cannot_be_used_is_named(folder, case):
+    """One line with field, value and what would be right, before any weight is read."""
+    damage, message = BROKEN[case]
+    damage(folder)
+    with pytest.raises(InvalidInput, match=message) as raised:
+        read_model_spec("actor", folder, "lm")
+    assert "\n" not in str(raised.value)
+
+
+def test_a_scalar_role_needs_a_scalar_head(folder):
+    """A language model's checkpoint becomes a critic only when a new head is asked for."""
+    with pytest.raises(InvalidInput, match=r"critic.path: .*scalar head \(score.weight\), or new_head: true"):
+        read_model_spec("critic", folder, "scalar")
+    assert read_model_spec("critic", folder, "scalar", new_head=True).new_head
+
+
+def test_old_and_new_rope_settings_are_read(folder):
+    """transformers 5 writes rope_parameters, older ones rope_theta."""
+    assert read_model_spec("actor", folder, "lm").shape.rope_theta == 1e5
+    edit(folder, rope_parameters=None, rope_theta=5e5)
+    assert read_model_spec("actor", folder, "lm").shape.rope_theta == 5e5
+
+
+def test_reading_a_spec_imports_no_torch(made):
+    """A flow may check a folder without loading an engine."""
+    code = (
+        "import sys; from prefect_rlhf.engines.huggingface import read_model_spec as r;"
+        f"r('actor', {made!r}, 'lm'); assert not {{'torch', 'megatron', 'transformers'}} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("scalar", "tied"), [(False, True), (False, False), (True, False)])
+def test_a_written_folder_is_the_model(tmp_path, scalar, tied, dtype):
+    """Through the engine and back: plain transformers loads the same bits and gives the same outputs."""
+    source = cases.make_folder(tmp_path / "source", scalar=scalar, tied=tied, layers=2, hidden=64)
+    case = Case(source, head="scalar" if scalar else "lm", dtype=dtype)
+    tensors = ((name, shard.view.reshape(shard.shape)) for name, shard in case.build(0).weights().items())
+    write_folder(tmp_path / "written", case.spec(), tensors, source)
+    kind = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
+    expected = kind.from_pretrained(source, dtype=getattr(torch, dtype))
+    found = kind.from_pretrained(tmp_path / "written", dtype="auto")
+    assert found.dtype == expected.dtype
+    for name, value in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], value), name
+    tokens = cases.make_rows(4)[0].tokens_BS
+    assert torch.equal(found(tokens).logits, expected(tokens).logits)
+    assert read_model_spec("actor", tmp_path / "written", case.head, dtype=dtype).shape == case.spec().shape
+
+
+def test_an_incomplete_folder_never_appears(tmp_path, made):
+    """A missing tensor stops the writing, and an older folder of that name stays."""
+    spec = read_model_spec("actor", made, "lm")
+    target = shutil.copytree(made, tmp_path / "target")
+    with pytest.raises(ValueError, match="no tensor came for"):
+        write_folder(target, spec, iter(()), made)
+    assert read_model_spec("actor", target, "lm").shape == spec.shape
+
+
+def test_a_slice_is_read_alone(made):
+    """Regions of a stored tensor, as tensor-parallel ranks load them."""
+    whole = AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32).model.layers[1].mlp.down_proj.weight
+    with OpenTensors(made, "actor.path") as tensors:
+        part = tensors.read("model.layers.1.mlp.down_proj.weight", ((8, 24), (32, 64)))
+    assert torch.equal(part, whole[8:24, 32:64])

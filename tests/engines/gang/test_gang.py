@@ -1,0 +1,367 @@
+"""The gang: what a call gives, and that no trouble of a rank hangs the controller or leaves a process behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from prefect_rlhf.engines.gang.in_process import InProcessGang
+from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.placement.errors import (
+    InvalidInput,
+    OutOfDeviceMemory,
+    RankFailed,
+    RankLost,
+    RankSilent,
+    RlhfError,
+    StaleWeights,
+)
+
+pytestmark = pytest.mark.slow
+
+
+class Probe:
+    """What a test asks of a rank."""
+
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+        self.signalled = threading.Event()
+
+    def await_signal(self, seconds):
+        return self.signalled.wait(seconds)
+
+    def signal(self):
+        self.signalled.set()
+        return threading.current_thread() is threading.main_thread()  # where calls that compute are answered
+
+    def place(self):
+        return self.rank, self.size
+
+    def pid(self):
+        return os.getpid()
+
+    def environment(self, name):
+        return os.environ.get(name)
+
+    def initial_environment(self):
+        return Path("/proc/self/environ").read_text().split("\0")
+
+    def threads(self):
+        return torch.get_num_threads()
+
+    def main_module(self):
+        return getattr(sys.modules["__main__"], "__file__", None)
+
+    def total(self, ranks, value):
+        group = dist.new_group(ranks, use_local_synchronization=True)
+        tensor = torch.tensor(value)
+        dist.all_reduce(tensor, group=group)
+        return int(tensor)
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return self.rank
+
+    def spin(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            torch.randn(256, 256) @ torch.randn(256, 256)
+
+    def wait_for_all(self):
+        dist.barrier()
+
+    def raise_error(self, error):
+        raise error
+
+    def raise_on(self, rank, error):
+        if self.rank == rank:
+            raise error
+        dist.barrier()
+
+    def give_unpicklable(self):
+        return lambda: None
+
+    def end(self, status):
+        os._exit(status)
+
+
+def call(gang, method, *arguments, ranks=None, seconds=30.0, resource="compute"):
+    ranks = range(gang.size) if ranks is None else ranks
+    arguments = dict.fromkeys(ranks, arguments)
+    return gang.call(method, arguments, doing="a test", deadline_seconds=seconds, resource=resource)
+
+
+@pytest.fixture
+def gang():
+    gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    yield gang
+    gang.close()
+    assert_group_gone(gang.process_group)
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A gang for tests that leave it as they found it."""
+    gang = LocalGang(4, Probe, environment={"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7"})
+    yield gang
+    gang.close()
+    assert_group_gone(gang.process_group)
+
+
+def processes_of(group):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def children_of(pid):
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(stat.parent.name))
+    return sorted(found)
+
+
+def assert_group_gone(group, seconds=30.0):
+    end = time.monotonic() + seconds
+    while processes_of(group) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert processes_of(group) == []
+
+
+def test_a_call_runs_on_each_rank_it_names(shared):
+    """A call returns each rank's own answer, and only ranks that have arguments take part."""
+    assert call(shared, "place", ranks=[0, 2]) == {0: (0, 4), 2: (2, 4)}
+
+
+def test_ranks_are_one_world(shared):
+    """Ranks of any subset can make a group among themselves."""
+    totals = shared.call("total", {rank: ([1, 3], rank) for rank in (1, 3)}, doing="sum", deadline_seconds=20)
+    assert totals == {1: 4, 3: 4}
+
+
+def test_ranks_carry_the_environment(shared):
+    """Whoever looks from outside finds the flow run's id in every rank's environment; threads are as asked."""
+    assert list(call(shared, "environment", "PREFECT__FLOW_RUN_ID").values()) == ["run-7"] * 4
+    assert all("PREFECT__FLOW_RUN_ID=run-7" in seen for seen in call(shared, "initial_environment").values())
+    assert {1} == set(call(shared, "threads").values())
+
+
+def test_ranks_do_not_import_the_controllers_main_module(shared):
+    """A flow run's main module is Prefect's; no rank pays for it."""
+    assert all(str(main).endswith("engines/gang/fork_server.py") for main in call(shared, "main_module").values())
+
+
+def test_calls_on_disjoint_ranks_overlap(shared):
+    """Two calls from two threads on different ranks run at the same time."""
+    began = time.monotonic()
+    threads = [threading.Thread(target=call, args=(shared, "sleep", 1.0), kwargs={"ranks": [r]}) for r in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - began < 1.8
+
+
+def beside(gang, first, second):
+    """What two calls in flight at the same time return or raise, the first of which computes on all ranks."""
+
+    def run(resource, method, *arguments):
+        try:
+            return call(gang, method, *arguments, resource=resource)
+        except RlhfError as error:
+            return error
+
+    with ThreadPoolExecutor(2) as threads:
+        return [one.result(60) for one in (threads.submit(run, "compute", *first), threads.submit(run, *second))]
+
+
+def test_copies_to_the_host_run_beside_a_call_on_the_same_rank(shared):
+    """The call waits for a signal that only the copy gives; were they served in turn, none would come."""
+    found = beside(shared, ("await_signal", 30.0), ("host_link", "signal"))
+    assert found == [dict.fromkeys(range(4), True), dict.fromkeys(range(4), False)]
+
+
+def test_a_silent_copy_ends_the_gang(gang):
+    """The host link has the same deadlines, and names the same way, as calls that compute."""
+    with pytest.raises(RankSilent, match=r"ranks 0, 1 gave no answer within 0.5 s to a test"):
+        call(gang, "sleep", 60.0, seconds=0.5, resource="host_link")
+    assert_group_gone(gang.process_group)
+
+
+def test_a_killed_rank_is_told_to_its_call_and_its_copy(gang):
+    """Whichever hears of it first: no call in flight is left waiting, and the death is named."""
+    pid = call(gang, "pid")[1]
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+    found = beside(gang, ("sleep", 30.0), ("host_link", "sleep", 30.0))
+    assert [type(error) for error in found] == [RankLost, RankLost]
+    assert all("rank 1 was killed by SIGKILL in a test" in str(error) for error in found)
+
+
+def test_an_error_in_a_copy_comes_back(shared):
+    with pytest.raises(OutOfDeviceMemory, match="rank 2 failed in a test: MemoryError: all gone"):
+        call(shared, "raise_error", MemoryError("all gone"), ranks=[2], resource="host_link")
+    assert call(shared, "place", ranks=[2], resource="host_link") == {2: (2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ValueError("no such\nthing"), RankFailed, "rank 2 failed in a test: ValueError: no such"),
+        (MemoryError("all gone"), OutOfDeviceMemory, "rank 2 failed in a test: MemoryError: all gone"),
+        (StaleWeights("v2 is not v3"), StaleWeights, "rank 2: v2 is not v3"),
+        (InvalidInput("a.b", 3, "an even number"), InvalidInput, "a.b: got 3, expected an even number"),
+    ],
+)
+def test_an_error_in_a_rank_comes_back(shared, error, kind, text):
+    """Our own errors come back as themselves, foreign ones as RankFailed in one line, with the rank named."""
+    with pytest.raises(kind) as caught:
+        call(shared, "raise_error", error, ranks=[2])
+    assert text == str(caught.value)
+    assert "rank 2" in str(caught.value) or "rank 2" in caught.value.__notes__[0]
+    assert call(shared, "place", ranks=[2]) == {2: (2, 4)}
+
+
+def test_an_answer_that_does_not_pickle_is_an_error(shared):
+    """A rank survives a result that cannot be sent."""
+    with pytest.raises(RankFailed, match="rank 1 failed in a test"):
+        call(shared, "give_unpicklable", ranks=[1])
+    assert call(shared, "place", ranks=[1]) == {1: (1, 4)}
+
+
+def test_a_silent_rank_ends_the_gang(gang):
+    """Past the deadline the error names rank, call and limit, every process is gone, and later calls say why."""
+    began = time.monotonic()
+    with pytest.raises(RankSilent, match=r"rank 1 gave no answer within 0.5 s to sleeping"):
+        gang.call("sleep", {0: (0.0,), 1: (60.0,)}, doing="sleeping", deadline_seconds=0.5)
+    assert time.monotonic() - began < 3
+    assert_group_gone(gang.process_group)
+    with pytest.raises(RankLost, match="no rank is left for a test: rank 1 gave no answer"):
+        call(gang, "place")
+
+
+def test_a_stopped_rank_is_silent(gang):
+    """A rank that is stopped, not dead, ends the gang too."""
+    os.kill(call(gang, "pid")[1], signal.SIGSTOP)
+    with pytest.raises(RankSilent, match="rank 1"):
+        call(gang, "place", seconds=0.5)
+    assert_group_gone(gang.process_group)
+
+
+def test_a_killed_rank_is_noticed_at_once(gang):
+    """The death of a rank in a collective is told by its signal, within a second, and ends the gang."""
+    pid = call(gang, "pid")[1]
+    threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
+    began = time.monotonic()
+    with pytest.raises(RankLost, match="rank 1 was killed by SIGKILL in a test"):
+        gang.call("sleep", {0: (30.0,), 1: (30.0,)}, doing="a test", deadline_seconds=60)
+    assert time.monotonic() - began < 1.5
+    assert_group_gone(gang.process_group)
+
+
+def test_a_rank_that_exits_is_lost(gang):
+    """An exit status is told too; ranks that wait for it in a collective do not hide it."""
+    with pytest.raises(RankLost, match="rank 0 ended with status 3 in a test"):
+        gang.call("end", {0: (3,)}, doing="a test", deadline_seconds=10)
+
+
+def test_a_failure_is_told_though_others_hang_behind_it(gang, monkeypatch):
+    """When one rank raises and the other waits for it in a collective, the error is the first one's."""
+    monkeypatch.setattr("prefect_rlhf.engines.gang.protocol.local._FAILURE_GRACE_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises(InvalidInput, match="x: got 1"):
+        call(gang, "raise_on", 0, InvalidInput("x", 1, "2"), seconds=60)
+    assert time.monotonic() - began < 5
+    assert_group_gone(gang.process_group)
+
+
+def test_calls_in_flight_when_the_gang_is_closed_end(gang):
+    """Closing from another thread, as a cancelled run does, ends a call that is waiting."""
+    threading.Timer(0.3, gang.close).start()
+    with pytest.raises(RankLost, match="the gang was closed"):
+        call(gang, "sleep", 60.0, seconds=60)
+    gang.close()
+
+
+def test_a_rank_that_cannot_start_says_why():
+    """A factory that raises on one rank ends the start with its reason, and the other ranks."""
+    before = children_of(os.getpid())
+    with pytest.raises(RankFailed, match="rank 1 failed in joining the world: ZeroDivisionError"):
+        LocalGang(2, broken_factory, start_seconds=60, preload=())
+    assert children_of(os.getpid()) == before
+
+
+def broken_factory(rank, size):
+    return 1 // (1 - rank)
+
+
+CONTROLLER = """
+import sys, threading, time
+from prefect_rlhf.engines.gang.local import LocalGang
+from tests.engines.test_gang import Probe
+gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",))
+print(gang.process_group, flush=True)
+gang.call("spin", {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=60)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_no_process_survives_a_killed_controller(method):
+    """A controller killed by SIGKILL takes its ranks with it, even while they compute."""
+    command = [sys.executable, "-c", CONTROLLER, method]
+    controller = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    group = int(controller.stdout.readline())
+    time.sleep(0.3)
+    assert len(processes_of(group)) >= 2
+    controller.kill()
+    controller.wait()
+    assert_group_gone(group)
+
+
+def test_no_process_survives_a_controller_killed_while_it_starts():
+    """The process that imports the engines ends too, in the middle of its imports."""
+    code = CONTROLLER.replace('preload=("torch",)', "preload=('tests.engines.gang.slow_import',)")
+    command = [sys.executable, "-c", code, "fork"]
+    controller = subprocess.Popen(command, cwd=Path(__file__).parents[3])
+    end = time.monotonic() + 60
+    while not (children := children_of(controller.pid)) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(1.5)
+    assert len(processes_of(children[0])) == 1
+    controller.kill()
+    controller.wait()
+    assert_group_gone(children[0])
+
+
+def test_one_rank_in_process_behaves_alike():
+    """World size 1 gives the same answers and errors without another process."""
+    gang = InProcessGang(Probe)
+    assert call(gang, "place") == {0: (0, 1)}
+    assert {0: os.getpid()} == call(gang, "pid")
+    assert call(gang, "total", [0], 5) == {0: 5}
+    assert beside(gang, ("await_signal", 30.0), ("host_link", "signal")) == [{0: True}, {0: False}]
+    with pytest.raises(RankFailed, match="rank 0 failed in a test: ValueError: no"):
+        call(gang, "raise_error", ValueError("no"))
+    with pytest.raises(RankSilent, match="rank 0 gave no answer within 0.1 s to a test"):
+        call(gang, "sleep", 0.2, seconds=0.1)
+    with pytest.raises(RankLost, match="the gang was closed"):
+        call(gang, "place")
+    assert not dist.is_initialized()

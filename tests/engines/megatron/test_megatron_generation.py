@@ -1,0 +1,192 @@
+"""Generation on Megatron's own weights: vLLM, transformers and the engine's own inference as independent oracles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from generation_cases import GREEDY, PROMPTS, SAMPLED, SEEDS, STOPPED, build, generate
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm_cases import END_TOKENS, Oracle, make_folder, make_order, make_prompts
+
+from prefect_rlhf.engines.engine import Generated, SamplingSettings, Sequences
+from prefect_rlhf.engines.weights.memory import storage_bytes
+from prefect_rlhf.placement.errors import InvalidInput
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = {
+    "dp2": {"ranks": (1, 0), "dp": 2},
+    "tp2": {"ranks": (1, 0), "tp": 2},
+    "pp2": {"ranks": (2, 3), "pp": 2},
+    "uneven pp3": {"ranks": (3, 0, 2), "pp": 3},
+    "tp2 pp2": {"ranks": (1, 0, 3, 2), "tp": 2, "pp": 2},
+    "dp2 pp2": {"ranks": (0, 2, 1, 3), "dp": 2, "pp": 2},
+}
+CALLS = [(GREEDY, 1), (SAMPLED, 1), (STOPPED, 1), (SAMPLED, 2), (STOPPED, 3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_folder(tmp_path_factory.mktemp("models") / "a", 1, tied=True)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return build(folder)
+
+
+@pytest.fixture(scope="module")
+def oracle(folder):
+    return Oracle(folder)
+
+
+@pytest.fixture(scope="module")
+def vllm(folder):
+    from prefect_rlhf.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(make_order(folder), 0)
+
+
+def test_greedy_tokens_are_those_of_transformers(engine, oracle):
+    assert [oracle.greedy(prompt, 12) for prompt in PROMPTS] == engine.generate(PROMPTS, GREEDY, SEEDS).tokens
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, SAMPLED, STOPPED, SamplingSettings(16, 0.7, 0.9), SamplingSettings(16, 1.3, 0.6, stop_at_eos=False)],
+)
+def test_tokens_and_logprobs_are_those_of_vllm(engine, vllm, sampling):
+    """In float32, with the same seeds: short and long prompts, greedy and sampled, stopped and not."""
+    ours, theirs = (one.generate(PROMPTS, sampling, SEEDS) for one in (engine, vllm))
+    assert ours.tokens == theirs.tokens
+    for found, expected in zip(ours.logprobs, theirs.logprobs, strict=True):
+        assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (1.3, 0.6)])
+def test_logprobs_are_of_the_distribution_sampled_from(engine, oracle, temperature, top_p):
+    made = engine.generate(PROMPTS, SamplingSettings(8, temperature, top_p, stop_at_eos=False), SEEDS)
+    for prompt, response, logprobs in zip(PROMPTS, made.tokens, made.logprobs, strict=True):
+        assert oracle.logprobs(prompt, response, temperature, top_p) == pytest.approx(logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-4), ("bfloat16", 0.15)])
+def test_logprobs_are_those_that_inference_finds(folder, dtype, atol):
+    """A token at a time from the cache, or all at once: the same model."""
+    engine = build(folder, dtype=dtype)
+    made = engine.generate(PROMPTS, STOPPED, SEEDS)
+    rows = [torch.tensor([*p, *r]) for p, r in zip(PROMPTS, made.tokens, strict=True)]
+    lengths = torch.tensor([len(row) for row in rows])
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    sequences = Sequences(padded, torch.tensor([len(p) for p in PROMPTS]), lengths)
+    found = engine.infer(sequences, "logprobs", 1, STOPPED.temperature)
+    for row, logprobs in zip(found, made.logprobs, strict=True):
+        assert row[: len(logprobs)].tolist() == pytest.approx(logprobs, abs=atol)
+
+
+def test_a_response_ends_with_the_first_end_token(engine):
+    """A stopped response is the unstopped one up to and including its first end token, whoever has ended before."""
+    whole = engine.generate(PROMPTS, SamplingSettings(24, 2.0, stop_at_eos=False), SEEDS).tokens
+    stopped = engine.generate(PROMPTS, STOPPED, SEEDS)
+    ends = [next((i + 1 for i, token in enumerate(row) if token in END_TOKENS), 24) for row in whole]
+    assert [row[:end] for row, end in zip(whole, ends, strict=True)] == stopped.tokens
+    assert [len(row) for row in stopped.logprobs] == ends
+    assert len(set(ends)) > 4
+
+
+def test_a_row_depends_on_its_seed_alone(engine):
+    """Alone, in a batch and in a reversed batch a row gets the same tokens; another seed gives others."""
+    batch = engine.generate(PROMPTS, SAMPLED, SEEDS)
+    backwards = engine.generate(PROMPTS[::-1], SAMPLED, SEEDS[::-1])
+    alone = [engine.generate([prompt], SAMPLED, [seed]).tokens[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    assert batch.tokens == backwards.tokens[::-1] == alone
+    others = engine.generate(PROMPTS, SAMPLED, range(10)).tokens
+    assert all(a != b for a, b in zip(batch.tokens, others, strict=True))
+
+
+class Rows(TorchDispatchMode):
+    """The number of rows that attention was computed for, call by call."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        if "scaled_dot_product" in str(function):
+            self.counts.append(arguments[0].shape[0])
+        return function(*arguments, **(options or {}))
+
+
+def test_nothing_is_computed_for_rows_that_have_ended(engine):
+    """Each decoding step attends for the rows that go on, in each of the four layers."""
+    with Rows() as seen:
+        made = engine.generate(PROMPTS, STOPPED, SEEDS)
+    lengths = [len(row) for row in made.tokens]
+    prefill, steps = seen.counts[:4], seen.counts[4:]
+    assert prefill == [10] * 4
+    assert steps == [sum(n > step for n in lengths) for step in range(1, max(lengths)) for _ in range(4)]
+
+
+def test_the_cache_is_the_calls_own(engine, monkeypatch):
+    """While it runs device bytes grow by keys and values of all rows at their longest, and afterwards not at all."""
+    from prefect_rlhf.engines.megatron import generation
+
+    before, seen, choose = engine.device_bytes(), [], generation.choose
+    weights = storage_bytes(shard.view for shard in engine.weights().values())
+
+    def watch(*arguments):
+        seen.append(engine.device_bytes())
+        return choose(*arguments)
+
+    monkeypatch.setattr(generation, "choose", watch)
+    engine.generate(PROMPTS, SAMPLED, SEEDS)
+    cache = 4 * 2 * len(PROMPTS) * 2 * (max(map(len, PROMPTS)) + 16) * 32 * 4
+    assert set(seen) == {before + cache}
+    assert engine.device_bytes() == before
+    assert storage_bytes(shard.view for shard in engine.weights().values()) == weights
+
+
+def test_few_rows_at_a_time_are_prefilled(engine, monkeypatch):
+    """What bounds the activations of long prompts changes no token."""
+    from prefect_rlhf.engines.megatron import row_group
+
+    expected = engine.generate(PROMPTS, SAMPLED, SEEDS).tokens
+    monkeypatch.setattr(row_group, "PREFILL_TOKENS", 600)
+    with Rows() as seen:
+        assert engine.generate(PROMPTS, SAMPLED, SEEDS).tokens == expected
+    assert seen.counts[:16] == [3] * 12 + [1] * 4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_do_not_depend_on_the_layout(world, engine, folder, layout):
+    """Whatever the split and the number of groups that take turns; every rank of a replica knows the answer."""
+    where = LAYOUTS[layout]
+    expected = [engine.generate(PROMPTS, sampling, SEEDS) for sampling, _ in CALLS]
+    part = len(PROMPTS) // where.get("dp", 1)
+    for replica, answers in world.run(where["ranks"], generate, folder, where, CALLS):
+        rows = slice(replica * part, (replica + 1) * part)
+        assert [answer.tokens for answer in answers] == [one.tokens[rows] for one in expected]
+        for answer, one in zip(answers, expected, strict=True):
+            for found, known in zip(answer.logprobs, one.logprobs[rows], strict=True):
+                assert found == pytest.approx(known, abs=1e-4)
+
+
+@pytest.mark.parametrize(("prompt", "line"), [([20] * 245, "at most 244"), ([], "at least 1")])
+def test_a_prompt_of_the_wrong_length_is_refused(engine, prompt, line):
+    with pytest.raises(InvalidInput, match=line):
+        engine.generate([[20], prompt], GREEDY, [0, 1])
+
+
+def test_many_rows_in_many_lengths_end_in_any_order(engine, vllm):
+    """Slots fall free and are filled again all the time."""
+    prompts, seeds = make_prompts(48), range(48)
+    assert engine.generate(prompts, STOPPED, seeds).tokens == vllm.generate(prompts, STOPPED, seeds).tokens
+
+
+def test_no_rows_get_no_responses(engine):
+    assert engine.generate([], SAMPLED, []) == Generated([], [])

@@ -1,0 +1,176 @@
+"""The Megatron engine under every kind of parallelism, against transformers and plain PyTorch on the same rows."""
+
+import megatron_cases as cases
+import numpy as np
+import pytest
+import torch
+from megatron_cases import OPTIMIZER, VOCAB, Case
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from prefect_rlhf.engines.engine import TrainSettings
+from prefect_rlhf.placement.layout.layout import megatron_layout
+from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.strategy import Strategy
+
+pytestmark = pytest.mark.slow
+
+LAYOUTS = {
+    "dp2": {"ranks": (0, 1), "dp": 2},
+    "tp2": {"ranks": (0, 1), "tp": 2},
+    "pp2": {"ranks": (2, 3), "pp": 2},
+    "pp2 on [3, 1]": {"ranks": (3, 1), "pp": 2},  # a strict subset, in falling order, while 0 and 2 are idle
+    "dp2 tp2": {"ranks": (3, 0, 2, 1), "dp": 2, "tp": 2},
+    "dp2 pp2": {"ranks": (0, 2, 1, 3), "dp": 2, "pp": 2},
+    "tp2 pp2": {"ranks": (1, 0, 3, 2), "tp": 2, "pp": 2},
+}
+UNEVEN = {"pp2": LAYOUTS["pp2"], "pp4": {"ranks": (2, 0, 1, 3), "pp": 4}, "tp2 pp2": LAYOUTS["tp2 pp2"]}
+CLOSE = {"rtol": 0, "atol": 2e-4}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    return {
+        "tied": cases.make_folder(root / "tied"),
+        "untied": cases.make_folder(root / "untied", tied=False),
+        "three": cases.make_folder(root / "three", kv_heads=3, heads=6, hidden=96),
+        "scalar": cases.make_folder(root / "scalar", scalar=True, layers=2, hidden=64, tied=False),
+        "odd": cases.make_folder(root / "odd", layers=5, vocab=481),
+        "odd untied": cases.make_folder(root / "odd_untied", layers=5, vocab=481, tied=False),
+    }
+
+
+def oracle(folder, head):
+    kind = AutoModelForSequenceClassification if head == "scalar" else AutoModelForCausalLM
+    return kind.from_pretrained(folder, dtype=torch.float32)
+
+
+def last_stage(case):
+    """Which ranks (by place in the mesh) return outputs, in the order of replicas."""
+    coordinates = Strategy(case.dp, case.tp, case.pp).coordinates()
+    return sorted(
+        (i for i, c in enumerate(coordinates) if c.pp == case.pp - 1 and c.tp == 0), key=lambda i: coordinates[i].dp
+    )
+
+
+def outputs_of(world, case, output, micro_batches=1, temperature=1.0):
+    """Outputs of all 8 rows, in order."""
+    found = world.run(case.ranks, cases.infer, case, output, micro_batches, temperature)
+    assert all((part is not None) == (i in last_stage(case)) for i, part in enumerate(found))
+    width = max(found[i].shape[1] if found[i].ndim > 1 else 0 for i in last_stage(case))
+    pad = [
+        np.pad(p, ((0, 0), (0, width - p.shape[1]))) if p.ndim > 1 else p for p in (found[i] for i in last_stage(case))
+    ]
+    return np.concatenate(pad)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+def test_logprobs_equal_transformers(world, folders, layout, kind):
+    """Log-probabilities of response tokens, whatever the split, micro-batches and temperature."""
+    case = Case(folders[kind], **(LAYOUTS | UNEVEN)[layout])
+    with torch.no_grad():
+        expected = cases.oracle_outputs(oracle(folders[kind], "lm"), cases.make_rows(8)[0], "lm", 0.7)
+    np.testing.assert_allclose(outputs_of(world, case, "logprobs", 2, 0.7), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("layout", UNEVEN)
+@pytest.mark.parametrize("kind", ["odd", "odd untied"])
+def test_stages_and_vocabularies_that_do_not_divide(world, folders, layout, kind):
+    """5 layers over 2 or 4 stages, 481 tokens over tp 2: log-probabilities, gradients and weights as of the whole."""
+    test_logprobs_equal_transformers(world, folders, layout, kind)
+    test_three_steps_equal_a_plain_loop(world, folders, kind, layout, 2)
+    test_weights_lie_where_the_layout_says(world, folders, kind, layout)
+
+
+def test_padding_never_has_a_part_in_the_softmax(world):
+    """9 tokens over tp 4 are 3, 3, 3 and none: padded rows, whatever they hold, change nothing and get no gradient."""
+    for found, expected, padding_gradient in world.run((0, 1, 2, 3), cases.split_logprobs, 9, (0, 1, 2, 3)):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        assert padding_gradient == 0
+
+
+@pytest.mark.parametrize(("kind", "tp"), [("tied", 1), ("untied", 2), ("three", 3)])
+def test_logits_equal_transformers(world, folders, kind, tp):
+    """Logits, put together from the vocabulary slices of the ranks."""
+    case = Case(folders[kind], ranks=tuple(range(tp)), tp=tp)
+    found = np.concatenate(world.run(case.ranks, cases.logits, case), axis=-1)
+    with torch.no_grad():
+        expected = oracle(folders[kind], "lm")(cases.make_rows(8)[0].tokens_BS).logits
+    assert found.shape[-1] == VOCAB
+    real = cases.make_rows(8)[0]
+    seen = torch.arange(real.tokens_BS.shape[1])[None] < real.lengths_B[:, None]
+    np.testing.assert_allclose(found[seen], expected[seen], **CLOSE)
+
+
+@pytest.mark.parametrize("layout", ["dp2", "tp2", "pp2"])
+def test_values_and_scores_equal_transformers(world, folders, layout):
+    """A critic or reward model of its own depth and width: values of response tokens, score of the last token."""
+    case = Case(folders["scalar"], head="scalar", **(LAYOUTS | UNEVEN)[layout])
+    rows = cases.make_rows(8)[0]
+    with torch.no_grad():
+        model = oracle(folders["scalar"], "scalar")
+        values = cases.oracle_outputs(model, rows, "scalar")
+        scores = model.score(model.model(rows.tokens_BS).last_hidden_state)[torch.arange(8), rows.lengths_B - 1, 0]
+    np.testing.assert_allclose(outputs_of(world, case, "values"), values, **CLOSE)
+    np.testing.assert_allclose(outputs_of(world, case, "scores", 2), scores, **CLOSE)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["tied", "untied", "scalar"])
+def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batches):
+    """Weights, gradient norm and metrics after three optimizer steps, as if one process had seen all rows at once."""
+    head = "scalar" if kind == "scalar" else "lm"
+    case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
+    settings = TrainSettings("values" if head == "scalar" else "logprobs", 3, micro_batches, temperature=0.8)
+    assert_plain_loop(folders[kind], case, settings, world.run(case.ranks, cases.train, case, settings))
+
+
+@pytest.mark.parametrize("layout", ["dp2", "dp2 tp2", "dp2 pp2"])
+def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout):
+    """One row of each mini-batch on one replica, seven on the other, in up to three micro-batches."""
+    case = Case(folders["tied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
+    settings = TrainSettings("logprobs", 3, 3, temperature=0.8)
+    found = world.run(case.ranks, cases.train_dealt_unevenly, case, settings)
+    assert_plain_loop(folders["tied"], case, settings, found)
+
+
+def assert_plain_loop(folder, case, settings, found):
+    """What ranks found is what plain PyTorch finds in one process."""
+    head = case.head
+    model = oracle(folder, head)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    norms = cases.plain_training(model, head, settings, OPTIMIZER)
+    assert all(metrics == found[0][0] for metrics, _ in found)
+    assert found[0][0]["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
+    whole = cases.assemble([weights for _, weights in found], {p.name: p.shape for p in parameters(case.spec())})
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, before[name])
+        np.testing.assert_allclose(whole[name], parameter.detach(), rtol=0, atol=3e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["tied", "untied", "scalar"])
+def test_weights_lie_where_the_layout_says(world, folders, kind, layout):
+    """Each rank's regions are those of placement, and its views hold the checkpoint's very bits there."""
+    case = Case(folders[kind], head="scalar" if kind == "scalar" else "lm", **(LAYOUTS | UNEVEN)[layout])
+    expected = megatron_layout(case.spec(), Strategy(case.dp, case.tp, case.pp), case.ranks)
+    stored = oracle(folders[kind], case.head).state_dict()
+    for rank, shards in zip(case.ranks, world.run(case.ranks, cases.load, case), strict=True):
+        assert {name: region for name, (region, _) in shards.items()} == expected.of_rank(rank)
+        for name, (region, values) in shards.items():
+            np.testing.assert_array_equal(values, stored[name][tuple(slice(*span) for span in region)], err_msg=name)
+
+
+@pytest.mark.parametrize("part", ["optimizer", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
+def test_offloading_changes_nothing(world, folders, layout, dtype, part):
+    """Train, offload, reload, train gives the very weights of train, train."""
+    case = Case(folders["tied"], dtype=dtype, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
+    twice = TrainSettings("logprobs", mini_batches=3, epochs=2)
+    offloaded = world.run(case.ranks, cases.train, case, TrainSettings("logprobs", mini_batches=3), part)
+    for (_, expected), (_, found) in zip(world.run(case.ranks, cases.train, case, twice), offloaded, strict=True):
+        for name in expected:
+            np.testing.assert_array_equal(expected[name][1], found[name][1], err_msg=name)

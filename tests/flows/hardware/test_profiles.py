@@ -1,0 +1,108 @@
+"""Where profiles are kept, which one a run uses, and which are refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.flows.commands.cli import main
+from prefect_rlhf.flows.hardware import profiles
+from prefect_rlhf.flows.profile import legal_degrees
+from prefect_rlhf.placement.cost.hardware import Links
+from prefect_rlhf.placement.cost.profile import Profile
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.model import KNOWN_SHAPES, ModelSpec
+
+SHAPE, OTHER = KNOWN_SHAPES["llama-7b"], KNOWN_SHAPES["llama-13b"]
+ACTOR, CRITIC = ModelSpec("actor", "", "lm", SHAPE), ModelSpec("critic", "", "scalar", OTHER)
+DESK = ClusterShape("desk", 1, 2, 8 << 30)
+HELD = Lease("local", "a", DESK, DESK.whole, DESK.whole.devices())
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "PROFILES", tmp_path / "profiles")
+    return tmp_path / "profiles"
+
+
+def kept(of, num_devices=2, **changes):
+    """Write the profile of a shape, perhaps with something in it that is not so."""
+    subject = profiles.subject_of(of, "bfloat16", "cpu", num_devices)
+    links = Links(1e9, 1e9, 0.0, 1e9)
+    made = Profile(
+        of, "bfloat16", "cpu", subject.versions, (), links, 1e-9,
+        processor=subject.processor, num_devices=num_devices,
+    )  # fmt: skip
+    made = replace(made, **changes)
+    profiles.keep(made, profiles.file_of(subject))
+    return made
+
+
+def test_a_run_uses_a_profile_of_its_model_and_devices():
+    made = kept(SHAPE)
+    assert profiles.measured_sources([ACTOR], HELD).profiles == (made,)
+
+
+def test_without_a_profile_of_every_model_the_datasheet_counts():
+    kept(SHAPE)
+    sources = profiles.measured_sources([ACTOR, CRITIC], HELD)
+    assert sources.profiles == ()
+    assert "datasheet" in profiles.said_of(sources)
+
+
+def test_a_profile_of_another_number_of_devices_is_another_profile():
+    kept(SHAPE, num_devices=1)
+    assert profiles.find_profiles([ACTOR], HELD) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"versions": (("torch", "1.0"),)}, "profile.versions.torch: got '1.0', expected "),
+        ({"processor": "abacus"}, "profile.processor: got 'abacus', expected "),
+        ({"shape": OTHER}, "profile.shape: got "),
+    ],
+)
+def test_a_stale_profile_is_refused_in_one_line_that_says_what_to_do(changes, field):
+    kept(SHAPE, **changes)
+    with pytest.raises(InvalidInput) as error:
+        profiles.find_profiles([ACTOR], HELD)
+    assert str(error.value).startswith(field)
+    assert "run rlhf/profile again" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_file_is_refused_in_one_line(folder):
+    kept(SHAPE)
+    (file,) = folder.iterdir()
+    file.write_text("{")
+    with pytest.raises(InvalidInput) as error:
+        profiles.find_profiles([ACTOR], HELD)
+    assert "\n" not in str(error.value)
+
+
+def test_degrees_divide_devices_and_model():
+    odd = replace(SHAPE, num_attention_heads=9, num_kv_heads=3, intermediate_size=1536)
+    assert legal_degrees(odd, 2) == (1,)
+    assert legal_degrees(odd, 6) == (1, 3)
+    assert legal_degrees(SHAPE, 8) == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["no-such-model"], "models.model: got 'no-such-model', expected a Hugging Face folder, or one of"),
+        (["llama-7b", "--rows", "0"], "--rows: got 0, expected at least 1"),
+        (["llama-7b", "--longest", "4"], "--longest: got 4, expected at least 16"),
+        (["llama-7b", "--tensor-parallel", "two"], "--tensor-parallel: got 'two', expected degrees, such as 1,2"),
+        (["llama-7b", "--tensor-parallel", "3"], "tensor_parallel: got 3, expected a divisor of the model's 32 heads"),
+        (["llama-7b", "--longest", "4096"], "longest: got 4096, expected at most 4090"),
+        (["llama-7b", "--kind", "cuda"], "kind: got 'cuda', expected a machine with nvidia-smi"),
+    ],
+)
+def test_mistakes_get_one_line(arguments, complaint, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert main(["profile", *arguments]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"prefect-rlhf: {complaint}")

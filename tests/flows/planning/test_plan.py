@@ -1,0 +1,227 @@
+"""Plans made by search: before a run, for the leased mesh, and remembered; and plans that are measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site
+from prefect_rlhf.flows.hardware.datasheets import RUNTIME, cost_sources
+from prefect_rlhf.flows.training import auto_plan as auto
+from prefect_rlhf.flows.training.choose_plan import choose_plan
+from prefect_rlhf.flows.training.measured_plan import (
+    MOST_PLANS,
+    Tried,
+    fastest,
+    first_steps,
+    plans_to_measure,
+    tried_json,
+    tried_rows,
+)
+from prefect_rlhf.flows.training.run import prediction
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.cost.hardware import Efficiency
+from prefect_rlhf.placement.cost.workload import Lengths
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.memory.certificate import certify_plan
+from prefect_rlhf.placement.memory.fit import longest_rows
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.planner.next_best import next_best
+from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.plans.plan_file import parse_plan, read_plan
+from prefect_rlhf.placement.plans.presets import PRESETS
+from tests.strategies import GIB, TWO_DEVICES, dpo, ppo, remax
+
+HELD = Lease("pool", "abc", TWO_DEVICES, TWO_DEVICES.whole, TWO_DEVICES.whole.devices())
+WORK = longest_rows(remax(), 256)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch, tmp_path):
+    """Plans that earlier runs left are not this test's."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(auto, "BUDGET_SECONDS", 0.5)
+    return tmp_path
+
+
+def test_auto_gives_a_legal_plan_that_its_certificate_passes():
+    plan = choose_plan("auto", remax(), HELD, WORK)
+    assert check_plan(plan, remax(), HELD.mesh)
+    assert certify_plan(plan, remax(), WORK, "cpu").fits
+
+
+def test_what_is_known_of_the_plan_is_said():
+    """Estimate, bound, what binds, how the search ended, and every preset."""
+    said: list[str] = []
+    auto.auto_plan(remax(), HELD, WORK, said.append)
+    for words in ("s an iteration by the estimate", "above the bound", "what binds: ", "search: ", *PRESETS):
+        assert words in said[-1]
+
+
+def test_a_plan_found_once_is_not_searched_again(monkeypatch):
+    first = auto.auto_plan(remax(), HELD, WORK, print)
+    monkeypatch.setattr(auto, "plan_graph", lambda *_, **__: pytest.fail("searched again"))
+    said: list[str] = []
+    assert auto.auto_plan(remax(), HELD, WORK, said.append) == first
+    assert "found before" in said[0] and "what binds" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("graph", "held", "work"),
+    [
+        (dpo(), HELD, WORK),
+        (remax(), replace(HELD, cluster=replace(TWO_DEVICES, device_memory_bytes=4 * GIB)), WORK),
+        (remax(), replace(HELD, mesh=DeviceMesh(0, 1, 0, 1)), WORK),
+        (remax(), HELD, longest_rows(remax(), 512)),
+        (remax(), HELD, replace(WORK, prompts=Lengths.of({64: 1, WORK.prompts.longest: 1}))),
+    ],
+    ids=["graph", "memory", "mesh", "longest row", "lengths"],
+)
+def test_another_question_is_searched_anew(home, graph, held, work):
+    auto.auto_plan(remax(), HELD, WORK, print)
+    auto.auto_plan(graph, held, work, print)
+    assert len(list((home / ".prefect-rlhf/plans").glob("*.yaml"))) == 2
+
+
+def test_a_lease_of_the_same_devices_by_another_name_is_the_same_question(home, monkeypatch):
+    """A run on the next lease finds the plan of the last."""
+    first = auto.auto_plan(remax(), HELD, WORK, print)
+    monkeypatch.setattr(auto, "plan_graph", lambda *_, **__: pytest.fail("searched again"))
+    assert auto.auto_plan(remax(), replace(HELD, id="def", pool="other"), WORK, print) == first
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"name: auto\ncalls: {}\n", b"", b"\x93not text", b"name: [", b"name: auto\ncalls: {actor: {mesh: n7:0}}\n"],
+    ids=["no calls", "empty", "not text", "not YAML", "other calls"],
+)
+def test_a_remembered_plan_that_somebody_broke_is_named_and_made_anew(home, content):
+    first = auto.auto_plan(remax(), HELD, WORK, print)
+    (file,) = (home / ".prefect-rlhf/plans").glob("*.yaml")
+    file.write_bytes(content)
+    said: list[str] = []
+    assert auto.auto_plan(remax(), HELD, WORK, said.append) == first
+    assert str(file) in said[0] and "searched anew" in said[0]
+    assert read_plan(file, TWO_DEVICES) == first
+
+
+def test_a_gpu_that_nobody_can_name_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InvalidInput, match="kind: got 'cuda', expected a machine with nvidia-smi"):
+        choose_plan("auto", remax(), replace(HELD, kind="cuda"), WORK)
+
+
+def test_a_gpu_is_counted_by_its_datasheet(monkeypatch, tmp_path):
+    """The name is what the driver's tool prints."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho NVIDIA H200\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    (node,) = cost_sources(replace(HELD, kind="cuda")).nodes
+    assert (node.device.name, node.devices_per_node) == ("h200", 2)
+    assert node.efficiency == RUNTIME
+
+
+def test_a_cluster_that_is_asked_about_is_counted_as_a_leased_one():
+    """Not as ReaL's runtime, whose calls take two seconds besides their layers."""
+    (gpu,), (cpu,) = (site(parse_cluster(text)).sources.nodes for text in ("1x2:h200", "1x2:cpu"))
+    assert gpu.efficiency == RUNTIME
+    assert cpu == cost_sources(HELD).nodes[0]
+    assert cpu.efficiency.call_seconds == RUNTIME.call_seconds < 0.1 < Efficiency().call_seconds
+
+
+def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_path, caplog):
+    """The run says in a line that it predicts nothing."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    held = replace(HELD, kind="cuda")
+    augmented = augment(remax(), choose_plan("flattening", remax(), held, WORK), 2)
+    with caplog.at_level("INFO", logger="prefect_rlhf.plan"):
+        assert prediction(augmented, WORK, held) is None
+    assert "no predictions: kind: got 'cuda'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "measure(0)",
+        f"measure({MOST_PLANS + 1})",
+        "measure()",
+        "measure",
+        "measure(two)",
+        "measure(-1)",
+        "measure(2.5)",
+        "measure 2",
+        "measure(2",
+        "measure(2) ",
+    ],
+)
+def test_a_number_of_plans_that_cannot_be_measured_is_refused(name):
+    with pytest.raises(InvalidInput) as error:
+        plans_to_measure(name)
+    assert str(error.value) == f"plan: got {name!r}, expected measure(k), where k plans are run, from 1 to 10"
+
+
+@pytest.mark.parametrize("name", ["auto", "split", "plans/measure(2).yaml", "measured.yaml", "measurement"])
+def test_other_plans_are_not_measured(name):
+    assert plans_to_measure(name) is None
+
+
+@pytest.fixture(scope="module")
+def found():
+    return auto.plan_graph(
+        ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD), 0.5, kind="cpu"
+    )
+
+
+@pytest.mark.parametrize("count", [1, 2, MOST_PLANS])
+def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
+    planner = Planner(ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD), "cpu")
+    best = next_best(planner, found, count)
+    assert len(best) == len({plan.placements for plan in best}) == len({plan.name for plan in best}) == count
+    assert best[0].placements == found.plan.placements
+    assert all(check_plan(plan, planner.graph, planner.mesh) and planner.fits(plan) for plan in best)
+    presets = [planner.seconds(plan) for plan in best if not plan.name.startswith("other ")]
+    assert presets == sorted(presets)
+
+
+def test_what_is_measured_are_two_steps_without_evaluation_and_export(found):
+    measured = first_steps(ppo(evaluate_every=2), found.plan)
+    assert {node.step for node in measured} == {0, 1}
+    assert not any(node.kind == "export" or (node.call and node.call.every) for node in measured)
+    assert [node.id for node in measured if node.kind == "train_step" and node.step == 1]
+
+
+PLANS = [replace(choose_plan("flattening", remax(), HELD, WORK), name=name) for name in ("a", "b", "c")]
+FAILED = Tried(PLANS[1], 1.0, failure="OutOfDeviceMemory: rank 1")
+TRIED = [Tried(PLANS[0], 2.0, 3.0), FAILED, Tried(PLANS[2], 4.0, 2.5)]
+
+
+def test_the_fastest_of_those_that_ran_is_kept():
+    assert fastest(TRIED) is PLANS[2]
+
+
+def test_when_every_plan_fails_the_line_says_why_of_each():
+    with pytest.raises(InvalidInput) as error:
+        fastest([replace(FAILED, plan=plan) for plan in PLANS[:2]])
+    assert str(error.value) == (
+        "plan: got 'measure(2)', expected at least one plan that runs (a: OutOfDeviceMemory: rank 1; "
+        "b: OutOfDeviceMemory: rank 1)"
+    )
+
+
+def test_predicted_and_measured_seconds_stand_side_by_side_with_both_orders():
+    rows = tried_rows(TRIED)
+    assert [(row["predicted order"], row["measured order"]) for row in rows] == [("1", "2"), ("", ""), ("2", "1")]
+    assert [row["failure"] for row in rows] == ["", "OutOfDeviceMemory: rank 1", ""]
+    assert rows[0]["ratio"] == "0.667" and rows[1]["measured s"] == ""
+
+
+def test_what_was_measured_is_written_with_plans_that_read_back():
+    written = json.loads(tried_json(TRIED))["plans"]
+    assert [one["chosen"] for one in written] == [False, False, True]
+    assert [parse_plan(yaml.safe_load(one["plan"]), TWO_DEVICES) for one in written] == PLANS

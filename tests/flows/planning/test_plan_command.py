@@ -1,0 +1,289 @@
+"""`prefect-rlhf plan`: a plan for a cluster that need not be there, and mistakes in asking for one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from prefect_rlhf.flows.commands.cli import main
+from prefect_rlhf.flows.commands.flags import read_parameters
+from prefect_rlhf.flows.commands.plan import interruptible
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.forms.plan_options import plan_options
+from prefect_rlhf.flows.planning.plan_report import without_orders
+from prefect_rlhf.flows.planning.what_if import what_if
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.rlhf_flow import find_flow
+from prefect_rlhf.flows.training.lengths import parse_lengths
+from prefect_rlhf.flows.training.run import prepare
+from prefect_rlhf.placement.cost.hardware import Links
+from prefect_rlhf.placement.cost.profile import Profile
+from prefect_rlhf.placement.layout.alignment import aligned
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.model import KNOWN_SHAPES
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.search.partial.incumbent import Outcome
+from tests.placement.search.test_driver import two_calls
+from tests.strategies import SMALL, model, placed, remax
+from tests.tiny import make_model, ppo_parameters
+
+TWO_CPUS = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
+HELD = Lease("pool", "abc", TWO_CPUS, TWO_CPUS.whole, TWO_CPUS.whole.devices())
+LENGTHS = ["--prompt-length", "256", "--response-length", "256"]
+ON_TWO_CPUS = ["--cluster", "1x2:cpu", "--budget", "0.3"]
+MODELS = ["--model", "actor=llama-7b", "--model", "critic=llama-7b"]
+ANSWERED = ["plan.yaml", "report.md", "certificate.json", "timeline.svg"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Models and data of a run, and its parameters as a file."""
+    folder = tmp_path_factory.mktemp("asked")
+    (folder / "parameters.yaml").write_text(yaml.safe_dump(ppo_parameters(folder)))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def answered(folder):
+    """The answer for the run's own parameters on two devices without GPUs."""
+    return plan(folder, "--parameters", str(folder / "parameters.yaml"), *ON_TWO_CPUS, "--explain", "--sweep", "2")
+
+
+def plan(folder, *flags, algorithm="ppo"):
+    """Ask; the folder of the answer."""
+    assert main(["plan", algorithm, *flags, "--output", str(folder / "answer")]) == 0
+    return folder / "answer"
+
+
+def ready(folder, plan_file):
+    """The run of the parameters under a plan file, as far as it goes without devices."""
+    validated = ppo.validate_parameters(read_parameters(folder / "parameters.yaml", [f"plan={plan_file}"]))
+    options = RunOptions(**{key: validated.pop(key) for key in RunOptions.model_fields if key in validated})
+    return prepare(ppo.algorithm, validated, options, HELD)
+
+
+def question(*models, algorithm="ppo", **values):
+    """A what-if about 7B models that are not there."""
+    given = {"cluster": "2x8:h100", "prompt_length": "256", "response_length": "256"} | values
+    named = dict(model.split("=") for model in models or ("actor=llama-7b", "critic=llama-13b"))
+    return what_if(find_flow(algorithm), plan_options({"algorithm": algorithm, "models": named, **given}))
+
+
+def test_a_run_goes_by_the_plan_that_was_written(folder, answered):
+    """For the same parameters: every check of a run passes, device memory included."""
+    augmented = ready(folder, answered / "plan.yaml").augmented
+    assert augmented.plan.name == "auto"
+    assert len(augmented) > 20
+
+
+def test_the_graph_that_is_planned_is_the_one_that_runs(folder, answered):
+    asked = what_if(
+        ppo, plan_options({"cluster": "1x2:cpu", "parameters": read_parameters(folder / "parameters.yaml", [])})
+    )
+    assert asked.graph == ready(folder, answered / "plan.yaml").augmented.graph
+    assert asked.workload.longest == ready(folder, answered / "plan.yaml").asked.workload.longest
+
+
+def test_the_answer_has_plan_certificate_picture_and_a_report(answered):
+    assert {file.name for file in answered.iterdir()} == {*ANSWERED, "sweep.json", "sweep.svg"}
+    certificate = json.loads((answered / "certificate.json").read_text())
+    assert certificate["fits"] and {peak["device"] for peak in certificate["peaks"]} == {"n0:0", "n0:1"}
+    titles = [one.text for one in ET.parse(answered / "timeline.svg").iter("{http://www.w3.org/2000/svg}title")]
+    assert any("actor.generate" in title for title in titles)
+    report = (answered / "report.md").read_text()
+    for words in ("above the bound", "flattening", "actor_train", "runner-up: ", "device-hours", "holds:"):
+        assert words in report
+
+
+def test_what_is_known_of_a_plan_stands_in_its_file_as_comments(answered):
+    lines = (answered / "plan.yaml").read_text().splitlines()
+    assert lines[0].startswith("# ") and "s an iteration by the estimate" in lines[0]
+    assert yaml.safe_load("\n".join(lines))["name"] == "auto"
+
+
+def test_the_file_leaves_out_orders_that_a_run_chooses_by_itself():
+    """And keeps one that a run would not choose."""
+    models = tuple(model(one.role, one.head, replace(SMALL, num_kv_heads=4)) for one in remax().models)
+    graph, four = replace(remax(), models=models), ClusterShape("four", 1, 4, 80 << 30)
+    plan = preset("flattening", graph, four, four.whole, 256)
+    plain = placed(placed(plan, "actor_train_step", dp=1, tp=4), "actor_generate", dp=2, tp=2)
+    chosen = aligned(plain, graph)
+    other = placed(plain, "actor_generate", order=(3, 2, 1, 0))
+    assert chosen["actor_generate"].order
+    assert without_orders(chosen, graph) == plain
+    assert without_orders(other, graph) == other
+
+
+def test_a_plan_that_a_person_edited_is_checked_when_a_run_loads_it(folder, answered):
+    broken = folder / "broken.yaml"
+    broken.write_text((answered / "plan.yaml").read_text().replace("actor_train:", "actor_trian:"))
+    with pytest.raises(ValueError, match="actor_trian"):
+        ready(folder, broken)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "roles"),
+    [
+        ("ppo", ["actor", "critic"]),
+        ("grpo", ["actor", "reward"]),
+        ("remax", ["actor", "reward"]),
+        ("dpo", ["actor"]),
+        ("reward", ["reward"]),
+    ],
+)
+def test_every_algorithm_is_traced_with_models_and_data_that_are_not_there(algorithm, roles):
+    asked = question(*(f"{role}=llama-7b" for role in roles), algorithm=algorithm)
+    assert asked.graph.name == algorithm
+    assert asked.site.mesh.num_devices == 16
+
+
+def test_a_flow_of_ones_own_is_traced_too():
+    assert question(algorithm="prefect_rlhf.flows.ppo:ppo").graph == question().graph
+
+
+def test_the_reference_is_like_the_actor_and_the_reward_like_the_critic():
+    shapes = {model.role: model.shape for model in question().graph.models}
+    assert shapes["ref"] == shapes["actor"] == KNOWN_SHAPES["llama-7b"]
+    assert shapes["reward"] == shapes["critic"] == KNOWN_SHAPES["llama-13b"]
+
+
+def test_a_folder_needs_nothing_but_its_config(tmp_path):
+    folder = tmp_path / "model"
+    make_model(folder)
+    (folder / "model.safetensors").unlink()
+    asked = question(f"actor={folder}", f"critic={folder}", prompt_length="16", response_length="16")
+    assert asked.graph.model("actor").shape.num_layers == 2
+
+
+def test_parameters_of_the_flow_change_the_graph():
+    """PPO that recomputes log-probabilities has a call more."""
+    parameters = {"algo": {"old_logprobs": "recompute"}}
+    assert len(question(parameters=parameters).graph.calls) > len(question().graph.calls)
+
+
+def test_batch_and_response_go_where_the_algorithm_reads_them():
+    asked = question(batch_size=64, response_length="100:1,200:1")
+    generate = asked.graph.call("actor_generate")
+    assert generate.num_rows == 64
+    assert json.loads(generate.operation.settings)["max_new_tokens"] == 200
+    assert asked.workload.responses.mean == 150
+
+
+def test_evaluation_on_data_that_is_not_there_has_as_many_rows_as_a_step():
+    assert question(batch_size=64).graph.call("actor_evaluation").num_rows == 64
+
+
+def test_lengths_may_come_from_what_a_run_wrote(tmp_path):
+    file = tmp_path / "step-000000.parquet"
+    pq.write_table(pa.table({"tokens": [[1] * 5, [1] * 7], "logprobs": [[0.0] * 2, [0.0] * 3]}), file)
+    assert parse_lengths(str(file), "response_length").shares == ((2, 0.5), (3, 0.5))
+    assert parse_lengths(str(tmp_path), "prompt_length").shares == ((3, 0.5), (4, 0.5))
+
+
+def test_nodes_of_two_kinds_keep_their_own_memory():
+    where = question(cluster="1x8:a100-40+1x8:v100-32").site
+    assert [where.cluster.memory_bytes(node) >> 30 for node in (0, 1)] == [40, 32]
+    assert [node.device.name for node in where.sources.nodes] == ["a100-40", "v100-32"]
+
+
+def test_an_empty_cluster_is_what_the_work_pool_leases(monkeypatch):
+    monkeypatch.setenv("RLHF_LEASE", replace(HELD, devices=()).to_json())
+    assert question(cluster="").site.mesh == TWO_CPUS.whole
+
+
+def test_the_first_interrupt_ends_the_search_with_the_best_plan_so_far(capsys):
+    with interruptible() as progress:
+        os.kill(os.getpid(), signal.SIGINT)
+        found = search(two_calls(), 60, "metropolis-hastings", progress=progress)
+    assert found.outcome is Outcome.INTERRUPTED and found.plan is not None
+    assert "none below" in capsys.readouterr().err
+
+
+def profile(**changes):
+    """A profile's file content."""
+    made = Profile(
+        KNOWN_SHAPES["llama-7b"], "bfloat16", "h100", (("torch", "0.0"),), (), Links(1e12, 1e11, 1e10, 1e10), 1e-9
+    )
+    return replace(made, **changes).to_json()
+
+
+ONE = ["--cluster", "1x8:h100"]
+CASES = {
+    "no node": (["--cluster", "0x8:h100", *LENGTHS, *MODELS], "0x8:h100"),
+    "no device": (["--cluster", "2x0:h100", *LENGTHS, *MODELS], "2x0:h100"),
+    "an unknown kind of device": (["--cluster", "2x8:b9000", *LENGTHS, *MODELS], "b9000"),
+    "a cluster that is none": (["--cluster", "sixteen", *LENGTHS, *MODELS], "16x8:h100"),
+    "no cluster": ([*LENGTHS, *MODELS], "cluster"),
+    "nodes of unequal width": (["--cluster", "1x8:h100+1x4:h100", *LENGTHS, *MODELS], "as many in every node"),
+    "GPUs beside none": (["--cluster", "1x8:h100+1x8:cpu", *LENGTHS, *MODELS], "all GPUs"),
+    "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
+    "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
+    "an unknown algorithm": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "no_such"),
+    "an unknown model": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "critic=llama-7b"], "llama-8b"),
+    "an unknown role": ([*ONE, *LENGTHS, *MODELS, "--model", "judge=llama-7b"], "judge"),
+    "a role without a model": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "models.critic"),
+    "a model without a role": ([*ONE, *LENGTHS, "--model", "llama-7b"], "NAME=VALUE"),
+    "two vocabularies": ([*ONE, *LENGTHS, "--model", "actor=llama3-7b", "--model", "critic=llama-7b"], "vocab"),
+    "a model too large for any plan": (["--cluster", "1x1:h100", *LENGTHS, *MODELS], "GiB less"),
+    "a batch that does not divide": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "7"], "7 rows a step"),
+    "an empty batch": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "0"], "batch_size"),
+    "no budget": ([*ONE, *LENGTHS, *MODELS, "--budget", "0"], "budget_seconds"),
+    "an unknown method": ([*ONE, *LENGTHS, *MODELS, "--method", "genetic"], "genetic"),
+    "no lengths": ([*ONE, *MODELS], "prompt_length"),
+    "lengths that are none": ([*ONE, *MODELS, "--prompt-length", "long"], "long"),
+    "rows longer than the context": ([*ONE, *MODELS, "--prompt-length", "4000", "--response-length", "200"], "4096"),
+    "responses longer than may be made": ([*ONE, *LENGTHS, *MODELS, "-p", "algo.sampling.max_new_tokens=9"], "at most 9"),
+    "a misspelt hyperparameter": ([*ONE, *LENGTHS, *MODELS, "-p", "algo.clipp=1"], "clipp"),
+    "a sweep over nothing": ([*ONE, *LENGTHS, *MODELS, "--sweep", "0,1"], "1 or more"),
+    "a sweep that is no list": ([*ONE, *LENGTHS, *MODELS, "--sweep", "1-4"], "1-4"),
+    "a profile that is not there": ([*ONE, *LENGTHS, *MODELS, "--profile", "nowhere.json"], "nowhere.json"),
+    "a profile that is none": ([*ONE, *LENGTHS, *MODELS, "--profile", "{}"], "as rlhf/profile writes it"),
+    "a profile of another device": ([*ONE, *LENGTHS, *MODELS, "--profile", profile(device="a100-40")], "a100-40"),
+    "a profile of another version": ([*ONE, *LENGTHS, *MODELS, "--profile", profile()], "profile.versions.torch"),
+    "a profile of another model": ([*ONE, *LENGTHS, *MODELS, "--profile", profile(shape=KNOWN_SHAPES["llama-70b"])], "profile.shape"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_mistake_is_one_line_that_names_it(case, capsys, tmp_path, monkeypatch):
+    flags, names = CASES[case]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RLHF_LEASE", raising=False)
+    if "--profile" in flags and flags[-1].startswith("{"):
+        (tmp_path / "profile.json").write_text(flags[-1])
+        flags = [*flags[:-1], "profile.json"]
+    assert main(["plan", "no_such" if case == "an unknown algorithm" else "ppo", "--budget", "0.3", *flags]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
+    assert len(said) == 1 and said[0].startswith("prefect-rlhf: ") and names in said[0]
+    assert not (tmp_path / "plans").exists()
+
+
+def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would_help(capsys, tmp_path):
+    """Each call would fit alone; both trained models do not, whatever leaves the devices."""
+    small = ["--cluster", "1x2:h100", "--device-memory-gib", "72", "--budget", "0.3"]
+    assert main(["plan", "ppo", *small, *LENGTHS, *MODELS, "--output", str(tmp_path / "plans")]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
+    first = next(index for index, line in enumerate(said) if line.startswith("prefect-rlhf: "))
+    line, header, *rest = said[first:]
+    assert "GiB less, by more devices" in line
+    assert header.split() == ["devices", "peak", "of", "at", "largest"]
+    assert rest[0].startswith("n0:0")
+    assert any("optimizer" in row for row in rest)
+    assert rest[-2] == "What would make it fit:" and rest[-1].endswith(", fits")
+    assert not (tmp_path / "plans").exists()
+
+
+def test_the_other_commands_stay(capsys):
+    """`plan` is a word before the algorithm; without it the command runs one."""
+    assert main(["no_such_algorithm"]) == 2
+    assert "no_such_algorithm" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""What the cost model is told of a run's rows: lengths as the data has them, the longest possible row for memory."""
+
+import pytest
+
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.reward import reward
+from prefect_rlhf.flows.training.inputs import longest_sequence, read_inputs
+from prefect_rlhf.flows.training.workload import run_workload
+from tests.tiny import make_model, make_pairs, ppo_parameters
+
+
+def asked(flow, parameters):
+    """Inputs and graph of a flow."""
+    arguments = flow.validate_parameters(parameters)
+    arguments = {name: value for name, value in arguments.items() if name not in RunOptions.model_fields}
+    inputs = read_inputs(arguments)
+    return inputs, flow.algorithm.trace(arguments, inputs.models, inputs.datasets)
+
+
+def token_counts(source, key):
+    return sorted(len(row) for row in source.read(range(len(source)))[key])
+
+
+def test_prompts_are_as_long_as_they_are_and_responses_as_long_as_they_may_become(tmp_path):
+    inputs, graph = asked(ppo, ppo_parameters(tmp_path))
+    found, prompts = run_workload(graph, inputs), token_counts(inputs.sources["prompts"], "prompt_tokens")
+    assert len(set(prompts)) > 1
+    assert found.prompts.mean == pytest.approx(sum(prompts) / len(prompts))
+    assert found.responses.mean == found.responses.longest == 5
+    assert found.longest == longest_sequence(graph, inputs)
+
+
+def test_where_nothing_generates_every_token_may_be_scored(tmp_path):
+    model, pairs = make_model(tmp_path / "model", scalar=True), make_pairs(tmp_path / "pairs.parquet")
+    data = {"path": pairs, "prompt_column": "prompt"}
+    settings = {"pairs": data, "held_out": {**data, "split": "held_out"}, "reward": {"path": model, "head": "scalar"}}
+    inputs, graph = asked(reward, settings | {"algo": {"batch_size": 4}})
+    found, rows = run_workload(graph, inputs), token_counts(inputs.sources["pairs"], "tokens")
+    assert found.prompts.longest == 0
+    assert found.responses.mean == pytest.approx(sum(rows) / len(rows))
+    assert found.longest == longest_sequence(graph, inputs)

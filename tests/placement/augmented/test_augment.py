@@ -1,0 +1,340 @@
+"""The augmented graph: run in any order that its dependencies allow, every call finds what it needs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.draft import Draft
+from prefect_rlhf.placement.augmented.node import Dependency, Node
+from prefect_rlhf.placement.augmented.row_uses import row_uses, use_counts
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.rows.moves import row_transfers
+from prefect_rlhf.placement.rows.shares import holds, needs
+from tests.strategies import GIB, TWO_DEVICES, dpo, graphs, placed, plans, ppo, remax
+
+FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
+TWO_NODES = ClusterShape("two_nodes", 2, 2, 8 * GIB)
+WHOLE = TWO_DEVICES.whole
+
+
+class Devices:
+    """Storage of all devices, played through node by node; knows placements but no dependency and no layout rule."""
+
+    def __init__(self, graph: DataflowGraph, plan: ExecutionPlan, seed: int = 0) -> None:
+        self.graph, self.plan = graph, plan
+        draw = random.Random(seed)
+        generates = [call for call in graph if call.kind == "generate"]
+        self.lengths = {call.name: tuple(draw.randint(1, 40) for _ in range(call.num_rows)) for call in generates}
+        self.uses_left: dict[int, Counter] = {}
+        self.version: dict[ModelInstance, int] = defaultdict(int)
+        self.away = {
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.order)
+            for c in graph
+            if (p := plan[c.name]).offload == "all" and c.role
+        }
+        self.comes_and_goes = frozenset(self.away)
+        self.optimizers_away = {
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.order)
+            for c in graph
+            if (p := plan[c.name]).offload == "optimizer"
+        }
+        self.optimizers_come_and_go = frozenset(self.optimizers_away)
+        self.rows: dict[tuple[Device, int, str, str], set[int]] = defaultdict(set)
+
+    def run(self, node: Node) -> None:
+        moves = {
+            "transfer": self._transfer,
+            "reallocate": self._reallocate,
+            "offload": self._offload,
+            "reload": self._reload,
+            "export": self._export,
+        }
+        moves.get(node.kind, self._call)(node)
+
+    def run_all(self, augmented: AugmentedGraph, order: Iterable[Node]) -> None:
+        """Every node in this order, rows freed after their last use."""
+        steps = range(augmented.last_step + 1)
+        uses = {step: [row_uses(self.graph, self.plan, node) for node in augmented.of_step(step)] for step in steps}
+        self.uses_left = {step: use_counts(found) for step, found in uses.items()}
+        for node in order:
+            self.run(node)
+            self._free(node)
+
+    def _free(self, node: Node) -> None:
+        """As ranks do: drop what no other node of the step uses on the device."""
+        left = self.uses_left[node.step]
+        for device, keys in row_uses(self.graph, self.plan, node).items():
+            for producer, key in keys:
+                left[device, (producer, key)] -= 1
+                if not left[device, (producer, key)]:
+                    self.rows.pop((device, node.step, producer, key), None)
+
+    def _call(self, node: Node) -> None:
+        if node.instance is not None:
+            assert node.instance not in self.away, f"{node.id} uses an instance in host memory"
+            assert self.version[node.instance] == node.reads, f"{node.id} found v{self.version[node.instance]}"
+            trains = node.kind == "train_step"
+            assert not (trains and node.instance in self.optimizers_away), f"{node.id} has no optimizer"
+        for device, need in needs(self.graph, self.plan, node.call.name).items():
+            rows = set(need.share.rows(self.lengths))
+            for port in node.call.inputs:
+                if port.source in {c.name for c in self.graph}:
+                    for key in need.keys & set(port.keys):
+                        assert rows <= self.rows[device, node.step, port.source, key], (node.id, device, key)
+        if node.kind == "train_step":
+            self.version[node.instance] = node.writes
+        for device, share in holds(self.graph, self.plan, node.call.name).items():
+            for key in node.call.outputs:
+                self.rows[device, node.step, node.call.name, key] |= set(share.rows(self.lengths))
+
+    def _transfer(self, node: Node) -> None:
+        for move in row_transfers(self.graph, self.plan, node.call.name, node.moves, self.lengths):
+            assert {move.source, move.target} <= set(node.devices)
+            for key in move.keys:
+                held = self.rows[move.source, node.step, move.producer, key]
+                assert set(move.rows) <= held, f"{node.id} sends rows that {move.source} does not hold"
+                self.rows[move.target, node.step, move.producer, key] |= set(move.rows)
+
+    def _reallocate(self, node: Node) -> None:
+        assert not {node.source, node.target} & self.away
+        assert self.version[node.source] == node.reads > self.version[node.target]
+        assert {*node.source.mesh.devices(), *node.target.mesh.devices()} == set(node.devices)
+        self.version[node.target] = node.reads
+
+    def _export(self, node: Node) -> None:
+        assert node.instance not in self.away
+        assert self.version[node.instance] == node.reads == node.step, "what is written is the last version"
+
+    def _offload(self, node: Node) -> None:
+        away = self.away if node.part == "all" else self.optimizers_away
+        assert node.instance not in away
+        assert self.version[node.instance] == node.reads
+        away.add(node.instance)
+
+    def _reload(self, node: Node) -> None:
+        (self.away if node.part == "all" else self.optimizers_away).remove(node.instance)
+        assert self.version[node.instance] == node.reads
+        visitors = (self.comes_and_goes - self.away) | (self.optimizers_come_and_go - self.optimizers_away)
+        beside = [instance for instance in visitors if instance.mesh.overlaps(node.instance.mesh)]
+        assert {instance.role for instance in beside} == {node.instance.role}, "two offloaded roles on one device"
+
+
+def shuffled(augmented: AugmentedGraph, chance: random.Random) -> Iterable[Node]:
+    """The nodes in any order that their dependencies allow."""
+    order = {node.id: chance.random() for node in augmented}
+    ids = nx.lexicographical_topological_sort(augmented.to_networkx(), key=order.__getitem__)
+    return [augmented.node(id) for id in ids]
+
+
+def test_calls_have_no_moves_where_nothing_moves():
+    """One device, one engine kind, nothing to bring: the calls alone, and at the end the trained model."""
+    cluster = ClusterShape("one", 1, 1, 8 * GIB)
+    augmented = augment(dpo(), preset("flattening", dpo(), cluster, cluster.whole), 2)
+    assert [node.id for node in augmented] == [
+        "ref_inference@0",
+        "actor_train_step@0",
+        "ref_inference@1",
+        "actor_train_step@1",
+        "export.actor@2",
+    ]
+
+
+@settings(max_examples=150)
+@given(st.data(), graphs(), st.sampled_from([FOUR_DEVICES, TWO_NODES]), st.integers(1, 4), st.randoms())
+def test_whatever_the_order_every_node_finds_what_it_needs(data, graph, cluster, num_steps, chance):
+    """Versions, rows and residence are right under every legal plan, every order of the dependencies, any lengths.
+
+    Rows are freed after their last use on each device, so at the end nothing is left anywhere.
+    """
+    plan = data.draw(plans(graph, cluster))
+    augmented = augment(graph, plan, num_steps)
+    for order in (augmented.nodes, shuffled(augmented, chance)):
+        devices = Devices(graph, plan, chance.randrange(1000))
+        devices.run_all(augmented, order)
+        assert not any(devices.rows.values()), "rows that nobody freed"
+        assert devices.away == devices.comes_and_goes
+        assert devices.optimizers_away == devices.optimizers_come_and_go
+    assert AugmentedGraph.from_json(augmented.to_json()) == augmented
+
+
+@settings(max_examples=40)
+@given(st.data(), graphs(), st.integers(1, 4), st.integers(1, 3))
+def test_groups_of_steps_hold_all_nodes_in_an_order_that_works(data, graph, num_steps, per_group):
+    augmented = augment(graph, data.draw(plans(graph, FOUR_DEVICES)), num_steps)
+    groups = augmented.in_groups(per_group)
+    done: set[str] = set()
+    for node in (node for group in groups for node in group):
+        assert set(node.depends_on) <= done
+        done.add(node.id)
+    assert len(done) == len(augmented)
+
+
+def flattened(graph: DataflowGraph, num_steps: int = 3, **offloaded: str) -> AugmentedGraph:
+    plan = preset("flattening", graph, TWO_DEVICES, WHOLE)
+    for name, value in offloaded.items():
+        plan = placed(plan, name, offload=value)
+    return augment(graph, plan, num_steps)
+
+
+def test_titles_say_call_step_mesh_strategy_and_version():
+    augmented = flattened(ppo(), 5, ref_inference="all")
+    titles = {id: augmented.node(id).title for id in augmented.to_networkx()}
+    assert titles["actor_generate@3"] == "actor.generate · step 3 · n0:0-1 dp2 · v3"
+    assert titles["actor_train_step@3"] == "actor.train_step · step 3 · n0:0-1 dp2 · v3 → v4"
+    assert titles["ref_inference@3"] == "ref.inference · step 3 · n0:0-1 dp2 · v0"
+    assert titles["advantages@3"] == "advantages · step 3 · n0:0"
+    assert titles["transfer.advantages@3"] == "transfer → advantages · step 3 · n0:0-1"
+    assert titles["reload.ref.megatron@3"] == "ref.megatron.reload · step 3 · n0:0-1 dp2 · v0"
+    assert titles["reallocate.actor.vllm@4"] == "actor.reallocate · step 4 · megatron n0:0-1 dp2 → vllm n0:0-1 dp2 · v4"
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("actor_generate", "actor.generate"),
+        ("actor_generate_baseline", "actor.generate_baseline"),
+        ("greedy", "actor.generate (greedy)"),
+    ],
+)
+def test_a_title_has_the_calls_own_name_only_where_it_says_more(name, title):
+    graph = remax()
+    calls = tuple(replace(each, name=name) if each.name == "actor_generate_baseline" else each for each in graph)
+    ports = {"actor_generate_baseline": name}
+    calls = tuple(
+        replace(c, inputs=tuple(replace(p, source=ports.get(p.source, p.source)) for p in c.inputs)) for c in calls
+    )
+    if name == "actor_generate":
+        calls, name = graph.calls, "actor_generate"
+    augmented = flattened(replace(graph, calls=calls), 1)
+    assert augmented.node(f"{name}@0").title.startswith(f"{title} · step 0")
+
+
+def test_a_train_step_waits_for_the_reallocate_that_still_reads_what_it_overwrites():
+    node = flattened(ppo()).node("actor_train_step@1")
+    assert ("reallocate.actor.vllm@1", "overwrite") in {(d.node, d.kind) for d in node.dependencies}
+
+
+def test_a_reallocate_waits_for_all_readers_of_the_version_it_replaces():
+    node = flattened(remax()).node("reallocate.actor.vllm@1")
+    assert {d.node for d in node.dependencies if d.kind == "overwrite"} == {
+        "actor_generate@0",
+        "actor_generate_baseline@0",
+    }
+
+
+def test_version_zero_comes_from_the_checkpoint():
+    assert not [node for node in flattened(ppo()).of_step(0) if node.kind == "reallocate"]
+
+
+def test_one_transfer_serves_all_calls_that_need_the_same_rows():
+    """What generate made is dealt by tokens once, for every call on as many replicas; the rest moves by itself."""
+    augmented = flattened(ppo(mini_batches=2), 1)
+    moved = {node.id: {move.producer: move.keys for move in node.moves} for node in augmented if node.moves}
+    assert moved == {
+        "transfer.ref_inference@0": {"actor_generate": ("tokens", "prompt_length")},
+        "transfer.advantages@0": {
+            "actor_generate": ("tokens", "prompt_length", "logprobs"),
+            "ref_inference": ("logprobs",),
+            "reward_inference": ("scores",),
+            "critic_inference": ("values",),
+        },
+        "transfer.actor_train_step@0": {"actor_generate": ("logprobs",), "advantages": ("advantages",)},
+        "transfer.critic_train_step@0": {"advantages": ("returns",)},
+    }
+    for name in ("reward_inference@0", "critic_inference@0", "actor_train_step@0", "critic_train_step@0"):
+        assert "transfer.ref_inference@0" in augmented.node(name).depends_on
+
+
+def test_offloaded_roles_are_on_the_devices_only_around_their_uses():
+    augmented = flattened(ppo(), 2, ref_inference="all", reward_inference="all")
+    moves = [node.id for node in augmented if node.kind in ("reload", "offload")]
+    assert moves[:4] == [
+        "reload.ref.megatron@0",
+        "offload.ref.megatron@0",
+        "reload.reward.megatron@0",
+        "offload.reward.megatron@0",
+    ]
+    assert "offload.ref.megatron@0" in augmented.node("reload.reward.megatron@0").depends_on
+
+
+def test_rows_are_brought_to_disjoint_calls_before_either_of_them_runs():
+    """Else the second transfer would wait behind the first call, and the two calls would never overlap."""
+    augmented = augment(ppo(), preset("side_by_side", ppo(), TWO_DEVICES, WHOLE), 2)
+    place = {node.id: index for index, node in enumerate(augmented)}
+    moves = ("transfer.ref_inference@1", "transfer.reward_inference@1", "reallocate.actor.vllm@1")
+    calls = ("ref_inference@1", "reward_inference@1", "critic_inference@1")
+    assert max(place[name] for name in moves) < min(place[name] for name in calls)
+    ancestors = nx.ancestors(augmented.to_networkx(), "ref_inference@1")
+    assert "reward_inference@1" not in ancestors
+    assert place["critic_inference@1"] < place["transfer.advantages@1"]
+
+
+def test_evaluation_comes_first_in_its_step():
+    kinds = [node.call.every for node in flattened(ppo(evaluate_every=1), 2).of_step(1) if node.kind == "inference"]
+    assert kinds == [1, None, None, None]
+
+
+def test_two_versions_that_arrive_in_one_step_have_two_ids():
+    """With staleness, generation of step 2 reads v1 and evaluation at step 2 reads v2, in one instance."""
+    ids = {node.id for node in flattened(ppo(staleness=1, evaluate_every=2), 3)}
+    assert {"reallocate.actor.vllm.v1@2", "reallocate.actor.vllm@2"} <= ids
+
+
+def test_with_staleness_the_next_generation_does_not_wait_for_training():
+    """Generation on its own device of step 2 may run while step 1 trains."""
+    graph = remax()
+    graph = replace(graph, staleness=1)
+    plan = preset("flattening", graph, TWO_DEVICES, WHOLE)
+    for name in ("actor_generate", "actor_generate_baseline", "reward_inference", "score_baseline", "advantages"):
+        plan = placed(plan, name, mesh="n0:0", dp=1)
+    plan = placed(plan, "actor_train_step", mesh="n0:1", dp=1)
+    before = nx.ancestors(augment(graph, plan, 4).to_networkx(), "actor_generate@3")
+    assert "actor_train_step@1" in before
+    assert "actor_train_step@2" not in before
+
+
+def test_every_inserted_node_says_why():
+    for node in flattened(ppo(), 2, ref_inference="all"):
+        assert node.reason.endswith(".")
+        assert "\n" not in node.reason
+
+
+def test_nodes_that_wait_for_each_other_are_refused():
+    """No graph that traces gets there; whoever adds a kind of move must hear of it."""
+    draft = Draft()
+    for node in flattened(ppo(), 1):
+        draft.add(node, (0, 0, 0))
+    draft.wait("actor_generate@0", Dependency("actor_train_step@0", "overwrite"))
+    with pytest.raises(GraphError, match="actor_generate@0.* wait for each other"):
+        draft.ordered()
+
+
+def test_json_that_is_no_graph_is_refused_in_one_line():
+    with pytest.raises(InvalidInput, match=r"augmented_graph\.") as error:
+        AugmentedGraph.from_json("{}")
+    assert "\n" not in str(error.value)
+
+
+def test_nodes_out_of_order_are_refused():
+    augmented = flattened(ppo(), 1)
+    with pytest.raises(GraphError, match="does not come before it"):
+        replace(augmented, nodes=augmented.nodes[::-1])
+
+
+def test_a_mesh_is_named_once_when_another_holds_it():
+    node = flattened(ppo(), 1).node("transfer.advantages@0")
+    assert node.meshes == (DeviceMesh(0, 1, 0, 2),)

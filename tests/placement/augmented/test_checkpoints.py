@@ -1,0 +1,176 @@
+"""Checkpoints in the graph: what waits for them, and that a run which goes on from one is the rest of the whole run."""
+
+from collections import defaultdict
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
+from prefect_rlhf.placement.planner.preset_plan import preset
+from tests.strategies import GIB, TWO_DEVICES, graphs, plans, ppo
+
+FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
+EVERY = st.sampled_from([None, 1, 2, 3])
+
+
+class DevicesAndDisk:
+    """Which version each copy of weights is, on its devices or away, and what is on disk, played node by node."""
+
+    def __init__(self, graph, plan, first_step=0):
+        self.trained = {m.role: i for m in graph.models if (i := trained_instance(graph, plan, m.role)) is not None}
+        self.version = defaultdict(int, dict.fromkeys(self.trained.values(), first_step))
+        self.comes_and_goes = offloaded_parts(graph, plan)
+        self.away = dict(self.comes_and_goes)
+        self.state_of: dict[str, int] = {}  # stateful computation -> the step that left its state
+        self.beside: dict[int, dict[str, int]] = defaultdict(dict)  # step -> the version of each role's shards
+        self.committed: list[int] = []
+
+    def run(self, node):
+        for instance in {node.instance, node.source} - {None}:
+            needs = {"all", "optimizer"} if node.kind in ("train_step", "checkpoint") else {"all"}
+            there = node.kind in ("reload", "offload") or self.away.get(instance) not in needs
+            assert there, f"{node.id} uses what is in host memory"
+            assert self.version[instance] == node.reads, f"{node.id} found v{self.version[instance]}"
+        if node.kind == "reallocate":
+            assert self.away.get(node.target) != "all"
+            self.version[node.target] = node.reads
+        elif node.kind == "train_step":
+            self.version[node.instance] = node.writes
+        elif node.kind == "offload":
+            assert self.away.setdefault(node.instance, node.part) == node.part
+        elif node.kind == "reload":
+            assert self.away.pop(node.instance) == node.part
+        elif node.kind == "checkpoint":
+            assert node.reads == node.step + 1
+            self.beside[node.step][node.instance.role] = node.reads
+        elif node.kind == "commit":
+            assert self.beside.pop(node.step) == dict.fromkeys(self.trained, node.step + 1)
+            assert all(step <= node.step for step in self.state_of.values()), "a state of a later step"
+            self.committed.append(node.step + 1)
+        elif node.kind == "compute" and node.call.stateful:
+            self.state_of[node.call.name] = node.step
+
+
+def calls_of(augmented: AugmentedGraph, first_step=0):
+    """What the graph computes from a step on: each call's versions, and what it waits for of those that compute."""
+    computing = {node.id for node in augmented if node.call is not None and node.kind != "transfer"}
+    reachable = nx.transitive_closure_dag(augmented.to_networkx())
+    late = {id for id in computing if augmented.node(id).step >= first_step}
+    return {
+        id: (augmented.node(id).reads, augmented.node(id).writes, {a for a in reachable.predecessors(id) if a in late})
+        for id in late
+    }
+
+
+def bare(node: Node):
+    """A node without what it waits for."""
+    return node.id, node.kind, node.step, node.meshes, node.reads, node.writes, node.instance, node.source, node.target
+
+
+@settings(max_examples=40)
+@given(st.data(), graphs(), st.integers(1, 5), EVERY, st.randoms())
+def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps, every, chance):
+    """All roles' weights and all states after the same step, in every order that the dependencies allow."""
+    plan = data.draw(plans(graph, FOUR_DEVICES))
+    first = data.draw(st.integers(0, num_steps - 1))
+    augmented = augment(graph, plan, num_steps, first, every)
+    keys = {node.id: chance.random() for node in augmented}
+    any_order = nx.lexicographical_topological_sort(augmented.to_networkx(), key=keys.__getitem__)
+    for order in (augmented.nodes, [augmented.node(id) for id in any_order]):
+        devices = DevicesAndDisk(graph, plan, first)
+        for node in order:
+            devices.run(node)
+        assert devices.away == devices.comes_and_goes
+        due = [s for s in range(first + 1, num_steps + 1) if every and (s % every == 0 or s == num_steps)]
+        assert devices.committed == due
+    assert AugmentedGraph.from_json(augmented.to_json()) == augmented
+
+
+@settings(max_examples=40)
+@given(st.data(), graphs(), st.integers(2, 6), st.integers(1, 3))
+def test_what_goes_on_from_a_checkpoint_computes_the_rest_of_the_whole_run(data, graph, num_steps, every):
+    """The same calls with the same versions, and among them the same order, under staleness and offloading too."""
+    plan = data.draw(plans(graph, FOUR_DEVICES))
+    whole = augment(graph, plan, num_steps, 0, every)
+    commits = [node.step + 1 for node in whole if node.kind == "commit" and node.step + 1 < num_steps]
+    for first in commits:
+        rest = augment(graph, plan, num_steps, first, every)
+        found, expected = calls_of(rest), calls_of(whole, first)
+        assert {id: of[:2] for id, of in found.items()} == {id: of[:2] for id, of in expected.items()}
+        assert all(found[id][2] <= expected[id][2] for id in found), "it waits for no more than in the whole run"
+
+
+@settings(max_examples=30)
+@given(st.data(), graphs(), st.integers(2, 6), st.integers(1, 3))
+def test_without_offloading_it_is_the_rest_node_by_node(data, graph, num_steps, every):
+    """Every node of the later steps with those of its dependencies that are left."""
+    plan = data.draw(plans(graph, FOUR_DEVICES, offload=False))
+    whole = augment(graph, plan, num_steps, 0, every)
+    for first in [node.step + 1 for node in whole if node.kind == "commit" and node.step + 1 < num_steps]:
+        rest = augment(graph, plan, num_steps, first, every)
+        tail = [node for node in whole if node.step >= first]
+        assert [bare(node) for node in rest] == [bare(node) for node in tail]
+        ids = {node.id for node in tail}
+        for left, full in zip(rest, tail, strict=True):
+            assert set(left.dependencies) == {d for d in full.dependencies if d.node in ids}
+
+
+def flattened(num_steps=4, every=2, **options):
+    graph = ppo(**options)
+    return augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), num_steps, 0, every)
+
+
+def waits_of(node: Node) -> set[tuple[str, str]]:
+    return {(dependency.node, dependency.kind) for dependency in node.dependencies}
+
+
+def test_a_checkpoint_waits_for_its_train_step_and_the_next_one_waits_for_it():
+    augmented = flattened()
+    assert waits_of(augmented.node("checkpoint.actor@1")) == {("actor_train_step@1", "version")}
+    assert ("checkpoint.actor@1", "overwrite") in waits_of(augmented.node("actor_train_step@2"))
+    assert ("checkpoint.actor@1", "overwrite") not in waits_of(augmented.node("critic_train_step@2"))
+
+
+def test_a_state_is_on_disk_before_the_next_step_changes_it():
+    augmented = flattened()
+    assert ("advantages@1", "state") in waits_of(augmented.node("commit@1"))
+    assert ("commit@1", "overwrite") in waits_of(augmented.node("advantages@2"))
+
+
+def test_a_commit_waits_for_every_trained_role():
+    versions = {("checkpoint.actor@1", "version"), ("checkpoint.critic@1", "version")}
+    assert versions <= waits_of(flattened().node("commit@1"))
+
+
+def test_titles_say_what_is_written():
+    augmented = flattened()
+    assert augmented.node("checkpoint.actor@3").title == "actor.checkpoint · step 3 · n0:0-1 dp2 · v4"
+    assert augmented.node("commit@3").title == "checkpoint.commit · step 3 · n0:0"
+    assert augmented.node("checkpoint.actor@3").reason == (
+        "a run that ends after step 3 goes on from actor v4 and its optimizer."
+    )
+
+
+@pytest.mark.parametrize(("every", "expected"), [(None, []), (1, [0, 1, 2, 3, 4]), (2, [1, 3, 4]), (9, [4])])
+def test_a_checkpoint_comes_after_every_so_many_steps_and_after_the_last(every, expected):
+    assert [node.step for node in flattened(5, every) if node.kind == "commit"] == expected
+
+
+def test_staleness_drains_at_a_checkpoint():
+    """Right after one, generation reads the newest weights: older ones are not on disk."""
+    reads = [flattened(6, 3, staleness=1).node(f"actor_generate@{step}").reads for step in range(6)]
+    assert reads == [0, 0, 1, 3, 3, 4]
+
+
+def test_a_run_that_goes_on_brings_the_saved_weights_to_the_generation_engine_first():
+    graph = ppo()
+    rest = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 4, 2)
+    assert ("reallocate.actor.vllm@2", "version") in waits_of(rest.node("actor_generate@2"))
+    assert rest.node("reallocate.actor.vllm@2").dependencies == ()
+    assert [group[0].step for group in rest.in_groups(2)] == [2, 4]

@@ -1,0 +1,88 @@
+"""What is offloaded leaves between its uses and is back in time, by part, with the copies beside other calls."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.certificate import certify
+from prefect_rlhf.placement.mesh import ClusterShape, Device
+from prefect_rlhf.placement.planner.preset_plan import preset
+from tests.strategies import GIB, placed, ppo
+
+ONE = ClusterShape("one", 1, 1, 8 * GIB)
+ELEMENTS = 512 * 128 + 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128 + 2 * 128) + 128  # of the small model
+
+
+def on_one_device(graph: DataflowGraph, num_steps: int = 3, **offloaded: str) -> AugmentedGraph:
+    plan = preset("flattening", graph, ONE, ONE.whole)
+    for name, part in offloaded.items():
+        plan = placed(plan, name, offload=part)
+    return augment(graph, plan, num_steps)
+
+
+def moves(augmented: AugmentedGraph, step: int) -> list[str]:
+    return [node.id for node in augmented.of_step(step) if node.kind in ("reload", "offload")]
+
+
+def test_an_optimizer_is_away_between_train_steps_while_its_weights_serve():
+    """Its reallocate, which reads the weights alone, does not bring it back."""
+    augmented = on_one_device(ppo(), actor_train_step="optimizer")
+    assert moves(augmented, 1) == ["reload.actor.megatron.optimizer@1", "offload.actor.megatron.optimizer@1"]
+    ancestors = nx.ancestors(augmented.to_networkx(), "reallocate.actor.vllm@1")
+    assert "offload.actor.megatron.optimizer@0" not in augmented.node("reallocate.actor.vllm@1").depends_on
+    assert "reload.actor.megatron.optimizer@1" not in ancestors
+    reload = augmented.node("reload.actor.megatron.optimizer@1")
+    assert (reload.part, reload.title) == ("optimizer", "actor.megatron.reload (optimizer) · step 1 · n0:0 dp1 · v1")
+    assert reload.id in augmented.node("actor_train_step@1").depends_on
+
+
+def test_weights_and_cache_of_generation_are_away_from_its_last_generate_to_the_next_version():
+    """Trained weights are on their way when the copy comes back: not during the train_step that makes them."""
+    augmented = on_one_device(ppo(), actor_generate="all")
+    assert moves(augmented, 1) == ["reload.actor.vllm@1", "offload.actor.vllm@1"]
+    assert augmented.node("offload.actor.vllm@1").depends_on == ("reallocate.actor.vllm@1", "actor_generate@1")
+    assert "actor_train_step@0" in augmented.node("reload.actor.vllm@1").depends_on
+
+
+def test_a_reload_runs_beside_the_call_before_and_not_before_that():
+    augmented = on_one_device(ppo(), ref_inference="all")
+    order = augmented.to_networkx()
+    assert "actor_generate@1" not in nx.ancestors(order, "reload.ref.megatron@1")
+    assert "reallocate.actor.vllm@1" in nx.ancestors(order, "reload.ref.megatron@1")
+
+
+@pytest.mark.parametrize("part", ["all", "optimizer"])
+def test_copies_occupy_the_host_link_and_calls_the_compute(part):
+    augmented = on_one_device(ppo(), 1, actor_train_step=part)
+    device = Device(0, 0)
+    for node in augmented:
+        resource = "host_link" if node.kind in ("offload", "reload") else "compute"
+        assert node.occupies == {(device, resource)}
+
+
+def resident_bytes(graph, plan):
+    """The most that instances keep on the device at any moment."""
+    certificate = certify(augment(graph, plan, 3), Workload.fixed(5, 5), "cuda")
+    return dict(certificate.most_resident)["n0:0"]
+
+
+def test_memory_counts_what_comes_and_goes_by_part():
+    """The actor's gradients and optimizer (bfloat16: 4 + 12 bytes an element) take turns with the reference (2)."""
+    graph = ppo()
+    plan = preset("flattening", graph, ONE, ONE.whole)
+    kept = [resident_bytes(graph, plan)]
+    for name, part in (("ref_inference", "all"), ("actor_train_step", "optimizer")):
+        plan = placed(plan, name, offload=part)
+        kept.append(resident_bytes(graph, plan))
+    assert (kept[0] - kept[1], kept[1] - kept[2]) == (0, 2 * ELEMENTS)
+
+
+def test_two_optimizers_on_one_device_take_turns():
+    away = dict.fromkeys(("actor_train_step", "critic_inference", "critic_train_step"), "optimizer")
+    augmented = on_one_device(ppo(), **away)
+    assert "offload.actor.megatron.optimizer@1" in augmented.node("reload.critic.megatron.optimizer@1").depends_on

@@ -1,0 +1,136 @@
+"""Layouts: who holds which part of which parameter, under Hugging Face names."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout.layout import layout_of, megatron_layout, stages, vllm_layout
+from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.strategy import Strategy
+from tests.strategies import SMALL, SMOLLM2, model
+
+UNTIED = replace(SMALL, tied_embeddings=False)
+
+
+def test_smollm2_has_as_many_parameters_as_its_checkpoint():
+    assert num_parameters(model("actor", shape=SMOLLM2)) == 134_515_008
+
+
+def test_tp_splits_heads_columns_and_vocabulary_and_repeats_norms():
+    held = megatron_layout(model("actor", shape=UNTIED), Strategy(tp=2), (0, 1)).of_rank(1)
+    layer = "model.layers.3."
+    assert held["model.embed_tokens.weight"] == ((256, 512), (0, 128))
+    assert held["lm_head.weight"] == ((256, 512), (0, 128))
+    assert held[layer + "self_attn.q_proj.weight"] == ((64, 128), (0, 128))
+    assert held[layer + "self_attn.k_proj.weight"] == ((32, 64), (0, 128))
+    assert held[layer + "self_attn.v_proj.weight"] == ((32, 64), (0, 128))
+    assert held[layer + "self_attn.o_proj.weight"] == ((0, 128), (64, 128))
+    assert held[layer + "mlp.gate_proj.weight"] == held[layer + "mlp.up_proj.weight"] == ((128, 256), (0, 128))
+    assert held[layer + "mlp.down_proj.weight"] == ((0, 128), (128, 256))
+    assert held[layer + "input_layernorm.weight"] == ((0, 128),)
+    assert held["model.norm.weight"] == ((0, 128),)
+
+
+def test_pp_gives_each_stage_its_layers_and_the_ends_their_own():
+    layout = megatron_layout(model("actor", shape=UNTIED), Strategy(pp=2), (0, 1))
+    first, last = (set(layout.of_rank(rank)) for rank in (0, 1))
+    assert {f"model.layers.{n}.mlp.up_proj.weight" in first for n in (0, 1)} == {True}
+    assert {f"model.layers.{n}.mlp.up_proj.weight" in last for n in (2, 3)} == {True}
+    assert not first & last
+    assert "model.embed_tokens.weight" in first
+    assert {"model.norm.weight", "lm_head.weight"} <= last
+
+
+@pytest.mark.parametrize(("head", "copies"), [("lm", {0, 1}), ("scalar", {0})])
+def test_the_last_stage_has_the_tied_embedding_only_for_a_language_models_output(head, copies):
+    layout = megatron_layout(model("actor", head), Strategy(pp=2), (0, 1))
+    assert set(layout.regions["model.embed_tokens.weight"]) == copies
+    assert ("score.weight" in layout.shapes) == (head == "scalar")
+    assert "lm_head.weight" not in layout.shapes
+
+
+@given(
+    tp=st.sampled_from([1, 2]),
+    dp=st.integers(1, 3),
+    pp=st.sampled_from([1, 2, 3, 4]),
+    head=st.sampled_from(["lm", "scalar"]),
+    shape=st.sampled_from([SMALL, UNTIED, replace(SMALL, num_layers=5, vocab_size=511)]),
+)
+def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
+    """Painting what the ranks of one replica hold covers each parameter; split ones exactly once."""
+    strategy = Strategy(dp, tp, pp)
+    ranks = tuple(range(100, 100 + strategy.num_devices))
+    layout = megatron_layout(model("actor", head, shape), strategy, ranks)
+    for name, size in layout.shapes.items():
+        for replica in range(dp):
+            painted = np.zeros(size, dtype=int)
+            for index, rank in enumerate(ranks):
+                if index // tp % dp == replica and rank in layout.regions[name]:
+                    painted[tuple(slice(*span) for span in layout.regions[name][rank])] += 1
+            copies = tp if len(size) == 1 or name == "score.weight" else 1
+            if name == "model.embed_tokens.weight" and pp > 1 and head == "lm" and shape.tied_embeddings:
+                copies = 2
+            assert (painted == copies).all(), name
+
+
+@pytest.mark.parametrize(("layers", "pp", "sizes"), [(30, 4, [8, 8, 7, 7]), (5, 2, [3, 2]), (4, 4, [1] * 4)])
+def test_stages_are_as_even_as_possible_and_the_first_get_the_extra_layers(layers, pp, sizes):
+    made = stages(layers, pp)
+    assert [len(stage) for stage in made] == sizes
+    assert [layer for stage in made for layer in stage] == list(range(layers))
+
+
+def test_megatron_pads_the_vocabulary_when_tp_does_not_divide_it():
+    """Padding belongs to no region: the checkpoint has no such rows."""
+    layout = megatron_layout(model("actor", shape=replace(UNTIED, vocab_size=511)), Strategy(tp=2), (0, 1))
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert layout.regions[name] == {0: ((0, 256), (0, 128)), 1: ((256, 511), (0, 128))}
+
+
+def test_vllm_pads_the_vocabulary_and_the_last_rank_holds_what_is_real():
+    layout = vllm_layout(model("actor", shape=replace(SMALL, vocab_size=500)), Strategy(tp=2), (0, 1))
+    regions = layout.regions["model.embed_tokens.weight"]
+    assert regions == {0: ((0, 256), (0, 128)), 1: ((256, 500), (0, 128))}
+
+
+def test_a_rank_whose_part_is_all_padding_holds_nothing_of_it():
+    shape = replace(SMALL, vocab_size=60, num_kv_heads=4)
+    layout = vllm_layout(model("actor", shape=shape), Strategy(tp=4), (0, 1, 2, 3))
+    assert layout.regions["model.embed_tokens.weight"][3] == ((48, 60), (0, 128))
+    shape = replace(shape, vocab_size=40)
+    assert (
+        3
+        not in vllm_layout(model("actor", shape=shape), Strategy(tp=4), (0, 1, 2, 3)).regions[
+            "model.embed_tokens.weight"
+        ]
+    )
+
+
+def test_ranks_are_positions_in_the_leased_mesh():
+    instance = ModelInstance("actor", "megatron", DeviceMesh(1, 1, 2, 2), Strategy(dp=2))
+    layout = layout_of(instance, model("actor"), DeviceMesh(1, 1, 0, 4))
+    assert set(layout.regions["model.norm.weight"]) == {2, 3}
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "strategy", "says"),
+    [
+        (
+            megatron_layout,
+            {"num_kv_heads": 1},
+            Strategy(tp=2),
+            "tp: got 2, expected a divisor of the 1 key-value heads",
+        ),
+        (megatron_layout, {"num_layers": 3}, Strategy(pp=4), "pp: got 4, expected at most 3, the layers of actor"),
+        (vllm_layout, {}, Strategy(pp=2), "pp: got 2, expected 1"),
+    ],
+)
+def test_what_does_not_divide_is_refused(make, shape, strategy, says):
+    with pytest.raises(InvalidInput, match=says):
+        make(model("actor", shape=replace(SMALL, **shape)), strategy, tuple(range(strategy.num_devices)))

@@ -1,0 +1,93 @@
+"""Whether plans fit: refusals say what fills the device and which changes help, and the changes do help."""
+
+import json
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.placement.memory.certificate import certify_plan
+from prefect_rlhf.placement.memory.fit import check_memory, longest_rows, offload_to_fit
+from prefect_rlhf.placement.memory.remedies import remedies
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.plans.check import check_plan
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, ppo
+
+GRAPH = ppo()
+PLAN = preset("flattening", GRAPH, TWO_DEVICES, TWO_DEVICES.whole)
+
+
+def on_devices_of(mebibytes: int):
+    return replace(PLAN, cluster=ClusterShape("small", 1, 2, mebibytes << 20))
+
+
+def refused(mebibytes: int) -> PlanDoesNotFit:
+    with pytest.raises(PlanDoesNotFit) as error:
+        check_memory(on_devices_of(mebibytes), GRAPH, 64, "cpu")
+    return error.value
+
+
+def test_a_plan_that_fits_is_left_alone():
+    assert offload_to_fit(PLAN, GRAPH) is PLAN
+    assert check_memory(PLAN, GRAPH) is PLAN
+
+
+def test_trained_roles_are_never_offloaded_on_their_own():
+    off = {name for name, placed in offload_to_fit(on_devices_of(1), GRAPH).placements if placed.offload != "none"}
+    assert off == {"ref_inference", "reward_inference"}
+
+
+def test_the_refusal_says_device_peak_node_and_what_holds_the_bytes():
+    """One line with the numbers and the best remedy; the report's bytes add up to the peak."""
+    error = refused(16)
+    (first,), rest = str(error).splitlines(), error.report.splitlines()
+    assert first.startswith("plan flattening: memory of n0:0: got '")
+    assert " MiB at actor_train_step@0', expected at most 14.72 MiB (92% of 16.00 MiB); it fits with offload" in first
+    held = [float(line.split()[0]) for line in rest if line.startswith("  ") and ": " in line and "peak" not in line]
+    assert held == sorted(held, reverse=True)
+    assert sum(held) == pytest.approx(float(first.partition("got '")[2].split()[0]), abs=0.02 * len(held))
+
+
+def test_the_refusal_has_a_machine_readable_form_that_survives_another_process():
+    error = pickle.loads(pickle.dumps(refused(16)))
+    details = json.loads(error.details)
+    assert details["certificate"]["fits"] is False
+    assert details["remedies"][-1]["fits"] is True
+    assert isinstance(error, InvalidInput)
+    assert error.report == refused(16).report
+
+
+def test_what_is_proposed_is_legal_and_does_what_it_says():
+    plan, workload = on_devices_of(16), longest_rows(GRAPH, 64)
+    before = certify_plan(plan, GRAPH, workload, "cpu")
+    found = remedies(plan, GRAPH, workload, "cpu")
+    assert found[-1].certificate.fits
+    for remedy in found:
+        check_plan(remedy.plan, GRAPH, remedy.plan.cluster.whole)
+        after = certify_plan(remedy.plan, GRAPH, workload, "cpu")
+        assert after == remedy.certificate
+        assert after.excess_bytes < before.excess_bytes
+
+
+def test_a_model_too_large_for_any_change_is_said_to_be():
+    assert all(not remedy["fits"] for remedy in json.loads(refused(1).details)["remedies"])
+
+
+def test_rows_are_as_long_as_the_run_allows():
+    """Without a generate every token may be one that is scored."""
+    assert longest_rows(dpo(), 100).longest == 100
+    generate = GRAPH.call("actor_generate")
+    sampling = replace(generate.operation, settings='{"max_new_tokens": 30}')
+    calls = tuple(replace(c, operation=sampling) if c == generate else c for c in GRAPH)
+    workload = longest_rows(replace(GRAPH, calls=calls), 100)
+    assert (workload.prompts.longest, workload.responses.longest) == (70, 30)
+
+
+def test_the_demos_models_fit_the_demos_devices():
+    """What the two-device mesh of a small machine is used for must not be refused."""
+    graph = replace(ppo(), models=tuple(replace(model, shape=SMOLLM2) for model in ppo().models))
+    cluster = ClusterShape("embedded", 1, 2, 8 * GIB)
+    plan = preset("flattening", graph, cluster, cluster.whole, max_sequence_length=64, kind="cpu")
+    assert not any(placement.offload != "none" for _, placement in plan.placements)

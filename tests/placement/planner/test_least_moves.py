@@ -1,0 +1,46 @@
+"""The least that a move of weights takes is never more than the move takes, wherever and in whatever order it goes."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.cost.hardware import Links
+from prefect_rlhf.placement.cost.moves import move_seconds, reallocation_flows
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.model import TransformerShape
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.planner.least_moves import Spread, network_layers
+from prefect_rlhf.placement.strategy import Strategy
+
+SIZES = ModelSizes.of_shape(TransformerShape(64, 128, 7, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False))
+LINKS = Links(device=1e15, node=1e15, network=1e9, host=1e9)
+MESHES = [
+    *(DeviceMesh(first, count, 0, 4) for count in (1, 2, 3, 4) for first in range(5 - count)),
+    *(DeviceMesh(node, 1, first, 2) for node in range(4) for first in (0, 2)),
+]
+
+
+@st.composite
+def instances(draw, order):
+    mesh = draw(st.sampled_from(MESHES))
+    size = mesh.num_devices
+    tp = draw(st.sampled_from([degree for degree in (1, 2, 4) if size % degree == 0]))
+    pp = draw(st.sampled_from([degree for degree in range(1, 7) if size // tp % degree == 0]))
+    strategy = Strategy(size // tp // pp, tp, pp)
+    places = tuple(draw(st.permutations(range(size)))) if order else ()
+    return ModelInstance("actor", "megatron", mesh, strategy, places)
+
+
+@settings(max_examples=500)
+@given(instances(order=False), instances(order=True))
+def test_no_move_takes_less_than_its_least_over_the_network(source, target):
+    layers = network_layers(Spread.of(source), Spread.of(target), SIZES.num_layers) / target.strategy.tp
+    least = layers * SIZES.layer_matrices * SIZES.item / LINKS.network
+    assert least <= move_seconds(reallocation_flows(source, target, SIZES), LINKS) * (1 + 1e-9)
+
+
+def test_a_copy_on_every_node_of_a_pipeline_over_nodes():
+    """16 nodes of 8 want all of 16 layers, each in eighths on a node; each node of 16 has one. A device lacks an eighth
+    of 15 layers, and a layer's 8 holders send 15 nodes an eighth of it for each of 8 devices."""
+    assert network_layers(Spread(pp=16, group=8, per_node=8), Spread(pp=1, group=128, per_node=8), 16) == 15
+    assert network_layers(Spread(pp=1, group=8, per_node=8), Spread(pp=1, group=8, per_node=8), 16) == 0

@@ -1,0 +1,195 @@
+"""From a graph to a plan: it is legal, fits, is as fast as its augmented graph says, and no plan beats the bound."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.node import NodeCosts
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.bytes import usable_bytes
+from prefect_rlhf.placement.memory.holdings import instance_holdings
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.model import known_shape
+from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.candidates import candidate
+from prefect_rlhf.placement.planner.mesh_line import meshes_of
+from prefect_rlhf.placement.planner.plan_problem import all_candidates, plan_problem
+from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.placement.schedule.estimate import estimate
+from prefect_rlhf.placement.schedule.schedule import schedule
+from prefect_rlhf.placement.search.problem import Problem
+from prefect_rlhf.placement.strategy import Strategy
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax
+
+WORKLOAD = Workload.fixed(128, 128)
+SOURCES = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
+
+
+def larger(graph: DataflowGraph) -> DataflowGraph:
+    """The graph with models of 135 million parameters, so that moves take time."""
+    models = tuple(model(one.role, one.head, SMOLLM2) for one in graph.models)
+    return replace(graph, models=models)
+
+
+def problem_of(graph: DataflowGraph) -> Problem:
+    """What the search is asked."""
+    setting = Planner(graph, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, "cuda").setting()
+    return plan_problem(setting, all_candidates(setting), 5).problem
+
+
+GRAPHS = {
+    "ppo": larger(ppo()),
+    "ppo with evaluation": larger(ppo(evaluate_every=2)),
+    "ppo one step off": larger(ppo(staleness=1)),
+    "remax": larger(remax()),
+    "dpo": larger(dpo()),
+}
+
+
+@cache
+def planned(name: str) -> Planned:
+    return plan_graph(GRAPHS[name], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=0.5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_plan_is_legal_and_its_certificate_says_that_it_fits(name):
+    found = planned(name)
+    assert check_plan(found.plan, GRAPHS[name], TWO_DEVICES.whole) is found.plan
+    assert found.certificate.fits
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_no_preset_is_faster_than_the_plan(name):
+    found = planned(name)
+    assert [one.name for one in found.presets] == list(PRESETS)
+    timed = [one.estimate.seconds for one in found.presets if one.estimate is not None]
+    assert timed and min(timed) >= found.seconds
+
+
+@pytest.mark.parametrize("name", ["ppo", "remax", "dpo"])
+def test_the_estimate_is_the_time_of_the_plans_augmented_graph(name):
+    """Counted here by hand: five steps in a row after the first, which brings no new weights."""
+    graph, found = GRAPHS[name], planned(name)
+    costs = NodeCosts(graph, found.plan, WORKLOAD, SOURCES)
+    slots = [one for one in schedule(augment(graph, found.plan, 6), costs.seconds).slots if one.seconds > 0]
+    began = min(one.start for one in slots if one.node.step >= 1)
+    assert found.seconds == pytest.approx((max(one.end for one in slots) - began) / 5)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_drawn_plan_takes_less_than_the_bound(name, data):
+    """Whatever its meshes, strategies, orders and offloads: legal plans that the search knew nothing of."""
+    drawn = data.draw(plans(GRAPHS[name], TWO_DEVICES))
+    assert estimate(GRAPHS[name], drawn, WORKLOAD, SOURCES).seconds >= planned(name).lower_bound_seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@given(data=st.data())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_a_candidate_is_said_to_hold_is_held(name, data):
+    """Every device of a call's mesh has the least at some moment, and one the most: what needs more can never fit."""
+    planner = Planner(GRAPHS[name], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, "cuda")
+    drawn = data.draw(plans(GRAPHS[name], TWO_DEVICES))
+    peaks = {DeviceMesh.parse(peak.device): peak.num_bytes for peak in planner.certificate(drawn).peaks}
+    for call in planner.setting().graph:
+        if call.kind == "compute":
+            continue
+        one = candidate(call, drawn[call.name], planner.setting())
+        held = [peaks[DeviceMesh(device.node, 1, device.index, 1)] for device in drawn[call.name].mesh.devices()]
+        assert min(held) >= one.least.peak and max(held) >= one.most.peak, call.name
+
+
+def test_evaluation_uses_the_copies_of_weights_of_the_calls_like_it():
+    placed = planned("ppo with evaluation").plan
+    for evaluation, sibling in (("evaluate_generate", "actor_generate"), ("evaluate_scores", "reward_inference")):
+        ours, theirs = placed[evaluation], placed[sibling]
+        assert (ours.mesh, ours.strategy, ours.engine) == (theirs.mesh, theirs.strategy, theirs.engine)
+
+
+def test_evaluation_is_no_part_of_the_problem():
+    """So it changes no bound: the search sees the same calls, moves and waits."""
+    posed, plain = (problem_of(GRAPHS[name]) for name in ("ppo with evaluation", "ppo"))
+    assert [node.name for node in posed.nodes] == [node.name for node in plain.nodes]
+    assert (posed.calls, posed.edges, posed.meshes) == (plain.calls, plain.edges, plain.meshes)
+
+
+def test_meshes_are_aligned_slices_of_a_node_and_whole_nodes_in_a_row():
+    cluster = ClusterShape("two nodes", 2, 4, GIB)
+    slices = [f"n{node}:{devices}" for devices in ("0", "1", "2", "3", "0-1", "2-3") for node in (0, 1)]
+    found = [mesh.name for mesh in meshes_of(cluster, cluster.whole)]
+    assert sorted(found) == sorted([*slices, "n0:0-3", "n1:0-3", "n0-1:0-3"])
+    assert all(cluster.check_mesh(mesh) for mesh in meshes_of(cluster, cluster.whole))
+
+
+def test_a_plan_over_two_nodes_is_found():
+    cluster = ClusterShape("two nodes", 2, 2, 80 * GIB)
+    sources = CostSources.equal_nodes(replace(SOURCES.nodes[0], network=NETWORKS["roce-3200"]), 2)
+    found = plan_graph(GRAPHS["remax"], cluster, cluster.whole, WORKLOAD, sources, budget_seconds=0.5)
+    assert check_plan(found.plan, GRAPHS["remax"], cluster.whole)
+    assert found.lower_bound_seconds <= found.seconds <= 1.005 * planned("remax").seconds
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
+def test_a_budget_that_is_not_positive_is_refused(budget):
+    with pytest.raises(InvalidInput, match="budget_seconds: got .*, expected more than 0 seconds"):
+        plan_graph(GRAPHS["dpo"], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=budget)
+
+
+def test_a_model_that_no_device_holds_is_refused():
+    tiny = replace(TWO_DEVICES, device_memory_bytes=GIB // 4)
+    with pytest.raises(InvalidInput, match="GiB on a device at best"):
+        plan_graph(GRAPHS["dpo"], tiny, tiny.whole, WORKLOAD, SOURCES)
+
+
+def large(rows: int) -> DataflowGraph:
+    """PPO of models of 7B."""
+    models = tuple(replace(one, shape=known_shape("llama3-7b"), dtype="bfloat16") for one in ppo().models)
+    return replace(ppo(), models=models, calls=tuple(replace(call, num_rows=rows) for call in ppo()))
+
+
+def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
+    """Each call alone would fit; training both models does not, whatever leaves the devices."""
+    node = ClusterShape("node", 1, 2, 76 * GIB)
+    with pytest.raises(PlanDoesNotFit, match=r"got '.* GiB .*, expected .* GiB .* less, by more devices") as error:
+        plan_graph(large(32), node, node.whole, Workload.fixed(256, 256), SOURCES, budget_seconds=0.5)
+    (remedy,) = json.loads(error.value.details)["remedies"]
+    assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(76 * GIB)
+    assert f"{remedy['change']}: peak" in error.value.report
+
+
+def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
+    """2048 rows of 2048 tokens have 512 GiB of keys and values; the plan keeps fewer in flight."""
+    node = ClusterShape("node", 1, 8, 80 * GIB)
+    sources = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 8), 1)
+    found = plan_graph(large(2048), node, node.whole, Workload.fixed(1024, 1024), sources, budget_seconds=0.5)
+    assert found.certificate.fits
+    assert (found.plan["actor_generate"].engine, found.plan["actor_generate"].micro_batches > 1) == ("vllm", True)
+
+
+def test_a_fourth_of_the_rows_at_once_has_a_fourth_of_the_cache():
+    """In what an engine is predicted to keep, which is what it is built for."""
+    (actor, *_) = large(64).models
+    instance = ModelInstance("actor", "vllm", TWO_DEVICES.whole, Strategy(dp=2))
+    (generate, *_) = large(64).calls
+    caches = [
+        sum(one.num_bytes for one in held if one.what == "key-value cache")
+        for held in (instance_holdings(instance, (generate,), actor, 2048, "cuda", (), cuts) for cuts in ((1,), (4,)))
+    ]
+    assert caches[0] == pytest.approx(4 * caches[1], rel=0.05)  # each has vLLM's null blocks besides

@@ -1,0 +1,95 @@
+"""The smallest cluster on which an algorithm fits, and a trunk that actor and critic share as a case of it."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from prefect_rlhf.engines.files.huggingface import read_model_spec
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.layout.parameters import num_parameters
+from prefect_rlhf.placement.model import KNOWN_SHAPES
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.smallest import Smallest, sizes_of, smallest_that_fits
+from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.strategy import Strategy
+from tests.strategies import SMALL, model, ppo
+
+LENGTHS = Workload.fixed(256, 256)
+A100S = sizes_of(Hardware(DEVICE_KINDS["a100-80"], 8, NETWORKS["infiniband-200"]), 2)
+
+
+def of_7b(graph: DataflowGraph) -> DataflowGraph:
+    return replace(graph, models=tuple(model(one.role, one.head, KNOWN_SHAPES["llama-7b"]) for one in graph.models))
+
+
+def shared_ppo() -> DataflowGraph:
+    """PPO whose critic is a second head on the actor: its values, and its training, are the actor's calls."""
+    separate = ppo()
+    renamed = {"actor_train_step": "train_step"}
+    calls = tuple(
+        replace(
+            one,
+            name=renamed.get(one.name, one.name),
+            role="actor_critic" if one.role in ("actor", "critic") else one.role,
+        )
+        for one in separate
+        if one.name != "critic_train_step"
+    )
+    models = tuple(one for one in separate.models if one.role not in ("actor", "critic"))
+    return replace(separate, calls=calls, models=(model("actor_critic", "lm+scalar"), *models))
+
+
+@cache
+def smallest(graph: DataflowGraph) -> Smallest:
+    return smallest_that_fits(graph, A100S, LENGTHS, budget_seconds=0.5)
+
+
+def test_a_smaller_cluster_than_the_one_found_has_no_plan():
+    """PPO with four 7B models: one A100 of 80 GB cannot hold even one of its optimizers."""
+    found = smallest(of_7b(ppo()))
+    assert found.planned.certificate.fits
+    smaller = A100S[A100S.index(found.size) - 1]
+    assert found.refused.startswith(f"{smaller.cluster.name}: ")
+    with pytest.raises(InvalidInput):
+        plan_graph(of_7b(ppo()), smaller.cluster, smaller.cluster.whole, LENGTHS, smaller.sources, 0.5)
+
+
+def test_a_shared_trunk_is_planned_like_any_role():
+    """Generation, values and training are calls of one role; with one optimizer instead of two they take less time."""
+    graph = of_7b(shared_ppo())
+    found, separate = smallest(graph), smallest(of_7b(ppo()))
+    assert check_plan(found.planned.plan, graph, found.size.cluster.whole)
+    assert found.size == separate.size
+    assert found.planned.seconds < separate.planned.seconds
+
+
+def test_a_shared_trunk_has_both_heads_elements_once():
+    sizes = {head: ModelSizes.of(model("any", head)) for head in ("lm", "lm+scalar")}
+    untied = replace(SMALL, tied_embeddings=False)
+    assert sizes["lm+scalar"].num_parameters == sizes["lm"].num_parameters + SMALL.hidden_size
+    for shape in (SMALL, untied):
+        spec = model("any", "lm+scalar", shape)
+        assert num_parameters(spec) == ModelSizes.of(spec).num_parameters
+        assert ModelSizes.of(spec).stage_parameters(Strategy(), 0) == num_parameters(spec)
+
+
+def test_no_engine_runs_a_shared_trunk(tmp_path):
+    with pytest.raises(InvalidInput, match=r"actor_critic.head: got 'lm\+scalar', expected lm or scalar: .*not run\Z"):
+        read_model_spec("actor_critic", tmp_path, "lm+scalar")
+
+
+def test_models_too_large_for_every_size_are_refused_with_what_is_missing():
+    graph = replace(ppo(), models=tuple(model(m.role, m.head, KNOWN_SHAPES["llama-65b"]) for m in ppo().models))
+    with pytest.raises(InvalidInput, match=r"GiB less, by .*\Z"):
+        smallest_that_fits(graph, A100S[:3], LENGTHS, 0.5)
+
+
+@pytest.mark.parametrize(("sizes", "says"), [((), "sizes"), (None, "most_nodes")])
+def test_nothing_to_try_is_refused(sizes, says):
+    with pytest.raises(InvalidInput, match=f"^{says}: got"):
+        smallest_that_fits(ppo(), sizes if sizes is not None else sizes_of(A100S[0].sources.nodes[0], 0), LENGTHS)

@@ -1,0 +1,88 @@
+"""Models that fit only one at a time take turns: such plans are found, and no plan beats their bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware
+from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.plan_problem import all_candidates
+from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.time_sharing import FORBIDDEN, turns_bound, turns_problem
+from prefect_rlhf.placement.schedule.estimate import ITERATIONS, estimate
+from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.search.problem import PairNode
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, model, plans, ppo
+
+WORKLOAD = Workload.fixed(128, 128)
+SOURCES = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2), 1)
+GRAPH = replace(ppo(), models=tuple(model(one.role, one.head, SMOLLM2) for one in ppo().models))
+TIGHT = replace(TWO_DEVICES, device_memory_bytes=GIB * 7 // 4)  # one optimizer of the two, and little else
+
+
+def planner(cluster) -> Planner:
+    return Planner(GRAPH, cluster, cluster.whole, WORKLOAD, SOURCES, "cuda")
+
+
+@cache
+def tight() -> Planned:
+    return plan_graph(GRAPH, TIGHT, TIGHT.whole, WORKLOAD, SOURCES, budget_seconds=1.0)
+
+
+def test_a_plan_is_found_that_offloads_trained_models():
+    found = tight()
+    assert found.certificate.fits
+    trained = [found.plan[call.name] for call in GRAPH if call.kind == "train_step"]
+    assert "all" in {placement.offload for placement in trained}
+
+
+def test_with_enough_memory_no_trained_model_leaves():
+    found = plan_graph(GRAPH, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=0.5)
+    assert {found.plan[call.name].offload for call in GRAPH if call.role in ("actor", "critic")} == {"none"}
+    assert found.seconds < tight().seconds
+
+
+@cache
+def bound_seconds() -> float:
+    """With room for everything, so that no plan is left out for its memory."""
+    setting = planner(TWO_DEVICES).setting()
+    problem = turns_bound(setting, all_candidates(setting), ITERATIONS).problem
+    return search(problem, 1.0).lower_bound_seconds / ITERATIONS
+
+
+@given(drawn=plans(GRAPH, TWO_DEVICES))
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_no_drawn_plan_takes_less_than_the_bound(drawn):
+    """Whatever of it is offloaded."""
+    assert estimate(GRAPH, drawn, WORKLOAD, SOURCES).seconds >= bound_seconds() * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("posed", [turns_problem, turns_bound])
+def test_a_copy_is_forbidden_only_where_both_do_not_fit(posed):
+    """On overlapping meshes; on others, and where the copy is the trained one itself, never."""
+    for cluster, some in ((TIGHT, True), (replace(TIGHT, device_memory_bytes=80 * GIB), False)):
+        setting = planner(cluster).setting()
+        nodes = posed(setting, all_candidates(setting), ITERATIONS).problem.nodes
+        moves = [node.microseconds for node in nodes if isinstance(node, PairNode) and node.microseconds.ndim == 3]
+        assert len(moves) == 2
+        assert any((move == FORBIDDEN).any() for move in moves) is some
+        assert not any((move[0] == FORBIDDEN).any() for move in moves)
+
+
+@pytest.mark.parametrize("role", ["actor", "critic"])
+def test_what_stays_is_what_the_certificate_has_room_for(role):
+    """Nothing more could stay: the other way round the plan would not fit, or take longer."""
+    found, plans_with = tight(), planner(TIGHT)
+    names = [call.name for call in GRAPH if call.role == role]
+    staying = replace(
+        found.plan,
+        placements=tuple((n, replace(p, offload="none") if n in names else p) for n, p in found.plan.placements),
+    )
+    assert staying == found.plan or not plans_with.fits(staying) or plans_with.seconds(staying) >= found.seconds

@@ -1,0 +1,171 @@
+"""Plans that cannot run are refused in one line that names the field, the value and what would be right."""
+
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.plans.check import check_plan
+from tests.strategies import GIB, SMALL, dpo, model, on, placed, ppo
+
+CLUSTER = ClusterShape("desk", 2, 4, 64 * GIB)
+LEASE = DeviceMesh(0, 1, 0, 4)
+PPO = ppo(mini_batches=2)
+GOOD = preset("flattening", replace(PPO, calls=tuple(replace(c, num_rows=32) for c in PPO)), CLUSTER, LEASE)
+GRAPH = replace(PPO, calls=tuple(replace(c, num_rows=32) for c in PPO))
+
+
+def reshaped(**changes):
+    """The graph with another shape for every model."""
+    return replace(GRAPH, models=tuple(replace(m, shape=replace(SMALL, **changes)) for m in GRAPH.models))
+
+
+def without(name):
+    return replace(GOOD, placements=tuple(entry for entry in GOOD.placements if entry[0] != name))
+
+
+def twice(name):
+    return replace(GOOD, placements=(*GOOD.placements, (name, GOOD[name])))
+
+
+def also(name, placement):
+    return replace(GOOD, placements=(*GOOD.placements, (name, placement)))
+
+
+def items_of_two():
+    return replace(dpo(), calls=tuple(replace(c, num_rows=12) for c in dpo()))
+
+
+DPO_PLAN = preset("flattening", dpo(), CLUSTER, LEASE)
+
+BAD = {
+    "unknown call": (also("actor_genrate", on("n0:0-3", "vllm", dp=4)), GRAPH, "plan.calls: got 'actor_genrate'"),
+    "missing call": (without("ref_inference"), GRAPH, "plan.calls.ref_inference: got None"),
+    "call placed twice": (twice("ref_inference"), GRAPH, "plan.calls.ref_inference: got '2 placements'"),
+    "node outside the cluster": (placed(GOOD, "ref_inference", mesh="n2:0-3"), GRAPH, "nodes 0 to 1 of cluster desk"),
+    "device outside the node": (placed(GOOD, "ref_inference", mesh="n0:4-7"), GRAPH, "devices 0 to 3 of each node"),
+    "mesh not aligned": (placed(GOOD, "ref_inference", mesh="n0:1-2", dp=2), GRAPH, "an aligned power-of-two slice"),
+    "mesh of three": (placed(GOOD, "ref_inference", mesh="n0:0-2", dp=3), GRAPH, "an aligned power-of-two slice"),
+    "mesh outside the lease": (
+        placed(GOOD, "ref_inference", mesh="n1:0-3"),
+        GRAPH,
+        "devices of the leased mesh n0:0-3",
+    ),
+    "mesh larger than the lease": (
+        placed(GOOD, "ref_inference", mesh="n0-1:0-3", dp=8),
+        GRAPH,
+        "plan.calls.ref_inference.mesh: got 'n0-1:0-3'",
+    ),
+    "too few devices": (placed(GOOD, "ref_inference", dp=2), GRAPH, "dp 2 * tp 1 * pp 1 = 2', expected 4"),
+    "too many devices": (placed(GOOD, "actor_generate", tp=2), GRAPH, "dp 4 * tp 2 * pp 1 = 8', expected 4"),
+    "dp of zero": (
+        placed(GOOD, "ref_inference", dp=0),
+        GRAPH,
+        "plan.calls.ref_inference.dp: got 0, expected 1 or more",
+    ),
+    "negative pp": (placed(GOOD, "ref_inference", pp=-1), GRAPH, "plan.calls.ref_inference.pp: got -1"),
+    "no micro-batches": (placed(GOOD, "ref_inference", micro_batches=0), GRAPH, "ref_inference.micro_batches: got 0"),
+    "tp and heads": (
+        placed(GOOD, "ref_inference", dp=2, tp=2),
+        reshaped(num_attention_heads=9, num_kv_heads=3),
+        "plan.calls.ref_inference.tp: got 2, expected a divisor of the 9 attention heads of ref",
+    ),
+    "tp and key-value heads": (placed(GOOD, "ref_inference", dp=1, tp=4), GRAPH, "of the 2 key-value heads of ref"),
+    "tp and feed-forward": (
+        placed(GOOD, "ref_inference", dp=2, tp=2),
+        reshaped(intermediate_size=255),
+        "of the 255 columns of the feed-forward layer",
+    ),
+    "more stages than layers": (
+        placed(GOOD, "ref_inference", dp=1, pp=4),
+        reshaped(num_layers=3),
+        "plan.calls.ref_inference.pp: got 4, expected at most 3, the layers of ref",
+    ),
+    "an order that leaves out a device": (
+        placed(GOOD, "ref_inference", order=(0, 1, 2)),
+        GRAPH,
+        "plan.calls.ref_inference.order: got [0, 1, 2], expected each of 0 to 3, the devices of mesh n0:0-3, once",
+    ),
+    "an order that names a device twice": (placed(GOOD, "ref_inference", order=(0, 1, 2, 2)), GRAPH, "[0, 1, 2, 2]"),
+    "two orders of one copy": (
+        placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", order=(1, 0, 2, 3)),
+        GRAPH,
+        "plan.calls.critic_train_step.order: got [], expected [1, 0, 2, 3] as for critic_inference: both are critic.me",
+    ),
+    "pipeline in vllm": (placed(GOOD, "actor_generate", dp=2, pp=2), GRAPH, "plan.calls.actor_generate.pp: got 2"),
+    "vllm that trains": (placed(GOOD, "actor_train_step", engine="vllm"), GRAPH, "megatron, which runs train_step"),
+    "python that generates": (placed(GOOD, "actor_generate", engine="python"), GRAPH, "vllm or megatron, which"),
+    "python that infers": (placed(GOOD, "ref_inference", engine="python"), GRAPH, "megatron, which runs inference"),
+    "computation in megatron": (placed(GOOD, "advantages", engine="megatron"), GRAPH, "python, which runs compute"),
+    "computation on two devices": (placed(GOOD, "advantages", mesh="n0:0-1"), GRAPH, "a mesh of one device"),
+    "offloaded computation": (placed(GOOD, "advantages", offload="all"), GRAPH, "a computation holds no weights"),
+    "micro-batches of a computation": (
+        placed(GOOD, "advantages", micro_batches=2),
+        GRAPH,
+        "python has none",
+    ),
+    "rows and dp": (
+        GOOD,
+        replace(GRAPH, calls=tuple(replace(c, num_rows=30) for c in GRAPH)),
+        "plan.calls.actor_generate: got '30 rows a step', expected a multiple of 4",
+    ),
+    "rows and mini-batches": (
+        GOOD,
+        replace(GRAPH, calls=tuple(replace(c, num_rows=4) for c in GRAPH)),
+        "expected a multiple of 8, for dp 4, 2 mini-batches",
+    ),
+    "rows and micro-batches": (placed(GOOD, "actor_train_step", micro_batches=3), GRAPH, "3 micro-batches"),
+    "a pair cut in two": (DPO_PLAN, items_of_two(), "items of 2 rows"),
+    "offload of half a copy": (
+        placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", offload="all"),
+        GRAPH,
+        "plan.calls.critic_train_step.offload: got 'none', expected all as for critic_inference",
+    ),
+    "optimizer of a frozen model": (
+        placed(GOOD, "ref_inference", offload="optimizer"),
+        GRAPH,
+        "plan.calls.ref_inference.offload: got 'optimizer', expected none or all: nothing trains ref.megatron",
+    ),
+    "optimizer in vllm": (
+        placed(GOOD, "actor_generate", offload="optimizer"),
+        GRAPH,
+        "plan.calls.actor_generate.offload: got 'optimizer', expected none or all",
+    ),
+    "generation without a language-model head": (
+        GOOD,
+        replace(GRAPH, models=(model("actor", "scalar"), *GRAPH.models[1:])),
+        "models.actor.head: got 'scalar'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("plan", "graph", "says"), BAD.values(), ids=list(BAD))
+def test_a_bad_plan_is_refused_in_one_line(plan, graph, says):
+    with pytest.raises(InvalidInput) as error:
+        check_plan(plan, graph, LEASE)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_lease_outside_the_cluster_is_refused():
+    with pytest.raises(InvalidInput, match="mesh: got 'n5:0'"):
+        check_plan(GOOD, GRAPH, DeviceMesh(5, 1, 0, 1))
+
+
+def test_a_good_plan_comes_back():
+    assert check_plan(GOOD, GRAPH, LEASE) is GOOD
+
+
+def test_stages_and_vocabulary_need_not_divide():
+    """30 layers over 4 stages and 511 tokens over tp 2: stages differ by one layer, the vocabulary is padded."""
+    plan = placed(placed(GOOD, "ref_inference", dp=1, pp=4), "critic_inference", dp=2, tp=2)
+    graph = reshaped(num_layers=30, vocab_size=511)
+    assert check_plan(plan, graph, LEASE) is plan
+
+
+def test_one_role_may_infer_and_train_in_different_ways_on_one_mesh():
+    """They are two copies of the weights."""
+    plan = placed(GOOD, "critic_inference", dp=2, tp=2)
+    assert check_plan(plan, GRAPH, LEASE) is plan

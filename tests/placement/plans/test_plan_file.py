@@ -1,0 +1,117 @@
+"""Plan files: what is written is read back, and what is wrong is named."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plans.plan_file import read_plan, write_plan
+from tests.strategies import GIB, plans, ppo
+
+CLUSTER = ClusterShape("desk", 2, 4, 8 * GIB)
+GOOD = {"name": "mine", "calls": {"actor_generate": {"mesh": "n0:0-1", "engine": "vllm", "dp": 2}}}
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_a_written_plan_reads_back_equal(tmp_path, data):
+    plan = data.draw(plans(ppo(), CLUSTER))
+    assert read_plan(write_plan(plan, tmp_path / "plan.yaml"), CLUSTER) == plan
+
+
+def test_json_is_read_too(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(GOOD))
+    plan = read_plan(path, CLUSTER)
+    assert plan["actor_generate"].name == "n0:0-1 dp2"
+    assert (plan.name, plan["actor_generate"].micro_batches, plan["actor_generate"].offload) == ("mine", 1, "none")
+
+
+def test_speeds_of_nodes_are_part_of_a_plan(tmp_path):
+    """One for each node of the cluster, above 0; written and read."""
+    content = GOOD | {"node_speeds": [1.0, 0.5]}
+    (tmp_path / "plan.json").write_text(json.dumps(content))
+    plan = read_plan(tmp_path / "plan.json", CLUSTER)
+    assert plan.cluster.node_speeds == (1.0, 0.5)
+    assert read_plan(write_plan(plan, tmp_path / "again.yaml"), CLUSTER) == plan
+    for speeds, says in (([1.0], "one speed for each of the 2 nodes of desk"), ([1.0, 0.0], "numbers above 0")):
+        (tmp_path / "plan.json").write_text(json.dumps(content | {"node_speeds": speeds}))
+        with pytest.raises(InvalidInput, match=rf"plan.node_speeds: got \[.*\], expected {says}"):
+            read_plan(tmp_path / "plan.json", CLUSTER)
+
+
+def test_a_file_has_one_line_per_call(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(GOOD))
+    written = write_plan(read_plan(path, CLUSTER), tmp_path / "plan.yaml").read_text()
+    assert written == (
+        "name: mine\ncalls:\n  actor_generate: "
+        "{mesh: 'n0:0-1', engine: vllm, dp: 2, tp: 1, pp: 1, micro_batches: 1, offload: none}\n"
+    )
+
+
+def entry(**changes):
+    return json.dumps({"name": "mine", "calls": {"actor_generate": GOOD["calls"]["actor_generate"] | changes}})
+
+
+BAD = {
+    "misspelt key of a call": (
+        entry(tpp=2),
+        "plan.calls.actor_generate.tpp: got 2, expected no such key; the keys are",
+    ),
+    "misspelt key of the file": ('{"name": "x", "call": {}}', "plan.calls: got None, expected a value"),
+    "extra key of the file": (
+        '{"name": "x", "cals": {}, "calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}',
+        "plan.cals: got {}, expected no such key; the keys are name, node_speeds, calls",
+    ),
+    "degree as text": (entry(tp="two"), "plan.calls.actor_generate.tp: got 'two', expected a valid integer"),
+    "degree of zero": (entry(tp=0), "plan.calls.actor_generate.tp: got 0, expected greater than or equal to 1"),
+    "degree as a fraction": (entry(dp=1.5), "plan.calls.actor_generate.dp: got 1.5"),
+    "truth as text": (entry(offload="yes please"), "plan.calls.actor_generate.offload: got 'yes please'"),
+    "order of names": (
+        entry(order=["n0:0"]),
+        "plan.calls.actor_generate.order.0: got 'n0:0', expected a valid integer",
+    ),
+    "order as a number": (entry(order=1), "plan.calls.actor_generate.order: got 1, expected a valid list"),
+    "unknown engine": (entry(engine="sglang"), "plan.calls.actor_generate.engine: got 'sglang', expected 'megatron'"),
+    "no mesh name": (entry(mesh="gpu0"), "plan.calls.actor_generate.mesh: got 'gpu0', expected a mesh such as n0:0-1"),
+    "mesh that ends before it begins": (entry(mesh="n0:3-1"), "actor_generate.mesh: got 'n0:3-1', expected ranges"),
+    "mesh outside the cluster": (entry(mesh="n7:0"), "actor_generate.mesh: got 'n7:0', expected nodes 0 to 1"),
+    "no mesh": ('{"name": "x", "calls": {"a": {"engine": "vllm"}}}', "plan.calls.a.mesh: got None, expected a value"),
+    "no name": ('{"calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}', "plan.name: got None, expected a value"),
+    "no calls": ('{"name": "x", "calls": {}}', "plan.calls: got {}"),
+    "calls as a list": ('{"name": "x", "calls": []}', "plan.calls: got [], expected a valid dictionary"),
+    "a call without settings": ("name: x\ncalls:\n  a:\n", "plan.calls.a: got None"),
+    "empty file": ("", "plan: got None, expected a mapping"),
+    "a list": ("- a\n- b\n", "plan: got ['a', 'b'], expected a mapping"),
+    "not YAML": ("name: [", "expected YAML or JSON (line 1"),
+    "one call twice": (
+        "name: x\ncalls:\n  a: {mesh: 'n0:0', engine: vllm}\n  a: {mesh: 'n0:1', engine: vllm}\n",
+        "expected YAML or JSON (line 3: key 'a' stands twice)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), BAD.values(), ids=list(BAD))
+def test_a_bad_file_is_refused_in_one_line(text, says, tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidInput) as error:
+        read_plan(path, CLUSTER)
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="expected a readable file"):
+        read_plan(tmp_path / "none.yaml", CLUSTER)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "plan.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidInput, match="UTF-8"):
+        read_plan(path, CLUSTER)

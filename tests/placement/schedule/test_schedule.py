@@ -1,0 +1,148 @@
+"""List scheduling: both rules against simulators that share no code with them, and what every schedule must keep."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.schedule.schedule import Job, critical_path_seconds, list_schedule, schedule, steady_seconds
+from tests.strategies import TWO_DEVICES, graphs, plans, ppo
+
+
+@st.composite
+def job_lists(draw) -> list[Job]:
+    """Up to 14 jobs on four resources, some of which take no time, in a topological order."""
+    count = draw(st.integers(1, 14))
+    return [
+        Job(
+            draw(st.integers(1, 15)),
+            float(draw(st.integers(0, 6))),
+            tuple(draw(st.sets(st.integers(0, index - 1), max_size=3))) if index else (),
+        )
+        for index in range(count)
+    ]
+
+
+def on(job: Job) -> set[int]:
+    return {bit for bit in range(4) if job.resources >> bit & 1}
+
+
+def play_locks(jobs: list[Job]) -> list[int]:
+    """Second by second: whoever waits asks, the earliest first; what it cannot get yet, no later one gets."""
+    starts: dict[int, int] = {}
+    second = 0
+    while len(starts) < len(jobs):
+        changed = True
+        while changed:  # jobs that take no time end within the second
+            changed = False
+            ended = {i for i, start in starts.items() if start + jobs[i].seconds <= second}
+            running = set(starts) - ended
+            refused: set[int] = set().union(*(on(jobs[i]) for i in running))
+            for index, job in enumerate(jobs):
+                if index in starts or not set(job.after) <= ended:
+                    continue
+                if not on(job) & refused:
+                    starts[index] = second
+                    changed = True
+                refused |= on(job)
+        second += 1
+    return [starts[index] for index in range(len(jobs))]
+
+
+def algorithm_1(jobs: list[Job]) -> list[float]:
+    """The pseudo code of ReaL's appendix C, line by line; a mesh is a set of resources, D.last its last end."""
+    meshes = {frozenset(on(job)) for job in jobs}
+    last = dict.fromkeys(meshes, 0.0)
+    ready = {index: 0.0 for index, job in enumerate(jobs) if not job.after}
+    ready_time = dict.fromkeys(range(len(jobs)), 0.0)
+    starts: dict[int, float] = {}
+    while ready:
+        v = min(ready, key=lambda index: (ready[index], index))
+        mesh = frozenset(on(jobs[v]))
+        starts[v] = max(ready.pop(v), last[mesh])
+        end = last[mesh] = starts[v] + jobs[v].seconds
+        for other in meshes:
+            if mesh & other and last[other] <= last[mesh]:
+                last[other] = end
+        for u, child in enumerate(jobs):
+            if v in child.after:
+                ready_time[u] = max(ready_time[u], end)
+                if set(child.after) <= set(starts):
+                    ready[u] = ready_time[u]
+    return [starts[index] for index in range(len(jobs))]
+
+
+@given(job_lists())
+@settings(max_examples=200, deadline=None)
+def test_the_runs_rule_gives_the_times_that_playing_the_locks_second_by_second_gives(jobs):
+    assert list_schedule(jobs, "run") == play_locks(jobs)
+
+
+@given(job_lists())
+@settings(max_examples=200, deadline=None)
+def test_ready_first_gives_the_times_of_reals_pseudo_code(jobs):
+    assert list_schedule(jobs, "ready_first") == algorithm_1(jobs)
+
+
+@given(job_lists(), st.sampled_from(["run", "ready_first"]))
+@settings(max_examples=200, deadline=None)
+def test_no_schedule_breaks_a_dependency_or_shares_a_resource_or_beats_its_bounds(jobs, rule):
+    starts = list_schedule(jobs, rule)
+    ends = [start + job.seconds for start, job in zip(starts, jobs, strict=True)]
+    for index, job in enumerate(jobs):
+        assert all(ends[before] <= starts[index] for before in job.after)
+        for other in range(index):
+            apart = ends[index] <= starts[other] or ends[other] <= starts[index]
+            assert apart or not on(job) & on(jobs[other])
+    loads = [sum(job.seconds for job in jobs if bit in on(job)) for bit in range(4)]
+    assert max(ends) >= max(critical_path_seconds(jobs), *loads)
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_an_augmented_graph_is_scheduled_as_it_runs(data):
+    """Every dependency holds, no two nodes share what they occupy, and no device is busier than the run is long."""
+    graph = data.draw(graphs())
+    augmented = augment(graph, data.draw(plans(graph, TWO_DEVICES)), 3)
+    seconds = {node.id: float(data.draw(st.integers(0, 4))) for node in augmented}
+    made = schedule(augmented, seconds, data.draw(st.sampled_from(["run", "ready_first"])))
+    ends = {slot.node.id: slot.end for slot in made.slots}
+    assert made.seconds_of() == seconds
+    for slot in made.slots:
+        assert all(ends[name] <= slot.start for name in slot.node.depends_on)
+        for other in made.slots:
+            apart = slot.end <= other.start or other.end <= slot.start
+            assert other is slot or apart or not slot.node.occupies & other.node.occupies
+    assert max(made.busy_seconds.values(), default=0.0) <= made.makespan_seconds
+
+
+def test_steps_of_a_plan_on_one_mesh_take_the_sum_of_their_nodes():
+    """With every call on all devices nothing overlaps, so the steady state is known without a schedule."""
+    graph = ppo()
+    augmented = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 8)
+    made = schedule(augmented, lambda node: 0.0 if node.kind == "compute" else 2.0)
+    middle = sum(2.0 for node in augmented.of_step(4) if node.kind != "compute")
+    assert made.seconds_per_step == pytest.approx(middle)
+
+
+def test_the_steady_state_is_the_period_of_the_middle():
+    """The first step is longer, the last shorter, and evaluation in every third step counts with its share."""
+    ends = [9.0]
+    for step in range(1, 14):
+        ends.append(ends[-1] + (7.0 if step % 3 == 0 else 4.0))
+    ends.append(ends[-1] + 1.0)
+    assert steady_seconds(ends) == 5.0
+
+
+@pytest.mark.parametrize("value", [None, math.nan, -1.0, math.inf])
+def test_a_node_without_a_time_is_named(value):
+    graph = ppo()
+    augmented = augment(graph, preset("flattening", graph, TWO_DEVICES, TWO_DEVICES.whole), 1)
+    with pytest.raises(InvalidInput, match=r"seconds of node reallocate|seconds of node actor_generate@0"):
+        schedule(augmented, lambda node: value)

@@ -1,0 +1,209 @@
+"""Datasets: what a row becomes, and that bad data is refused in one line that names field, value and remedy."""
+
+import pickle
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
+from tests.tasks.small_tokenizer import ids, save_small_tokenizer
+
+CHAT = [{"role": "user", "content": "what is it"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def write(path, **columns):
+    pq.write_table(pa.table(columns), path)
+    return str(path)
+
+
+def test_plain_prompts_become_tokens_in_the_order_asked_for(tmp_path, tokenizer):
+    path = write(tmp_path / "p.parquet", prompt=["a film", "good", "bad film"], split=["train", "test", "train"])
+    source = PromptDataset("prompts", path, tokenizer)
+    source.check(max_tokens=3)
+    assert (len(source), source.num_items) == (2, 2)
+    assert source.read([1, 0]) == {"prompt_tokens": [ids("<s> bad film"), ids("<s> a film")]}
+
+
+def test_a_folder_of_files_is_one_dataset(tmp_path, tokenizer):
+    write(tmp_path / "0.parquet", prompt=["good"])
+    write(tmp_path / "1.parquet", prompt=["bad"])
+    source = PromptDataset("prompts", str(tmp_path), tokenizer, split_column=None)
+    assert source.read([0, 1])["prompt_tokens"] == [ids("<s> good"), ids("<s> bad")]
+
+
+def test_text_with_the_chat_template_is_a_users_turn(tmp_path, tokenizer):
+    path = write(tmp_path / "p.parquet", prompt=["what is it"])
+    source = PromptDataset("prompts", path, tokenizer, split_column=None, chat_template=True)
+    assert source.read([0])["prompt_tokens"] == [ids("user what is it assistant")]
+
+
+def test_messages_go_through_the_chat_template(tmp_path, tokenizer):
+    chat = [*CHAT, {"role": "assistant", "content": "a film"}, {"role": "user", "content": "good"}]
+    path = write(tmp_path / "p.parquet", prompt=[chat])
+    source = PromptDataset("prompts", path, tokenizer, split_column=None)
+    source.check(max_tokens=20)
+    assert source.read([0])["prompt_tokens"] == [ids("user what is it assistant a film user good assistant")]
+
+
+def test_a_pair_is_two_rows_chosen_first(tmp_path, tokenizer):
+    path = write(tmp_path / "p.parquet", prompt=["it is"], chosen=["good"], rejected=["a bad film"])
+    source = PreferenceDataset("pairs", path, tokenizer, split_column=None)
+    source.check(max_tokens=6)
+    assert (len(source), source.num_items) == (2, 1)
+    rows = source.read([0, 1])
+    assert rows["tokens"] == [ids("<s> it is good"), ids("<s> it is a bad film")]
+    assert rows["prompt_length"] == [3, 3]
+
+
+def test_without_a_prompt_the_first_token_counts_as_one(tmp_path, tokenizer):
+    """Nothing precedes it, so no model says how likely it is."""
+    path = write(tmp_path / "p.parquet", chosen=["good"], rejected=["bad"])
+    source = PreferenceDataset("pairs", path, tokenizer, split_column=None, prompt_column=None)
+    assert source.read([1]) == {"tokens": [ids("<s> bad")], "prompt_length": [1]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "end"), [({"chat_template": True}, True), ({"end_of_text": True}, True), ({}, False)]
+)
+def test_answers_end_in_a_chat_or_on_request(tmp_path, tokenizer, settings, end):
+    path = write(tmp_path / "p.parquet", prompt=["it is"], chosen=["good"], rejected=["bad"])
+    source = PreferenceDataset("pairs", path, tokenizer, split_column=None, **settings)
+    assert (source.read([0])["tokens"][0][-1] == ids("</s>")[0]) is end
+
+
+def test_a_source_crosses_processes_as_its_settings_alone(tmp_path, tokenizer):
+    path = write(tmp_path / "p.parquet", prompt=["a film"] * 1000)
+    source = PromptDataset("prompts", path, tokenizer, split_column=None)
+    before = len(pickle.dumps(source))
+    source.check(max_tokens=3)
+    assert len(pickle.dumps(source)) == before
+    assert pickle.loads(pickle.dumps(source)).read([7]) == source.read([7])
+
+
+GOOD_PROMPTS = {"prompt": ["a film", "good"], "split": ["train", "train"]}
+GOOD_PAIRS = {"prompt": ["", "it"], "chosen": ["good", "best"], "rejected": ["bad", "bad"], "split": ["train", "train"]}
+
+# (what is wrong, columns of the file, settings of the dataset, what the error says)
+BAD_PROMPTS = [
+    ("missing file", None, {}, r"prompts.path: got .*, expected an existing Parquet file"),
+    ("not parquet", "text", {}, r"prompts.path: got .*, expected Parquet that can be read"),
+    ("empty folder", "folder", {}, r"prompts.path: got .*, expected Parquet with columns"),
+    (
+        "missing column",
+        {"text": ["a"], "split": ["train"]},
+        {},
+        r"prompts.prompt: .* column 'prompt'; it has text, split",
+    ),
+    ("numbers for text", {"prompt": [1], "split": ["train"]}, {}, r"prompts.prompt: got 'int64', expected strings"),
+    (
+        "lists of text",
+        {"prompt": [["a"]], "split": ["train"]},
+        {},
+        r"prompts.prompt: got 'list<.*>', expected strings, or",
+    ),
+    ("no rows", {"prompt": pa.array([], pa.string())}, {"split_column": None}, r"prompts.path: .* at least one row"),
+    ("missing split column", {"prompt": ["a"]}, {}, r"prompts.split_column: got 'split', expected a column of"),
+    ("unknown split", GOOD_PROMPTS, {"split": "tset"}, r"prompts.split: got 'tset', expected a split of .*: train"),
+    ("null prompt", {"prompt": ["a", None]}, {"split_column": None}, r"prompts row 1: got None, expected a prompt"),
+    ("blank prompt", {"prompt": ["  ", "a"]}, {"split_column": None}, r"prompts row 0: got '  ', expected a prompt"),
+    ("empty chat", {"prompt": [CHAT, []]}, {"split_column": None}, r"prompts row 1: got \[\], expected a prompt"),
+    ("blank message", {"prompt": [[{"role": "user", "content": ""}]]}, {"split_column": None}, r"prompts row 0: got"),
+    (
+        "too long",
+        {"prompt": ["a", "a a a a a a"]},
+        {"split_column": None},
+        r"prompts row 1: got '7 tokens', expected at most 6",
+    ),
+    (
+        "no tokenizer",
+        GOOD_PROMPTS,
+        {"tokenizer": "nowhere"},
+        r"tokenizer: got 'nowhere', expected a folder with tokenizer",
+    ),
+    ("broken tokenizer", GOOD_PROMPTS, {"tokenizer": "broken"}, r"tokenizer: got .*broken', expected a tokenizer that"),
+    (
+        "no template",
+        GOOD_PROMPTS,
+        {"tokenizer": "plain", "chat_template": True},
+        r"prompts.chat_template: .* has a chat template",
+    ),
+]
+BAD_PAIRS = [
+    (
+        "missing answers",
+        {"prompt": ["a"], "chosen": ["b"]},
+        {},
+        r"pairs.rejected: .* column 'rejected'; it has prompt, chosen",
+    ),
+    ("numbers for answers", GOOD_PAIRS | {"chosen": [1, 2]}, {}, r"pairs.chosen: got 'int64', expected strings"),
+    (
+        "null answer",
+        GOOD_PAIRS | {"rejected": ["bad", None]},
+        {},
+        r"pairs row 1 rejected: got None, expected an answer",
+    ),
+    ("blank answer", GOOD_PAIRS | {"chosen": ["", "a"]}, {}, r"pairs row 0 chosen: got '', expected an answer"),
+    (
+        "equal answers",
+        GOOD_PAIRS | {"chosen": ["good", "bad"]},
+        {},
+        r"pairs row 1: got 'bad', expected two answers that differ",
+    ),
+    ("null prompt", GOOD_PAIRS | {"prompt": ["", None]}, {}, r"pairs row 1: got None, expected a prompt"),
+    (
+        "too long",
+        GOOD_PAIRS | {"rejected": ["a", "a a a a a a"]},
+        {},
+        r"pairs row 1: got '8 tokens', expected at most 6",
+    ),
+]
+
+
+def make(path, columns, settings, tmp_path, tokenizer):
+    """Write what a case describes; the settings with the tokenizer's folder in full."""
+    if columns == "text":
+        path.write_text("prompt\na film\n")
+    elif columns == "folder":
+        path.mkdir()
+    elif columns is not None:
+        write(path, **columns)
+    folder = settings.get("tokenizer", tokenizer)
+    if folder == "plain":
+        folder = save_small_tokenizer(tmp_path / "plain", template=None)
+    if folder == "broken":
+        folder = str(tmp_path / "broken")
+        (tmp_path / "broken").mkdir()
+        (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    return settings | {"path": str(path), "tokenizer": folder}
+
+
+def assert_refused(source, says):
+    with pytest.raises(InvalidInput, match=says) as refused:
+        source.check(max_tokens=6)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "says"), [case[1:] for case in BAD_PROMPTS], ids=[c[0] for c in BAD_PROMPTS]
+)
+def test_bad_prompts_are_refused_in_one_line(tmp_path, tokenizer, columns, settings, says):
+    assert_refused(
+        PromptDataset("prompts", **make(tmp_path / "d.parquet", columns, settings, tmp_path, tokenizer)), says
+    )
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "says"), [case[1:] for case in BAD_PAIRS], ids=[c[0] for c in BAD_PAIRS]
+)
+def test_bad_pairs_are_refused_in_one_line(tmp_path, tokenizer, columns, settings, says):
+    columns = columns | ({"split": ["train"] * len(columns["prompt"])})
+    assert_refused(
+        PreferenceDataset("pairs", **make(tmp_path / "d.parquet", columns, settings, tmp_path, tokenizer)), says
+    )

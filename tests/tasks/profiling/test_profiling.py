@@ -1,0 +1,82 @@
+"""Profiling real engines on two ranks: every piece that the cost model asks for is there, told as it comes."""
+
+import pytest
+
+from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.profile import Profile, ProfiledTimes, Subject
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.model import TransformerShape
+from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.tasks.profiling.bench import Sizes, part_of
+from prefect_rlhf.tasks.profiling.measure import measure
+
+pytestmark = pytest.mark.slow
+
+SHAPE = TransformerShape(64, 128, 4, 4, 2, 32, 64, 64, 1e4, 1e-5, True)
+SUBJECT = Subject(SHAPE, "bfloat16", "cpu", "cpu", 2, "a processor", (("torch", "2"),))
+
+
+@pytest.fixture(scope="module")
+def told():
+    return []
+
+
+@pytest.fixture(scope="module")
+def profile(told):
+    return measure(SUBJECT, Sizes(2, 16, (1,)), lambda number, total, words: told.append((number, total, words)))
+
+
+def test_every_measurement_is_told_before_it_is_made(profile, told):
+    numbers, totals, _ = zip(*told, strict=True)
+    assert numbers == tuple(range(1, totals[0] + 1))
+    assert set(totals) == {totals[0]}
+
+
+def test_a_profile_says_what_it_was_made_on_and_survives_json(profile):
+    assert (profile.shape, profile.num_devices, profile.processor) == (SHAPE, 2, "a processor")
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy", "engine"),
+    [
+        ("generate", Strategy(2), "vllm"),
+        *(
+            (kind, s, "megatron")
+            for kind in ("generate", "inference", "train_step")
+            for s in (Strategy(2), Strategy(pp=2))
+        ),
+    ],
+)
+def test_every_call_under_every_strategy_has_a_time(profile, kind, strategy, engine):
+    """Also at sizes beyond those that were timed."""
+    times = ProfiledTimes(profile, ModelSizes.of_shape(SHAPE), engine)
+    cost = call_cost(CallWork(kind, 8, Workload.fixed(6, 6)), Execution(strategy, 1, 2, engine=engine), times)
+    assert 0 < cost.total < 60
+
+
+def test_what_weights_and_links_cost_is_measured(profile):
+    links = profile.links
+    assert min(links.device, links.node, links.host, profile.adam_seconds, profile.written_seconds) > 0
+    assert profile.packed_seconds >= 0
+
+
+def test_a_part_has_no_more_layers_than_the_model():
+    assert part_of(SHAPE, 2, "bfloat16").num_layers == 4
+    assert part_of(SHAPE, 2, "bfloat16").num_kv_heads == 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "complaint"),
+    [
+        (Sizes(2, 16, (3,)), "tensor_parallel: got 3, expected a divisor of the model's 4 heads"),
+        (Sizes(2, 64), "longest: got 64, expected at most 58, which the model's context leaves"),
+    ],
+)
+def test_sizes_that_the_model_has_not_are_refused_before_a_rank_starts(sizes, complaint):
+    with pytest.raises(InvalidInput) as error:
+        measure(SUBJECT, sizes, lambda *_: pytest.fail("nothing may begin"))
+    assert str(error.value) == complaint

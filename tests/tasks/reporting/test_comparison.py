@@ -1,0 +1,98 @@
+"""Predicted beside measured: rows worked out by hand, from a prediction and spans that know nothing of each other."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.pictures.plan import schedule_bars
+from prefect_rlhf.placement.pictures.timeline import timeline_svg
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.schedule.estimate import Prediction
+from prefect_rlhf.placement.schedule.schedule import schedule
+from prefect_rlhf.tasks.reporting.comparison import ORCHESTRATION, compare, comparison_rows, subject_of
+from prefect_rlhf.tasks.running.journal import Journal, Span, read_spans
+from tests.strategies import TWO_DEVICES, dpo
+
+WORKED = {"ref_inference": 2.0, "actor_train_step": 3.0}
+AUGMENTED = augment(dpo(), preset("flattening", dpo(), TWO_DEVICES, TWO_DEVICES.whole), 4)
+SCHEDULE = schedule(AUGMENTED, lambda node: WORKED.get(subject_of(node.id), 0.0))
+KNOWN = {node.id: WORKED[subject_of(node.id)] for node in AUGMENTED if subject_of(node.id) in WORKED}
+PREDICTED = Prediction(SCHEDULE, KNOWN, orchestration_seconds=0.25)
+
+
+def spans(num_steps: int = 4) -> list[Span]:
+    """Inference worked 1 s and held its devices 1.5 s; training 4 and 4.5 s; the first step took thrice as long."""
+    made, now = [], 1000.0
+    for step in range(num_steps):
+        slower = 3.0 if step == 0 else 1.0
+        for call, kind, seconds in (("ref_inference", "inference", 1.0), ("actor_train_step", "train_step", 4.0)):
+            end = now + slower * (seconds + 0.5)
+            made.append(Span(f"{call}@{step}", call, kind, call, step, "", "", ("n0:0",), now, end, slower * seconds))
+            now = end
+    return made
+
+
+def test_each_call_has_its_predicted_and_measured_seconds_and_their_ratio():
+    rows = {row.subject: row for row in compare(PREDICTED, spans())}
+    assert list(rows) == ["ref_inference", "actor_train_step", ORCHESTRATION, "step"]
+    train = rows["actor_train_step"]
+    assert (train.num_runs, train.predicted_seconds, train.measured_seconds, train.wall_seconds) == (3, 3.0, 4.0, 4.5)
+    assert train.ratio == 0.75
+
+
+def test_the_step_compares_steady_states():
+    step = compare(PREDICTED, spans())[-1]
+    assert (step.predicted_seconds, step.measured_seconds) == (5.0, pytest.approx(6.0))
+
+
+def test_what_was_not_predicted_has_no_ratio():
+    extra = Span("held_out@1", "held_out", "inference", "held_out", 1, "", "", ("n0:0",), 1030.0, 1031.0, 1.0)
+    row = next(row for row in comparison_rows(compare(PREDICTED, [*spans(), extra])) if row["node"] == "held_out")
+    assert (row["predicted s"], row["measured s"], row["ratio"], row["predicted order"]) == ("", "1", "", "")
+
+
+def test_the_table_says_which_node_takes_the_longest_by_either():
+    rows = {row["node"]: row for row in comparison_rows(compare(PREDICTED, spans()))}
+    orders = {node: (row["predicted order"], row["measured order"]) for node, row in rows.items()}
+    assert orders == {
+        "ref_inference": ("2", "2"),
+        "actor_train_step": ("1", "1"),
+        ORCHESTRATION: ("", ""),
+        "step": ("", ""),
+    }
+
+
+def test_what_the_controller_adds_is_time_that_neither_work_nor_another_task_run_explains():
+    """Training begins when inference ends and works 4 of the 4.5 s until its own end."""
+    row = next(row for row in compare(PREDICTED, spans()) if row.subject == ORCHESTRATION)
+    assert (row.predicted_seconds, row.measured_seconds) == (0.25, pytest.approx(0.5))
+
+
+def test_a_single_step_is_compared_as_it_is():
+    assert compare(PREDICTED, spans(1))[0].measured_seconds == 3.0
+    assert compare(PREDICTED, []) == []
+
+
+def test_the_journal_keeps_what_was_predicted_and_that_nothing_was(tmp_path):
+    """What no source of times knows is not predicted to take no time; what is written reads back equal."""
+    journal = Journal(tmp_path, PREDICTED.worked_seconds.get)
+    known = spans(1)[0]
+    unknown = replace(known, node="export.actor@4", kind="export")
+    journal.record(known)
+    journal.record(unknown)
+    lines = [json.loads(line) for line in (tmp_path / "task_runs.jsonl").read_text().splitlines()]
+    assert [line["predicted_seconds"] for line in lines] == [2.0, None]
+    assert read_spans(tmp_path) == (replace(known, predicted_seconds=2.0), unknown)
+
+
+def test_the_predicted_timeline_shows_what_takes_time():
+    bars = schedule_bars(SCHEDULE, 2)
+    assert [(bar.kind, bar.start, bar.end) for bar in bars] == [
+        ("inference", 0.0, 2.0),
+        ("train_step", 2.0, 5.0),
+        ("inference", 5.0, 7.0),
+        ("train_step", 7.0, 10.0),
+    ]
+    assert timeline_svg(bars).count("<title>") == len(bars)

@@ -1,0 +1,138 @@
+"""From nodes to orders on real ranks: every call is given its rows, and no rank keeps what nobody will use.
+
+The engines compute nothing (see row_world), so what is under test is the controller, the stores and the exchange.
+"""
+
+import pytest
+
+from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.row_uses import row_uses
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.tasks.running.commands import call_orders
+from prefect_rlhf.tasks.running.dispatch import Dispatcher
+from tests.strategies import GIB, on, ppo
+from tests.tasks import row_world
+
+pytestmark = pytest.mark.slow
+
+FOUR = ClusterShape("four", 1, 4, 8 * GIB)
+SLOW_HALF = ClusterShape("halves", 2, 2, 8 * GIB, node_speeds=(1.0, 0.5))
+COLOCATED = {
+    "actor_generate": on("n0:0-3", "vllm", dp=4),
+    "ref_inference": on("n0:0-3", "megatron", dp=4),
+    "reward_inference": on("n0:0-3", "megatron", dp=4),
+    "critic_inference": on("n0:0-3", "megatron", dp=4),
+    "actor_train_step": on("n0:0-3", "megatron", dp=4),
+    "critic_train_step": on("n0:0-3", "megatron", dp=4),
+}
+PIPELINES = {
+    "actor_generate": on("n0:0-3", "vllm", dp=2, tp=2),
+    "ref_inference": on("n0:0-3", "megatron", pp=4),
+    "reward_inference": on("n0:0-3", "megatron", dp=2, pp=2),
+    "critic_inference": on("n0:2-3", "megatron", pp=2),
+    "actor_train_step": on("n0:0-3", "megatron", dp=2, pp=2),
+    "critic_train_step": on("n0:0-1", "megatron", tp=2),
+}
+TWO_NODES = {
+    "actor_generate": on("n0-1:0-1", "vllm", dp=4),
+    "ref_inference": on("n1:0-1", "megatron", dp=2),
+    "reward_inference": on("n0:0-1", "megatron", tp=2),
+    "critic_inference": on("n0-1:0-1", "megatron", dp=2, pp=2),
+    "actor_train_step": on("n0-1:0-1", "megatron", dp=2, tp=2),
+    "critic_train_step": on("n0-1:0-1", "megatron", dp=4),
+}
+PLANS = {"colocated": (FOUR, COLOCATED), "pipelines": (FOUR, PIPELINES), "two nodes": (SLOW_HALF, TWO_NODES)}
+
+
+@pytest.fixture(scope="module")
+def gang():
+    gang = LocalGang(4, row_world.rank, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    yield gang
+    gang.close()
+
+
+def started(gang, name, folder, num_steps=2):
+    """A dispatcher whose instances are built."""
+    cluster, placements = PLANS[name]
+    graph = row_world.with_operations(ppo(mini_batches=2))
+    plan = ExecutionPlan(name, cluster, tuple((placements | {"advantages": on("n0:0", "python")}).items()))
+    check_plan(plan, graph, cluster.whole)
+    dispatcher = Dispatcher(row_world.training_run(graph, plan, num_steps, folder), gang)
+    dispatcher.build(lambda instance, outcome: None)
+    return dispatcher
+
+
+def held(gang, step):
+    """(rank, call, key) of all rows of a step on all ranks."""
+    answers = gang.call("store_keys", dict.fromkeys(range(4), (step,)), doing="look", deadline_seconds=10)
+    return {(rank, *key) for rank, keys in answers.items() for key in keys}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_path, name):
+    """After each node a rank holds only keys that a later node of the step uses there; after the last one nothing."""
+    dispatcher = started(gang, name, tmp_path)
+    augmented, run = dispatcher.run.augmented, dispatcher.run
+    for step in range(2):
+        nodes = [node for node in augmented.of_step(step) if node.kind != "export"]
+        most = 0
+        for index, node in enumerate(nodes):
+            outcome = dispatcher.execute(node)
+            uses = [row_uses(augmented.graph, augmented.plan, later) for later in nodes[index + 1 :]]
+            wanted = {(run.rank(d), *key) for found in uses for d, keys in found.items() for key in keys}
+            assert held(gang, step) <= wanted
+            most = max(most, *outcome.store_bytes.values())
+            assert node.kind != "compute" or outcome.metrics["rows"] == 8, "it asserts every column of its rows"
+        dispatcher.finish_step(step)
+        assert most > 0
+        assert held(gang, step) == set()
+    digest = gang.call("memory", dict.fromkeys(range(4), ()), doing="look", deadline_seconds=10)
+    assert {found["store"] for found in digest.values()} == {0}
+
+
+def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):
+    """Scores and reference log-probabilities have one reader; once the computation has run nobody has them."""
+    dispatcher = started(gang, "pipelines", tmp_path, 1)
+    seen = {}
+    for node in dispatcher.run.augmented:
+        if node.kind != "export":
+            dispatcher.execute(node)
+            seen[node.id] = {(call, key) for _, call, key in held(gang, 0)}
+    assert ("reward_inference", "scores") in seen["transfer.advantages@0"]
+    assert ("reward_inference", "scores") not in seen["advantages@0"]
+    assert ("ref_inference", "logprobs") not in seen["advantages@0"]
+    assert ("critic_inference", "values") in seen["advantages@0"], "the critic's train_step reads them too"
+    assert seen[next(reversed(seen))] == set()
+
+
+def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
+    """What each replica is told to train on: two mini-batches of the same rows, tokens as even as one row allows."""
+    dispatcher = started(gang, "pipelines", tmp_path, 1)
+    for node in dispatcher.run.augmented:
+        if node.id == "actor_train_step@0":
+            break
+        dispatcher.execute(node)
+    orders = call_orders(dispatcher.run, node, dispatcher.rows)
+    dispatcher.rows.finish(0)
+    assert orders[0].rows == orders[2].rows and orders[1].rows == orders[3].rows, "stages of one replica"
+    assert sorted(orders[0].rows + orders[1].rows) == list(range(8))
+    tokens = [[row_world.length(i) for i in orders[rank].row_ids] for rank in (0, 1)]
+    assert [list(orders[rank].lengths) for rank in (0, 1)] == tokens
+    for order in (orders[0], orders[1]):
+        first = order.train.mini_batch_rows[0]
+        assert {row // 4 for row in order.rows[:first]} == {0} and {row // 4 for row in order.rows[first:]} == {1}
+    assert abs(sum(tokens[0]) - sum(tokens[1])) <= 2 * max(map(row_world.length, range(40)))
+
+
+def test_what_a_step_needs_no_more_is_forgotten(gang, tmp_path):
+    """Lengths and counts of a finished step do not pile up over a long run."""
+    dispatcher = started(gang, "colocated", tmp_path, 1)
+    for node in augment(dispatcher.run.augmented.graph, dispatcher.run.augmented.plan, 1):
+        if node.kind != "export":
+            dispatcher.execute(node)
+    assert dispatcher.rows.lengths(0)
+    dispatcher.finish_step(0)
+    assert not dispatcher.rows.lengths(0)
