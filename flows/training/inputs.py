@@ -8,7 +8,7 @@ from typing import Any
 
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.engines.files.huggingface import read_model_spec
+from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
