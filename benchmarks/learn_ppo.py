@@ -19,7 +19,7 @@ from statistics import mean
 from typing import Any
 
 from prefect_rlhf.flows.demo.judge import Judge
-from prefect_rlhf.flows.demo.outcome import Outcome, column, evaluations, read_metrics, texts
+from prefect_rlhf.flows.demo.outcome import DemoOutcome, column, evaluations, read_metrics, texts
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.smollm2 import prepare_model
 
@@ -105,7 +105,7 @@ def summary(runs: Sequence[Path], seeds: Sequence[int], judge: Judge) -> dict[st
     """Gains of each seed and their means, beside the goals."""
     each = []
     for seed, run_dir in zip(seeds, runs, strict=True):
-        outcome = Outcome.read(run_dir, judge)
+        outcome = DemoOutcome.read(run_dir, judge)
         gains = {
             "reward_gain": outcome.reward_after - outcome.reward_before,
             "judge_gain": outcome.judge_after - outcome.judge_before,

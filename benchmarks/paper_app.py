@@ -10,13 +10,13 @@ from __future__ import annotations
 from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, shown
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.plans.presets import PRESETS, preset_named
 from prefect_rlhf.placement.strategy import Strategy
 
-HARDWARE = Hardware(DEVICE_KINDS["a100-80"], 8, NETWORKS["infiniband-800"])
+HARDWARE = Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-800"])
 WORKLOAD = Workload.fixed(256, 256, cuda_graphs=False)
 ROWS_PER_DEVICE = 8
 RATIOS = (0.25, 0.375, 0.5, 0.75)  # of the devices, for generation and inference: the paper's planner tries ratios, too

@@ -20,8 +20,8 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import ModelSpec, known_shape
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, Setting, candidates
-from prefect_rlhf.placement.planner.mesh_line import MeshLine
+from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidates
+from prefect_rlhf.placement.planner.mesh_space import MeshSpace
 from prefect_rlhf.placement.planner.plan_problem import plan_problem
 from prefect_rlhf.placement.planner.preset_plan import preset_problems
 from prefect_rlhf.placement.plans.presets import Preset
@@ -78,11 +78,11 @@ class Case:
         more = {"staleness": self.staleness} if "staleness" in names else {}
         return training(flow.algorithm.trace({**arguments, "algo": settings, **more}, models, data))
 
-    def setting(self) -> Setting:
+    def setting(self) -> CostContext:
         """What its candidates are counted by."""
         cluster, sources = self.cluster, self.sources
-        line = MeshLine.of(cluster, cluster.whole, sources)
-        return Setting(self.graph(), cluster, line, self.workload, sources, "cuda", self.rules, self.recompute)
+        line = MeshSpace.of(cluster, cluster.whole, sources)
+        return CostContext(self.graph(), cluster, line, self.workload, sources, "cuda", self.rules, self.recompute)
 
     def candidates(self) -> Candidates:
         """Of every call; counted once."""
@@ -92,7 +92,7 @@ class Case:
             self._known["all"] = {call.name: tuple(self._own(call, setting)) for call in calls}
         return self._known["all"]
 
-    def _own(self, call: Call, setting: Setting) -> Iterator[Candidate]:
+    def _own(self, call: Call, setting: CostContext) -> Iterator[Candidate]:
         """Of a call that generates, those on the paper's engine."""
         for one in candidates(call, setting):
             if call.kind != "generate" or one.placement.engine in self.engines:

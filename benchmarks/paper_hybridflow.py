@@ -15,14 +15,14 @@ from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import rows_that_fit, static_bytes
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import EARLY_VLLM, HYBRIDFLOW, Execution
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.model import known_shape
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.strategy import Strategy
 
-HARDWARE = Hardware(DEVICE_KINDS["a100-80"], 8, NETWORKS["infiniband-200"])
+HARDWARE = Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-200"])
 WORKLOAD = Workload.fixed(1024, 1024, cuda_graphs=False)
 PLACEMENTS = {"colocate": "flattening", "split": "hybridflow-split", "standalone": "standalone"}
 BEST = {

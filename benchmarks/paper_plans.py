@@ -18,7 +18,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, Setting
+from prefect_rlhf.placement.planner.candidates import Candidate, CostContext
 from prefect_rlhf.placement.planner.plan_problem import MICROSECONDS, PlanProblem
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.schedule.estimate import ITERATIONS, Estimate, estimate_with
@@ -40,7 +40,7 @@ class Found:
     placements: Placements
 
 
-def best_with_moves(posed: PlanProblem, setting: Setting, evaluations: int) -> Found | None:
+def best_with_moves(posed: PlanProblem, setting: CostContext, evaluations: int) -> Found | None:
     """The fastest of the plans that the rounds of searches find; None where the first finds none."""
     best: Found | None = None
     for _ in range(ROUNDS):
@@ -60,7 +60,7 @@ def best_with_moves(posed: PlanProblem, setting: Setting, evaluations: int) -> F
     return best
 
 
-def timed(placements: Placements, setting: Setting) -> Estimate:
+def timed(placements: Placements, setting: CostContext) -> Estimate:
     """Its augmented graph, each call as the setting's engines run it."""
     graph = setting.graph
     first = next(iter(placements.values())).mesh.devices()[0]
@@ -76,7 +76,7 @@ def timed(placements: Placements, setting: Setting) -> Estimate:
     return estimate_with(graph, plan, seconds)
 
 
-def _call_seconds(name: str, placement: Placement, setting: Setting) -> float:
+def _call_seconds(name: str, placement: Placement, setting: CostContext) -> float:
     call = setting.graph.call(name)
     work, sizes = CallWork.of(call, setting.workload), ModelSizes.of(setting.graph.model(call.role or ""))
     return setting.sources.call_cost(work, setting.execution(placement), sizes, placement.mesh).total

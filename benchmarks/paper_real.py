@@ -14,11 +14,11 @@ from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, Row, shown
 from benchmarks.paper_plans import Found
 from prefect_rlhf.placement.cost.execution import REAL
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.plans.presets import PRESETS
 
-HARDWARE = Hardware(DEVICE_KINDS["h100"], 8, NETWORKS["roce-3200"])
+HARDWARE = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])
 HEURISTIC = PRESETS["real-heuristic"]
 TOKENS = 512 * 2048 // 16 // 4
 """Of a micro-batch, for each device: table 5 has 512 rows of 2048 on 16 devices in 4, in every call."""

@@ -42,7 +42,7 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml  # noqa: E402  afte
 from prefect_rlhf.placement.plans.presets import PRESETS  # noqa: E402  after the path is set
 from prefect_rlhf.tasks.model_shape import model_shape  # noqa: E402  after the path is set
 from prefect_rlhf.tasks.reporting.comparison import step_ends, subject_of  # noqa: E402  after the path is set
-from prefect_rlhf.tasks.running.journal import Span, read_spans  # noqa: E402  after the path is set
+from prefect_rlhf.tasks.running.journal import TaskRunSpan, read_spans  # noqa: E402  after the path is set
 from tests.plan_matrix import Compact, leased, plan, plan_file  # noqa: E402  after the path is set
 from tests.tiny import make_model, make_prompts  # noqa: E402  after the path is set
 
@@ -187,10 +187,10 @@ def prepared_run(given: Mapping[str, Any]) -> Prepared:
     return prepared
 
 
-def calls(predicted: Mapping[str, float], spans: Sequence[Span]) -> dict[str, list[float]]:
+def calls(predicted: Mapping[str, float], spans: Sequence[TaskRunSpan]) -> dict[str, list[float]]:
     """[predicted, measured] seconds that ranks worked on each node of a step, and what holding its devices took."""
     last = max(span.step for span in spans if span.kind == "train_step")
-    measured: dict[str, list[Span]] = {}
+    measured: dict[str, list[TaskRunSpan]] = {}
     for span in spans:
         if 1 <= span.step <= last:
             measured.setdefault(subject_of(span.node), []).append(span)

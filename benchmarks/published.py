@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import REAL, Execution
-from prefect_rlhf.placement.cost.hardware import ITERATION_SECONDS, Hardware, Network, device_kind
+from prefect_rlhf.placement.cost.hardware import ITERATION_SECONDS, Hardware, Network, datasheet
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, ModelCallKind, Workload
@@ -49,7 +49,7 @@ class ClusterTable(_Table):
 
     def hardware(self) -> Hardware:
         """Its devices and network."""
-        kind = device_kind(self.device, "cluster.device")
+        kind = datasheet(self.device, "cluster.device")
         return Hardware(kind, self.gpus_per_node, self._network() if self.nodes > 1 else None)
 
     def _network(self) -> Network:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.reallocation_rank import DTYPE, SPEC, Mover
-from prefect_rlhf.engines.commands import MoveWeightsOrder
+from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
 from prefect_rlhf.placement.layout.alignment import overlapping_order
@@ -44,9 +44,9 @@ class Pair:
     target: ModelInstance
     lease: DeviceMesh
 
-    def order(self) -> MoveWeightsOrder:
+    def order(self) -> MoveWeightsCommand:
         layouts = (layout_of(instance, SPEC, self.lease) for instance in (self.source, self.target))
-        return MoveWeightsOrder(self.source, self.target, 1, *layouts, devices=self.lease.devices())
+        return MoveWeightsCommand(self.source, self.target, 1, *layouts, devices=self.lease.devices())
 
 
 def instance(mesh: str, engine: EngineKind, **degrees: int) -> ModelInstance:

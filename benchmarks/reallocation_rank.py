@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import MoveWeightsOrder
+from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover, bring
-from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.placement.layout.layout import Layout, Region
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
@@ -78,7 +78,7 @@ class Mover:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
 
-    def prepare(self, order: MoveWeightsOrder) -> None:
+    def prepare(self, order: MoveWeightsCommand) -> None:
         """Allocate both copies, and the messages of the raw transport; touch all of it."""
         self.order, self.mover = order, WeightMover(self.rank)
         self.source = Copy(order.source_layout, order.source.engine, self.rank, filled=True)
@@ -93,7 +93,7 @@ class Mover:
         """Seconds of sending and receiving as many bytes."""
         dist.barrier()
         began = time.perf_counter()
-        swap(self.outgoing, self.incoming)
+        send_receive(self.outgoing, self.incoming)
         return time.perf_counter() - began
 
     def exchange(self) -> float:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_rlhf.blocks.lease import DEFAULT_LEASE_DIRECTORY
 from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.mesh import ClusterShape
 
 BYTES_PER_GIB = 1 << 30
@@ -27,7 +27,7 @@ class ClusterFields(BaseModel):
     device_memory_gib: float = Field(
         8.0, title="Device memory (GiB)", gt=0, description="Memory that a rank may use on one device."
     )
-    kind: DeviceKind = Field("cpu", title="Kind of device", description="cuda for GPUs, cpu for processes without.")
+    kind: Backend = Field("cpu", title="Kind of device", description="cuda for GPUs, cpu for processes without.")
     lease_directory: str = Field(
         str(DEFAULT_LEASE_DIRECTORY),
         title="Lease folder",

@@ -7,7 +7,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, Parameter
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
 from prefect_rlhf.placement.graph import Dataset
 
 PATH = "Parquet file, or a folder of them."
@@ -74,7 +74,7 @@ class PreferencesBlock(Block, PreferencesFields):
     """
 
 
-class Prompts(Parameter, PromptsFields):
+class Prompts(DeploymentParameter, PromptsFields):
     """Prompts to continue."""
 
     block: ClassVar[type[Block]] = PromptsBlock
@@ -90,7 +90,7 @@ class Prompts(Parameter, PromptsFields):
         return Dataset(name, ("prompt_tokens",), num_items)
 
 
-class Preferences(Parameter, PreferencesFields):
+class Preferences(DeploymentParameter, PreferencesFields):
     """Preference pairs. Each is two rows, the chosen answer first."""
 
     block: ClassVar[type[Block]] = PreferencesBlock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prefect_rlhf.blocks.lease_book import Busy, HeldMesh, Holder, LeaseBook
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.lease import DeviceKind, Lease
+from prefect_rlhf.placement.lease import Backend, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 
 DEFAULT_LEASE_DIRECTORY = Path("~/.prefect-rlhf/leases")
@@ -27,7 +27,7 @@ def lease(
     cluster: ClusterShape,
     mesh: str | int,
     *,
-    kind: DeviceKind = "cpu",
+    kind: Backend = "cpu",
     directory: Path = DEFAULT_LEASE_DIRECTORY,
     wait_seconds: float = 3600.0,
     flow_run: str = "a run without a worker",

@@ -7,7 +7,7 @@ from typing import ClassVar
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
-from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, Parameter
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 
 
@@ -39,7 +39,7 @@ class ModelBlock(Block, ModelFields):
     """
 
 
-class Model(Parameter, ModelFields):
+class Model(DeploymentParameter, ModelFields):
     """The model that plays a role."""
 
     block: ClassVar[type[Block]] = ModelBlock

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how blocks are saved, found and shared
 
 
-class Parameter(BaseModel):
+class DeploymentParameter(BaseModel):
     """Base of parameters with a block beside them: frozen, and no key is ever ignored.
 
     A parameter of a Block type would show no form in the UI, only a list of saved blocks, and lose values that a
@@ -48,7 +48,7 @@ class Parameter(BaseModel):
         return cls.model_fields[field].default
 
     @model_validator(mode="after")
-    def _has_path(self) -> Parameter:
+    def _has_path(self) -> DeploymentParameter:
         if not self.path:
             raise InvalidInput(f"{type(self).__name__.lower()}.path", self.path, "a path, or `saved`: a block's name")
         return self

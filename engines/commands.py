@@ -46,7 +46,7 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildOrder:
+class BuildCommand:
     """Build one model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given."""
 
     model: ModelSpec
@@ -60,7 +60,7 @@ class BuildOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class CallOrder:
+class CallCommand:
     """Run one call on this rank's rows.
 
     `rows` are positions in the step's batch; `row_ids` the same rows' numbers in the dataset. `reads` and `writes` are
@@ -110,8 +110,8 @@ class RowTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferOrder:
-    """All row transfers of one node, the same on every rank; a rank takes its part. `frees`: see CallOrder."""
+class TransferCommand:
+    """All row transfers of one node, the same on every rank; a rank takes its part. `frees`: see CallCommand."""
 
     step: int
     transfers: tuple[RowTransfer, ...]
@@ -119,7 +119,7 @@ class TransferOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class MoveWeightsOrder:
+class MoveWeightsCommand:
     """Bring version `version` of a role from one instance's storage into another's (reallocate).
 
     `devices[rank]` is where a rank is, so that what is near is asked first; empty: all are equally near.
@@ -134,7 +134,7 @@ class MoveWeightsOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RankReport:
     """What a rank says after an order. `seconds` is its own clock; `digest` is set when weights were written.
 
     `device_bytes` are the storages of all tensors that its engines have on the device; `resident_bytes` is what the

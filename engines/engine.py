@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from prefect_rlhf.placement.layout.layout import Region
-from prefect_rlhf.placement.plan import ModelInstance, Part
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +147,7 @@ class Engine(Protocol):
         """Storage bytes of every tensor registered with this engine that is on the device now."""
         ...
 
-    def offload(self, part: Part = "all") -> int:
+    def offload(self, part: OffloadPart = "all") -> int:
         """Move a part's device tensors to host memory; return the bytes freed. Idempotent.
 
         Without its optimizer an engine does all that needs its compute weights alone. Runs in another thread than calls
@@ -155,7 +155,7 @@ class Engine(Protocol):
         """
         ...
 
-    def reload(self, part: Part = "all") -> int:
+    def reload(self, part: OffloadPart = "all") -> int:
         """Bring back what `offload` moved of the part; return the bytes. Idempotent; beside calls as `offload` is."""
         ...
 

@@ -15,8 +15,8 @@ from pydantic import Field
 
 from prefect_rlhf.flows.forms.check import check_parameters
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
-from prefect_rlhf.flows.planning.answer import ask
-from prefect_rlhf.flows.planning.plan_report import Answer
+from prefect_rlhf.flows.planning.answer import answer_question
+from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.pictures.text import plan_rows
 from prefect_rlhf.placement.search.driver import Progress
@@ -71,14 +71,14 @@ def _answered(options: PlanOptions) -> dict[str, str]:
     def show(progress: Progress) -> None:
         log.info("%s", progress)
 
-    answer = ask(options, show)
+    answer = answer_question(options, show)
     log.info("%s", answer.text())
     show_artifacts(answer)
     folder = Path(options.output_dir).expanduser() / (flow_run.name or "plan")
     return {name: str(path.resolve()) for name, path in answer.write(folder).items()}
 
 
-def show_artifacts(answer: Answer) -> None:
+def show_artifacts(answer: PlanAnswer) -> None:
     """The plan and the comparison as tables, all that is known of them as a page with its pictures."""
     found, graph = answer.found, answer.question.graph
     publish(create_table_artifact, plan_rows(found.plan, graph), key="plan", description=f"Plan of {graph.name}")
@@ -87,7 +87,7 @@ def show_artifacts(answer: Answer) -> None:
     publish(create_markdown_artifact, page(answer), key="what-if", description=f"Plan of {graph.name}")
 
 
-def page(answer: Answer) -> str:
+def page(answer: PlanAnswer) -> str:
     """The report with its pictures inside."""
     text = answer.markdown()
     for name, content in answer.files().items():

@@ -14,10 +14,10 @@ from pydantic import Field
 
 from prefect_rlhf.blocks.lease import held_devices
 from prefect_rlhf.flows.hardware.profiles import file_of, keep, subject_of
-from prefect_rlhf.flows.training.log import say_in_log
+from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
-from prefect_rlhf.placement.lease import DeviceKind, Lease
+from prefect_rlhf.placement.lease import Backend, Lease
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import model_shape
@@ -54,14 +54,16 @@ def profile(
         with held_devices() as held, _progress() as say:
             sizes = Sizes(most_rows, longest)
             return str(
-                profile_on(held, ask(model, dtype, held.kind, held.mesh.num_devices, sizes, tensor_parallel), say)
+                profile_on(
+                    held, ask_profile(model, dtype, held.kind, held.mesh.num_devices, sizes, tensor_parallel), say
+                )
             )
     except RlhfError as error:
         return failed(error)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ProfileRequest:
     """What is to be measured, checked."""
 
     subject: Subject
@@ -77,18 +79,18 @@ class Asked:
         return number_of_measurements(self.subject, self.sizes)
 
 
-def ask(
-    model: str, dtype: Dtype, kind: DeviceKind, num_devices: int, sizes: Sizes, tensor_parallel: list[int] | None
-) -> Asked:
+def ask_profile(
+    model: str, dtype: Dtype, kind: Backend, num_devices: int, sizes: Sizes, tensor_parallel: list[int] | None
+) -> ProfileRequest:
     """Read the model's shape. Raises InvalidInput for sizes or degrees that it has not, and for unknown devices."""
     shape = model_shape("model", model)
     degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, num_devices)
-    asked = Asked(subject_of(shape, dtype, kind, num_devices), replace(sizes, tensor_parallel=degrees))
+    asked = ProfileRequest(subject_of(shape, dtype, kind, num_devices), replace(sizes, tensor_parallel=degrees))
     check_sizes(asked.subject, asked.sizes)
     return asked
 
 
-def profile_on(held: Lease, asked: Asked, say: Say) -> Path:
+def profile_on(held: Lease, asked: ProfileRequest, say: Say) -> Path:
     """Measure on a lease's devices and keep the profile; returns its file."""
     if held.mesh.num_nodes > 1:
         raise InvalidInput("mesh", held.mesh.name, "devices of one node: each kind of node is profiled by itself")
@@ -108,7 +110,7 @@ def _progress() -> Iterator[Say]:
     bar = publish(create_progress_artifact, 0.0, key="profile", description="Measurements")
 
     def say(number: int, total: int, words: str) -> None:
-        say_in_log(f"{number}/{total} {words}")
+        log_info(f"{number}/{total} {words}")
         if bar is not None:
             publish(update_progress_artifact, bar, progress=100.0 * number / total)  # type: ignore[arg-type]  # an id
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 
-DeviceKind = Literal["cpu", "cuda"]
+Backend = Literal["cpu", "cuda"]
 
 ENVIRONMENT_VARIABLE = "RLHF_LEASE"
 
@@ -37,7 +37,7 @@ class Lease:
     cluster: ClusterShape
     mesh: DeviceMesh
     devices: tuple[Device, ...]
-    kind: DeviceKind = "cpu"
+    kind: Backend = "cpu"
 
     @property
     def is_dry(self) -> bool:

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.strategy import Strategy
 EngineKind = Literal["megatron", "vllm", "python"]
 Offload = Literal["none", "optimizer", "all"]
 """What leaves device memory between uses: nothing, the optimizer's state and gradients, or the whole instance."""
-Part = Literal["all", "optimizer"]
+OffloadPart = Literal["all", "optimizer"]
 """What of an instance an offload moves: the whole, or main weights, moments and gradients of a trained one."""
 
 
@@ -128,10 +128,10 @@ def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInst
     return first_step if instance == trained_instance(graph, plan, instance.role) else 0
 
 
-def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, Part]:
+def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, OffloadPart]:
     """What of which instance leaves device memory whenever no call uses it; built, then offloaded before step 0."""
     placements = plan.by_call
-    found: dict[ModelInstance, Part] = {}
+    found: dict[ModelInstance, OffloadPart] = {}
     for instance, calls in instances(graph, plan).items():
         for part in (placements[call.name].offload for call in calls):
             if part != "none":

@@ -16,9 +16,9 @@ from typing import Any
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Call, Operation
 from prefect_rlhf.placement.model import OptimizerSpec
-from prefect_rlhf.tasks.operations import Bound, Operator, Output
+from prefect_rlhf.tasks.operations import Bound, Operator, OutputName
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
-from prefect_rlhf.tasks.trace import Rows, Trace, current_trace
+from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace
 
 GENERATED_KEYS = ("tokens", "prompt_length", "logprobs")
 
@@ -33,7 +33,7 @@ def generate(
     staleness: int = 0,
     every: int | None = None,
     name: str | None = None,
-) -> Rows:
+) -> RowsHandle:
     """Continue prompts: keys `tokens`, `prompt_length` and `logprobs`, those of the policy that made the responses.
 
     `batch_size` prompts of the dataset enter each step (None: all of them, as an evaluation wants). With `staleness`,
@@ -64,12 +64,12 @@ def inference(
     model: object,
     rows: object,
     *,
-    output: Output,
+    output: OutputName,
     temperature: float = 1.0,
     batch_size: int | None = None,
     every: int | None = None,
     name: str | None = None,
-) -> Rows:
+) -> RowsHandle:
     """One forward pass: key `logprobs` or `values` (of each response token) or `scores` (one a row)."""
     trace = current_trace("inference")
     role = trace.role(model, "inference")
@@ -93,11 +93,11 @@ def inference(
 
 def compute(
     operator: Operator[Any, Any],
-    *inputs: Rows,
+    *inputs: RowsHandle,
     settings: Settings,
     every: int | None = None,
     name: str | None = None,
-) -> Rows:
+) -> RowsHandle:
     """A pure function of rows, on the host CPU of one device; adds the keys its @computation names."""
     trace = current_trace("compute")
     _check_operator(trace, operator, "computation")
@@ -167,7 +167,7 @@ def _operation(word: str, settings: Settings) -> Operation:
     return Operation(word, settings.model_dump_json(), f"{kind.__module__}:{kind.__name__}")
 
 
-def _check_head(trace: Trace, role: str, output: Output, call: str) -> None:
+def _check_head(trace: Trace, role: str, output: OutputName, call: str) -> None:
     wanted = "lm" if output == "logprobs" else "scalar"
     if wanted not in trace.models[role].head:
         raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {wanted}")

@@ -16,7 +16,7 @@ from prefect_rlhf.tasks.settings import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Output = Literal["logprobs", "values", "scores"]
+OutputName = Literal["logprobs", "values", "scores"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Operator(Generic[P, R]):
     function: Callable[P, R]
     kind: Literal["loss", "computation"]
     outputs: tuple[str, ...] = ()
-    output: Output = "logprobs"
+    output: OutputName = "logprobs"
     rows_per_item: int = 1
     stateful: bool = False
 
@@ -85,7 +85,7 @@ class Bound:
         return cls(operation.target, operation.settings_type, operation.settings)
 
 
-def loss(output: Output, *, rows_per_item: int = 1) -> Callable[[Callable[P, R]], Operator[P, R]]:
+def loss(output: OutputName, *, rows_per_item: int = 1) -> Callable[[Callable[P, R]], Operator[P, R]]:
     """Mark `f(output, batch, settings) -> LossTerms` as a loss on the model's `output`.
 
     `rows_per_item` adjacent rows stay in one micro-batch (2 for a chosen and a rejected answer).

@@ -17,7 +17,7 @@ _current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body i
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsHandle:
     """What a call returns while tracing: keys that `source` will have made, on `num_rows` rows of `dataset`."""
 
     source: str
@@ -51,9 +51,9 @@ class Trace:
         self.used.add(name)
         return name
 
-    def rows(self, argument: object, call: str, batch_size: int | None) -> Rows:
+    def rows(self, argument: object, call: str, batch_size: int | None) -> RowsHandle:
         """Handle of `argument`: what a call returned, or `batch_size` items of a dataset parameter (None: all)."""
-        if isinstance(argument, Rows):
+        if isinstance(argument, RowsHandle):
             if argument.source not in {*self.datasets, *(made.name for made in self.calls)}:
                 raise GraphError(f"flow {self.flow}: {call} reads {argument.source!r}, which another flow made")
             return argument
@@ -65,7 +65,7 @@ class Trace:
         size = dataset.num_items if batch_size is None else batch_size
         if not 1 <= size <= dataset.num_items:
             raise InvalidInput("algo.batch_size", size, f"1 to {dataset.num_items}, the items of {name}")
-        return Rows(name, dataset.keys, name, size * dataset.rows_per_item, dataset.rows_per_item)
+        return RowsHandle(name, dataset.keys, name, size * dataset.rows_per_item, dataset.rows_per_item)
 
     def allow(self, staleness: int, call: str, every: int | None) -> None:
         """Let calls use weights that are `staleness` steps older. Raises GraphError when generates do not agree."""
@@ -80,12 +80,12 @@ class Trace:
             )
         self.staleness = staleness
 
-    def add(self, call: Call) -> Rows:
+    def add(self, call: Call) -> RowsHandle:
         """Append a call and return the handle of its outputs."""
         if any(made.name == call.name for made in self.calls):
             raise GraphError(f"flow {self.flow}: two calls are named {call.name!r}; give one of them name=...")
         self.calls.append(call)
-        return Rows(call.name, call.outputs, call.rows_from, call.num_rows, call.rows_per_item)
+        return RowsHandle(call.name, call.outputs, call.rows_from, call.num_rows, call.rows_per_item)
 
     def graph(self) -> DataflowGraph:
         """The finished graph. Raises GraphError for an empty body and for parameters that nothing uses."""

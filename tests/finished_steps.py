@@ -11,7 +11,7 @@ from prefect_rlhf.engines.files.checkpoint_files import write_shard
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of
-from prefect_rlhf.tasks.checkpoints.run_identity import problem_of
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 
 
 def write_shards(augmented: AugmentedGraph, run_dir: Path, step: int, without: str = "") -> None:
@@ -31,4 +31,4 @@ def write_checkpoint(
     """A finished checkpoint of a run from seed 1; its folder."""
     write_shards(augmented, run_dir, step, without)
     fingerprints = {model.role: {"model.norm.weight": 7} for model in augmented.graph.models}
-    return finish(augmented, run_dir, step, problem_of(augmented.graph, 1, every), fingerprints, {})
+    return finish(augmented, run_dir, step, run_identity(augmented.graph, 1, every), fingerprints, {})

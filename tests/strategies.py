@@ -10,7 +10,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
-from prefect_rlhf.placement.plans.check import ENGINES, problems
+from prefect_rlhf.placement.plans.check import ENGINES, violations
 from prefect_rlhf.placement.strategy import Strategy
 
 GIB = 1 << 30
@@ -178,7 +178,7 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
             continue
         mesh = draw(meshes(cluster))
         options = degrees(mesh.num_devices).map(lambda s, m=mesh, e=ENGINES[each.kind][0]: Placement(m, s, e))
-        legal = options.filter(lambda placement, e=each: not list(problems(e, placement, graph)))
+        legal = options.filter(lambda placement, e=each: not list(violations(e, placement, graph)))
         placements.append((each.name, draw(legal)))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))
     for instance, calls in instances(graph, plan).items():

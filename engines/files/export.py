@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.files.huggingface import write_folder
-from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.placement.layout.layout import Layout, Region
 from prefect_rlhf.placement.model import ModelSpec
@@ -48,7 +48,7 @@ def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Itera
             for region, rank in parts.items()
             if rank != writer
         }
-        swap({}, {parts[region]: [tensor] for region, tensor in received.items()})
+        send_receive({}, {parts[region]: [tensor] for region, tensor in received.items()})
         yield name, _assembled(layout.shapes[name], parts, received, shards.get(name))
 
 
@@ -69,7 +69,7 @@ def _send(shards: Mapping[str, Shard], layout: Layout, writer: int, rank: int) -
     for name, regions in layout.regions.items():
         if rank in holders(regions, writer).values():
             values = _values(shards[name])
-            swap({writer: [values]}, {})
+            send_receive({writer: [values]}, {})
             sent += values.nbytes
     return sent
 

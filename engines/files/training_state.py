@@ -10,14 +10,14 @@ from pathlib import Path
 
 import torch
 
-from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import StatePart, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import StoredState, write_shard
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.strategy import Coordinate
 
 
-def save(engine: TrainingEngine, order: BuildOrder, folder: Path, rank: int) -> int:
+def save(engine: TrainingEngine, order: BuildCommand, folder: Path, rank: int) -> int:
     """Write this rank's shard into a role's folder; return the bytes."""
     members = dict(zip(order.ranks, order.instance.strategy.coordinates(), strict=True))
     number = order.ranks.index(rank)

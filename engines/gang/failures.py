@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from prefect_rlhf.engines.gang.messages import Answer
+from prefect_rlhf.engines.gang.messages import Reply
 from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFailed, RlhfError
 
 
-def raise_first_failure(answers: Mapping[int, Answer], doing: str) -> None:
+def raise_first_failure(answers: Mapping[int, Reply], doing: str) -> None:
     """Raise the failure that explains the others: a broken collective is the echo of another rank's trouble."""
     failed = {rank: answer for rank, answer in sorted(answers.items()) if answer.error}
     for rank, answer in failed.items():

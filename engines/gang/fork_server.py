@@ -22,8 +22,8 @@ StartMethod = Literal["fork", "spawn"]
 
 
 @dataclass(frozen=True, slots=True)
-class ZygoteSettings:
-    """File descriptors that the zygote inherits: `pipes[r]` are rank r's, one for each resource of its device,
+class ForkServerSettings:
+    """File descriptors that the fork server inherits: `pipes[r]` are rank r's, one for each resource of its device,
     `listener` the socket of the rendezvous; and the modules that forked ranks find imported."""
 
     method: StartMethod
@@ -41,7 +41,7 @@ class ZygoteSettings:
         return (self.lifeline, self.deaths, self.listener, *chain.from_iterable(self.pipes))
 
 
-def main(settings: ZygoteSettings) -> None:
+def main(settings: ForkServerSettings) -> None:
     """Start every rank, then report each one's death as a line `{"rank": r, "status": s}` until none is left."""
     if settings.method == "fork":
         with exiting_with(settings.lifeline):
@@ -58,7 +58,7 @@ def main(settings: ZygoteSettings) -> None:
         os.write(settings.deaths, json.dumps({"rank": ranks.pop(pid), "status": status}).encode() + b"\n")
 
 
-def _start(settings: ZygoteSettings, rank: int) -> int:
+def _start(settings: ForkServerSettings, rank: int) -> int:
     listener = settings.listener if rank == 0 else None
     mine = {*settings.pipes[rank], settings.lifeline, listener}
     if settings.method == "spawn":
@@ -74,7 +74,7 @@ def _start(settings: ZygoteSettings, rank: int) -> int:
     return run(settings.pipes[rank], settings.lifeline, listener)
 
 
-def _spawn(settings: ZygoteSettings, rank: int, listener: int | None) -> int:
+def _spawn(settings: ForkServerSettings, rank: int, listener: int | None) -> int:
     """A fresh interpreter: CUDA does not survive a fork, and neither do libraries that touch it when imported."""
     for descriptor in settings.descriptors:
         os.set_inheritable(descriptor, descriptor in (*settings.pipes[rank], settings.lifeline, listener))
@@ -96,5 +96,5 @@ def _kill_all_on_terminate(ranks: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    main(ZygoteSettings(**json.loads(sys.argv[1])))
+    main(ForkServerSettings(**json.loads(sys.argv[1])))
     os._exit(0)  # the ranks are gone: no time for the destructors of what was only imported for them

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from prefect_rlhf.engines.gang.failures import raise_first_failure
-from prefect_rlhf.engines.gang.messages import DeviceKind, Request
+from prefect_rlhf.engines.gang.messages import Request
 from prefect_rlhf.engines.gang.rank_process import answer
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent
+from prefect_rlhf.placement.lease import Backend
 
 
 @final
@@ -27,7 +28,7 @@ class InProcessGang:
         self,
         rank_factory: Callable[[int, int], object],
         *,
-        device: DeviceKind = "cpu",
+        device: Backend = "cpu",
         environment: Mapping[str, str] | None = None,
         num_threads: int | None = None,
     ) -> None:

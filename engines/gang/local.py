@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, final
 
 from prefect_rlhf.engines.gang.failures import raise_first_failure
-from prefect_rlhf.engines.gang.fork_server import StartMethod, ZygoteSettings
-from prefect_rlhf.engines.gang.messages import Answer, DeviceKind, Request, Start
+from prefect_rlhf.engines.gang.fork_server import ForkServerSettings, StartMethod
+from prefect_rlhf.engines.gang.messages import Reply, Request, Start
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent, RlhfError
+from prefect_rlhf.placement.lease import Backend
 
 _PIPE_SECONDS = 30  # a message that is this long in the pipe belongs to a rank that is stopped
 _FAILURE_GRACE_SECONDS = 5.0  # after one rank failed, how long the others have to fail or to finish
@@ -46,7 +47,7 @@ class LocalGang:
         size: int,
         rank_factory: Callable[[int, int], object],
         *,
-        device: DeviceKind = "cpu",
+        device: Backend = "cpu",
         method: StartMethod | None = None,
         environment: Mapping[str, str] | None = None,
         num_threads: int = 1,
@@ -92,7 +93,7 @@ class LocalGang:
     @property
     def process_group(self) -> int:
         """The id of the process group that holds every process of this gang and nothing else."""
-        return self._launched.zygote.pid
+        return self._launched.fork_server.pid
 
     @contextmanager
     def _exclusively(self, ranks: Iterable[int], resource: Resource) -> Iterator[None]:
@@ -126,12 +127,10 @@ class LocalGang:
         except OSError:
             raise self._lost(rank, doing) from None
 
-    def _collect(
-        self, connections: Mapping[int, Connection[Any, Any]], doing: str, seconds: float
-    ) -> dict[int, Answer]:
+    def _collect(self, connections: Mapping[int, Connection[Any, Any]], doing: str, seconds: float) -> dict[int, Reply]:
         waiting = {connection: rank for rank, connection in connections.items()}
         deadline = time.monotonic() + seconds
-        answers: dict[int, Answer] = {}
+        answers: dict[int, Reply] = {}
         while waiting:
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
             if not ready:
@@ -145,17 +144,17 @@ class LocalGang:
         self._end_if_silent(sorted(waiting.values()), answers, doing, seconds)
         return answers
 
-    def _receive(self, connection: Connection[Any, Any], rank: int, doing: str) -> Answer:
+    def _receive(self, connection: Connection[Any, Any], rank: int, doing: str) -> Reply:
         try:
             answer = pickle.loads(connection.recv_bytes())
         except BlockingIOError:
             raise RankSilent(f"rank {rank} stopped in the middle of its answer to {doing}") from None
         except (EOFError, OSError):
             raise self._lost(rank, doing) from None
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, Reply)
         return answer
 
-    def _end_if_silent(self, silent: list[int], answers: Mapping[int, Answer], doing: str, seconds: float) -> None:
+    def _end_if_silent(self, silent: list[int], answers: Mapping[int, Reply], doing: str, seconds: float) -> None:
         """Silent ranks behind a failed one are its victims, so the failure is the news; the gang is lost either way."""
         if not silent:
             return
@@ -181,17 +180,17 @@ class LocalGang:
 class _Launched:
     """The processes of a gang and what ties them to this one. Closing `lifeline` ends them too."""
 
-    zygote: subprocess.Popen[bytes]
+    fork_server: subprocess.Popen[bytes]
     connections: Mapping[Resource, tuple[Connection[Any, Any], ...]]
     lifeline: int
     deaths: int
     statuses: dict[int, int] = field(default_factory=dict)  # of the ranks that are known to be dead
 
     def how_it_died(self, rank: int) -> str:
-        """`was killed by SIGKILL` or `ended with status 1`, from the zygote's report, which is read once."""
+        """`was killed by SIGKILL` or `ended with status 1`, from the fork server's report, which is read once."""
         while rank not in self.statuses and select.select([self.deaths], [], [], 1.0)[0]:
             report = os.read(self.deaths, 4096)
-            if not report:  # the zygote is gone
+            if not report:  # the fork server is gone
                 break
             self.statuses.update({death["rank"]: death["status"] for death in map(json.loads, report.splitlines())})
         if rank not in self.statuses:
@@ -200,13 +199,13 @@ class _Launched:
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def kill(self) -> None:
-        """End zygote and ranks: SIGTERM lets the zygote kill and reap its ranks; failing that, the whole group."""
-        self.zygote.terminate()
+        """End fork_server and ranks: SIGTERM lets the fork server kill and reap its ranks; failing that, the whole group."""
+        self.fork_server.terminate()
         try:
-            self.zygote.wait(_CLOSE_SECONDS)
+            self.fork_server.wait(_CLOSE_SECONDS)
         except subprocess.TimeoutExpired:
-            os.killpg(self.zygote.pid, signal.SIGKILL)
-            self.zygote.wait(_CLOSE_SECONDS)
+            os.killpg(self.fork_server.pid, signal.SIGKILL)
+            self.fork_server.wait(_CLOSE_SECONDS)
         os.close(self.lifeline)
         os.close(self.deaths)
 
@@ -218,13 +217,13 @@ def _launch(
     listener: socket.socket,
     environment: Mapping[str, str],
 ) -> _Launched:
-    """Start the zygote with one end of every pipe, of which a rank has one for each resource; keep the others."""
+    """Start the fork server with one end of every pipe, of which a rank has one for each resource; keep the others."""
     pairs = [[socket.socketpair() for _ in RESOURCES] for _ in range(size)]  # of each rank
     lifeline_end, lifeline = os.pipe()
     deaths, deaths_end = os.pipe()
     pipes = tuple(tuple(theirs.fileno() for _, theirs in of_rank) for of_rank in pairs)
-    settings = ZygoteSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes, preload)
-    zygote = subprocess.Popen(
+    settings = ForkServerSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes, preload)
+    fork_server = subprocess.Popen(
         settings.command(),
         env={**environment, "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)},
         pass_fds=settings.descriptors,
@@ -236,7 +235,7 @@ def _launch(
     os.close(lifeline_end)
     os.close(deaths_end)
     ours = zip(*([_connection(ours) for ours, _ in of_rank] for of_rank in pairs), strict=True)
-    return _Launched(zygote, dict(zip(RESOURCES, ours, strict=True)), lifeline, deaths)
+    return _Launched(fork_server, dict(zip(RESOURCES, ours, strict=True)), lifeline, deaths)
 
 
 def _connection(end: socket.socket) -> Connection[Any, Any]:

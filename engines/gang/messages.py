@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-DeviceKind = Literal["cpu", "cuda"]
+from prefect_rlhf.placement.lease import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Start:
     rank: int
     size: int
     port: int
-    device: DeviceKind
+    device: Backend
     num_threads: int
     join_seconds: float
     rank_factory: Callable[[int, int], object]
@@ -35,7 +35,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """What the method returned, or why it did not; `traceback` is for the log."""
 
     value: Any = None

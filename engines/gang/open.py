@@ -9,10 +9,10 @@ import torch
 
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.engines.gang.messages import DeviceKind
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.plan import EngineKind
 
 RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -31,7 +31,7 @@ def open_gang(
     environment: Mapping[str, str] | None = None,
     *,
     rank_factory: Callable[[int, int], object] = Rank,
-    device: DeviceKind | None = None,
+    device: Backend | None = None,
     engines: Iterable[EngineKind] = ENGINES,
 ) -> Gang:
     """`size` ranks on this machine: in this process when it is one, else a process for each.

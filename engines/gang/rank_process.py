@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import TCPStore
 
 from prefect_rlhf.engines.gang.faults import as_ours
 from prefect_rlhf.engines.gang.lifeline import exit_with
-from prefect_rlhf.engines.gang.messages import Answer, Request, Start
+from prefect_rlhf.engines.gang.messages import Reply, Request, Start
 
 _COLLECTIVE = timedelta(hours=2)  # one rank may wait long for another at work; the call's deadline is the real limit
 
@@ -37,12 +37,12 @@ def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to answer
-    connections: list[Connection[Answer, Request]] = [Connection(pipe) for pipe in pipes]
+    connections: list[Connection[Reply, Request]] = [Connection(pipe) for pipe in pipes]
     status = 1
     try:
         serve(connections, listener)
         status = 0
-    except BaseException:  # noqa: BLE001  whatever it is, it must not unwind into the zygote's code
+    except BaseException:  # noqa: BLE001  whatever it is, it must not unwind into the fork server's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -50,7 +50,7 @@ def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
         os._exit(status)
 
 
-def serve(connections: Sequence[Connection[Answer, Request]], listener: int | None) -> None:
+def serve(connections: Sequence[Connection[Reply, Request]], listener: int | None) -> None:
     """Answer the start with None or the reason it failed, then every request, each pipe's in turn, until they end."""
     connection, *beside = connections
     try:
@@ -58,15 +58,15 @@ def serve(connections: Sequence[Connection[Answer, Request]], listener: int | No
         target = join(start, listener)
         for other in beside:
             threading.Thread(target=serve_beside, args=(other, target, start), daemon=True).start()
-        send(connection, Answer())
+        send(connection, Reply())
         answer_all(connection, target)
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: say why, then end
-        send(connection, Answer(error=as_ours(error), traceback=traceback.format_exc()))
+        send(connection, Reply(error=as_ours(error), traceback=traceback.format_exc()))
 
 
-def serve_beside(connection: Connection[Answer, Request], target: object, start: Start) -> None:
+def serve_beside(connection: Connection[Reply, Request], target: object, start: Start) -> None:
     """Answer the requests of another pipe, in a thread. If that cannot go on, neither can the rank, which then ends."""
     try:
         use_device(start)
@@ -78,7 +78,7 @@ def serve_beside(connection: Connection[Answer, Request], target: object, start:
         os._exit(1)
 
 
-def answer_all(connection: Connection[Answer, Request], target: object) -> NoReturn:
+def answer_all(connection: Connection[Reply, Request], target: object) -> NoReturn:
     """Answer every request in turn. Raises EOFError when the controller is gone."""
     while True:
         request: Request = pickle.loads(connection.recv_bytes())
@@ -103,20 +103,20 @@ def join(start: Start, listener: int | None) -> object:
     return start.rank_factory(start.rank, start.size)
 
 
-def answer(target: object, request: Request) -> Answer:
+def answer(target: object, request: Request) -> Reply:
     """Run the request; an error becomes one of ours, with its reason in one line."""
     try:
-        return Answer(getattr(target, request.method)(*request.arguments))
+        return Reply(getattr(target, request.method)(*request.arguments))
     except Exception as error:  # noqa: BLE001  every failure of a rank is told to the controller
-        return Answer(error=as_ours(error), traceback=traceback.format_exc())
+        return Reply(error=as_ours(error), traceback=traceback.format_exc())
 
 
-def send(connection: Connection[Answer, Request], message: Answer) -> None:
+def send(connection: Connection[Reply, Request], message: Reply) -> None:
     """Send an answer; one that does not pickle is answered with why."""
     try:
         data = pickle.dumps(message)
     except Exception as error:  # noqa: BLE001  pickling runs foreign code
-        data = pickle.dumps(Answer(error=as_ours(error), traceback=traceback.format_exc()))
+        data = pickle.dumps(Reply(error=as_ours(error), traceback=traceback.format_exc()))
     connection.send_bytes(data)
 
 

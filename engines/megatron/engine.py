@@ -16,7 +16,7 @@ from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
 from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import (
     Generated,
     Loss,
@@ -39,9 +39,9 @@ from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.row_group import row_groups
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.engines.weights.offload import HostLink, Parked
+from prefect_rlhf.engines.weights.offload import HostLink, OffloadedTensors
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.plan import Part
+from prefect_rlhf.placement.plan import OffloadPart
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
 """What the last stage makes of a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
@@ -50,7 +50,7 @@ FromHidden = Callable[[Tensor, MicroBatch], Any]
 class MegatronEngine:
     """One role's weights on one mesh, split by the instance's strategy; with an optimizer when the role is trained."""
 
-    def __init__(self, order: BuildOrder, rank: int) -> None:
+    def __init__(self, order: BuildCommand, rank: int) -> None:
         cpu_shim.install()
         self.instance = order.instance
         self._spec = order.model
@@ -60,7 +60,7 @@ class MegatronEngine:
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
         self._links: dict[str, HostLink] = {}
-        self._parked: dict[str, Parked] = {}  # what has left device memory, by the names of `_segment`
+        self._parked: dict[str, OffloadedTensors] = {}  # what has left device memory, by the names of `_segment`
         self._max_length, self._end_tokens = order.max_sequence_length, end_tokens(self._spec.path)
         self._caches: list[Tensor] = []  # of the generate that runs: each takes its own and frees it
         if self._spec.optimizer is None:
@@ -156,17 +156,17 @@ class MegatronEngine:
         """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""
         return storage_bytes([*self._on_device(), *self._caches])
 
-    def offload(self, part: Part = "all") -> int:
+    def offload(self, part: OffloadPart = "all") -> int:
         """Empty a part's storages, keeping copies in host memory (gradients are not kept); return the bytes freed."""
         freed = 0
         for name in self._segments(part):
             if name not in self._parked:
                 link = self._links.setdefault(name, HostLink(self._device))
-                self._parked[name] = Parked(*self._segment(name), link)
+                self._parked[name] = OffloadedTensors(*self._segment(name), link)
                 freed += self._parked[name].num_bytes
         return freed
 
-    def reload(self, part: Part = "all") -> int:
+    def reload(self, part: OffloadPart = "all") -> int:
         """Bring a part back; return the bytes."""
         away = [name for name in self._segments(part) if name in self._parked]
         return sum(self._parked.pop(name).restore() for name in away)
@@ -253,7 +253,7 @@ class MegatronEngine:
             sums = box[0]
         return sums
 
-    def _segments(self, part: Part) -> tuple[str, ...]:
+    def _segments(self, part: OffloadPart) -> tuple[str, ...]:
         """The names of what a part moves; each comes and goes by itself."""
         if part == "optimizer" and self._optimizer is None:
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: it is not trained, so has no optimizer")

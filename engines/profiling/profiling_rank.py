@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import BuildOrder, MoveWeightsOrder, Report
+from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport
 from prefect_rlhf.engines.engine import (
     Engine,
     GenerationEngine,
@@ -28,7 +28,7 @@ from prefect_rlhf.engines.engine import (
 from prefect_rlhf.engines.files.huggingface import write_folder
 from prefect_rlhf.engines.profiling.layer_clock import clocked, now
 from prefect_rlhf.engines.rank.rank import Rank, build_engine
-from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.placement.errors import EngineFailed
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import ModelSpec
@@ -72,7 +72,7 @@ class ProfilingRank:
         )
         write_folder(model.path, model, tensors, Path(model.path))
 
-    def build(self, order: BuildOrder) -> Report:
+    def build(self, order: BuildCommand) -> RankReport:
         """As a run builds it."""
         return self._work.build(order)
 
@@ -118,16 +118,16 @@ class ProfilingRank:
         engine.weights_written()
         return max(0.0, once() - usual)
 
-    def reallocate(self, order: MoveWeightsOrder) -> Report:
+    def reallocate(self, order: MoveWeightsCommand) -> RankReport:
         """As a run moves weights; alone of these methods it may be called on some ranks only."""
         return self._work.reallocate(order)
 
-    def offload(self, instance: ModelInstance) -> Report:
+    def offload(self, instance: ModelInstance) -> RankReport:
         """As a run offloads."""
         self._together()
         return self._work.offload(instance)
 
-    def reload(self, instance: ModelInstance) -> Report:
+    def reload(self, instance: ModelInstance) -> RankReport:
         """As a run reloads."""
         self._together()
         return self._work.reload(instance)
@@ -136,7 +136,7 @@ class ProfilingRank:
         """Seconds to send so many bytes to the next rank while as many come from the one before."""
         outgoing, incoming = _bytes(num_bytes), _bytes(num_bytes)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        return self._median(lambda: swap({after: [outgoing]}, {before: [incoming]}), repeats)
+        return self._median(lambda: send_receive({after: [outgoing]}, {before: [incoming]}), repeats)
 
     def all_reduce(self, num_bytes: int, size: int, repeats: int) -> float:
         """Seconds to add up so many bytes of bfloat16 over each `size` consecutive ranks."""
@@ -157,7 +157,7 @@ class ProfilingRank:
 
         return self._median(exchange, repeats)
 
-    def _built(self, order: BuildOrder, rank: int) -> Engine:
+    def _built(self, order: BuildCommand, rank: int) -> Engine:
         self._engines[order.instance] = built = build_engine(order, rank)
         return built
 

@@ -11,23 +11,25 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import RowTransfer, TransferOrder
+from prefect_rlhf.engines.commands import RowTransfer, TransferCommand
 from prefect_rlhf.engines.rank.store import RowStore
-from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.engines.weights.send_receive import send_receive
 
 _DTYPES = (torch.int64, torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.float64, torch.bool)
 _SCALAR = -1  # in a header, in place of the length of a 0-d row
 
 
-def exchange_rows(store: RowStore, order: TransferOrder, rank: int) -> int:
+def exchange_rows(store: RowStore, order: TransferCommand, rank: int) -> int:
     """Do this rank's part of `order`; return the bytes received. Collective over the ranks it names."""
     sent = _by_peer((t.target, t) for t in order.transfers if t.source == rank)
     received = _by_peer((t.source, t) for t in order.transfers if t.target == rank)
     outgoing = {peer: _Packet.pack(_rows(store, order.step, transfers)) for peer, transfers in sent.items()}
     headers = {peer: torch.empty(len(_names(transfers)), 2).long() for peer, transfers in received.items()}
-    swap({peer: [packet.header] for peer, packet in outgoing.items()}, {peer: [h] for peer, h in headers.items()})
+    send_receive(
+        {peer: [packet.header] for peer, packet in outgoing.items()}, {peer: [h] for peer, h in headers.items()}
+    )
     incoming = {peer: _Packet.empty(header) for peer, header in headers.items()}
-    swap(
+    send_receive(
         {peer: packet.payloads for peer, packet in outgoing.items()},
         {peer: packet.payloads for peer, packet in incoming.items()},
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import CallOrder, RowSource
+from prefect_rlhf.engines.commands import CallCommand, RowSource
 from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.engines.rank.store import RowsMissing, RowStore
 from prefect_rlhf.engines.rows import Batch, Column, pad
@@ -16,7 +16,7 @@ from prefect_rlhf.placement.graph import Port
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class CallInputs:
     """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`.
 
     `lengths` are the tokens of each row where the controller knows them; else they are counted.
@@ -85,13 +85,13 @@ class Inputs:
         return next(fitting, [column.shape[1]] * len(column))
 
 
-def read_inputs(order: CallOrder, store: RowStore, datasets: Mapping[str, RowSource]) -> Inputs:
+def read_call_inputs(order: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> CallInputs:
     """Collect what `order.call` reads of `order.rows` on this rank."""
     columns = [_read(port, order, store, datasets) for port in order.call.inputs]
-    return Inputs(order.call.inputs, tuple(columns), order.lengths, order.keys)
+    return CallInputs(order.call.inputs, tuple(columns), order.lengths, order.keys)
 
 
-def read_prompts(order: CallOrder, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
+def read_prompts(order: CallCommand, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
     """The prompt of each row of a generate, as token ids. Raises RowsMissing when no port is an open dataset."""
     source = next((datasets[port.source] for port in order.call.inputs if port.source in datasets), None)
     if source is None:
@@ -99,7 +99,7 @@ def read_prompts(order: CallOrder, datasets: Mapping[str, RowSource]) -> Sequenc
     return source.read(order.row_ids)["prompt_tokens"]
 
 
-def _read(port: Port, order: CallOrder, store: RowStore, datasets: Mapping[str, RowSource]) -> dict[str, Column]:
+def _read(port: Port, order: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> dict[str, Column]:
     keys = [key for key in port.keys if order.keys is None or key in order.keys]
     if port.source not in datasets:
         return {key: store.get(order.step, port.source, key, order.rows) for key in keys}

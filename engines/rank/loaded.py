@@ -6,22 +6,22 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from prefect_rlhf.engines.commands import BuildOrder, Digest
+from prefect_rlhf.engines.commands import BuildCommand, Digest
 from prefect_rlhf.engines.engine import Engine
 from prefect_rlhf.engines.weights.fingerprint import Factors, digest, sample
 from prefect_rlhf.placement.errors import StaleWeights
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import ModelInstance, Part
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
 @dataclass(slots=True)
-class Resident:
+class LoadedModel:
     """An engine with the version its weights are labelled with, and a sample of them taken when they were labelled."""
 
     engine: Engine
-    order: BuildOrder
+    order: BuildCommand
     version: int = 0
-    away: set[Part] = field(default_factory=set)  # what is in host memory
+    away: set[OffloadPart] = field(default_factory=set)  # what is in host memory
     fingerprint_seconds: float = 0.0  # since last taken by `take_fingerprint_seconds`
     _sample: Mapping[str, int] = field(default_factory=dict)
     _factors: Factors = field(default_factory=Factors)
@@ -47,18 +47,18 @@ class Resident:
         """The whole digest of the weights as they are now."""
         return digest(self.engine.weights(), self._factors)
 
-    def offload(self, part: Part) -> int:
+    def offload(self, part: OffloadPart) -> int:
         """Move a part to host memory; return the bytes freed."""
         self.away.add(part)
         return self.engine.offload(part)
 
-    def reload(self, part: Part) -> int:
+    def reload(self, part: OffloadPart) -> int:
         """Bring a part back; return the bytes."""
         moved = self.engine.reload(part)
         self.away.discard(part)
         return moved
 
-    def require(self, version: int | None, doing: str, part: Part | None = None) -> None:
+    def require(self, version: int | None, doing: str, part: OffloadPart | None = None) -> None:
         """Raise StaleWeights unless these weights are labelled `version` and are still what they were when labelled.
 
         What needs the optimizer too says so by `part`.

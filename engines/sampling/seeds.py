@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
-from prefect_rlhf.engines.commands import CallOrder
+from prefect_rlhf.engines.commands import CallCommand
 
 
-def row_seeds(order: CallOrder) -> list[int]:
+def row_seeds(order: CallCommand) -> list[int]:
     """A seed of 63 bits for each row of a generate: from the run's seed, the step, the dataset's row and the sample."""
     samples = (row % order.samples_per_prompt for row in order.rows)
     rows = zip(order.row_ids, samples, strict=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
@@ -21,9 +21,9 @@ from prefect_rlhf.engines.vllm.group import RankGroup
 from prefect_rlhf.engines.vllm.settings import check_order, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.engines.weights.memory import storage_bytes
-from prefect_rlhf.engines.weights.offload import Parked
+from prefect_rlhf.engines.weights.offload import OffloadedTensors
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.plan import Part
+from prefect_rlhf.placement.plan import OffloadPart
 
 
 class VllmEngine:
@@ -34,7 +34,7 @@ class VllmEngine:
     `weights_written()` makes: a fingerprint of `weights()` proves what is packed, not the packed copies themselves.
     """
 
-    def __init__(self, order: BuildOrder, rank: int) -> None:
+    def __init__(self, order: BuildCommand, rank: int) -> None:
         check_order(order)
         self.instance = order.instance
         self._max_length = order.max_sequence_length
@@ -50,7 +50,7 @@ class VllmEngine:
         self._shards = shards(self._runner.get_model())
         _check_layout(self._shards, order, rank)
         self._cpu = None if torch.cuda.is_available() else CpuKernels(self._runner)
-        self._parked: Parked | None = None  # what has left device memory, on CPU
+        self._parked: OffloadedTensors | None = None  # what has left device memory, on CPU
         self._asleep_bytes = 0  # what has left device memory, on CUDA
         self._load(order.model.path, order.model.role)
 
@@ -103,7 +103,7 @@ class VllmEngine:
         packed = 0 if self._cpu is None else self._cpu.num_bytes()
         return packed + storage_bytes([*self._kept(), *self._runner.kv_caches])
 
-    def offload(self, part: Part = "all") -> int:
+    def offload(self, part: OffloadPart = "all") -> int:
         """Move the weights to host memory and drop packed copies and key-value cache; return the bytes freed."""
         self._check_part(part)
         if self._parked is not None or self._asleep_bytes:
@@ -115,10 +115,10 @@ class VllmEngine:
             self._asleep_bytes = freed
         else:
             self._cpu.drop()
-            self._parked = Parked(self._kept(), self._runner.kv_caches)
+            self._parked = OffloadedTensors(self._kept(), self._runner.kv_caches)
         return freed
 
-    def reload(self, part: Part = "all") -> int:
+    def reload(self, part: OffloadPart = "all") -> int:
         """Bring the weights back, with an empty key-value cache; return the bytes."""
         self._check_part(part)
         if self._parked is not None:
@@ -135,7 +135,7 @@ class VllmEngine:
             self._cpu.pack()
         return self.device_bytes()
 
-    def _check_part(self, part: Part) -> None:
+    def _check_part(self, part: OffloadPart) -> None:
         if part != "all":
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: vLLM has no optimizer")
 
@@ -159,14 +159,14 @@ class VllmEngine:
         return [*model.parameters(), *model.buffers()]
 
 
-def _tensor_parallel_ranks(order: BuildOrder, rank: int) -> tuple[int, ...]:
+def _tensor_parallel_ranks(order: BuildCommand, rank: int) -> tuple[int, ...]:
     """This rank's replica: tp varies fastest over the order's ranks."""
     tp = order.instance.strategy.tp
     start = order.ranks.index(rank) // tp * tp
     return order.ranks[start : start + tp]
 
 
-def _check_layout(held: Mapping[str, Shard], order: BuildOrder, rank: int) -> None:
+def _check_layout(held: Mapping[str, Shard], order: BuildCommand, rank: int) -> None:
     """What vLLM put on this rank must be what the order says, or weights would be sent to the wrong place."""
     for name, region in order.layout.of_rank(rank).items():
         seen = held[name].region if name in held else None

@@ -6,7 +6,7 @@ import torch
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import stream_seed
 from prefect_rlhf.placement.errors import InvalidInput
@@ -15,7 +15,7 @@ _BLOCK = 128  # tokens per block of the key-value cache on CPU; smaller ones on 
 _MAX_BATCHED_TOKENS = 8192  # of one forward pass; prompts beyond are prefilled in the next
 
 
-def engine_arguments(order: BuildOrder, executor: type) -> EngineArgs:
+def engine_arguments(order: BuildCommand, executor: type) -> EngineArgs:
     """An engine with room for the order's rows at once, eager only on CPU."""
     on_cuda = torch.cuda.is_available()
     length = order.max_sequence_length
@@ -56,7 +56,7 @@ def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple
     )
 
 
-def check_order(order: BuildOrder) -> None:
+def check_order(order: BuildCommand) -> None:
     """Raise InvalidInput for an order that this engine cannot carry out."""
     if order.model.head != "lm":
         raise InvalidInput(f"{order.model.role}.head", order.model.head, "lm, to generate with vllm")
@@ -64,7 +64,7 @@ def check_order(order: BuildOrder) -> None:
         raise InvalidInput(f"{order.instance.name}: pp", order.instance.strategy.pp, "1 with engine vllm")
 
 
-def _cache_bytes(order: BuildOrder) -> int:
+def _cache_bytes(order: BuildCommand) -> int:
     """Key-value cache for max_rows sequences of max_sequence_length at once, and vLLM's null block."""
     shape, tp = order.model.shape, order.instance.strategy.tp
     heads = max(1, shape.num_kv_heads // tp)

@@ -18,13 +18,13 @@ MESSAGE_BYTES = 8 << 20
 ALONE_BYTES = 512 << 10
 IN_FLIGHT = 2  # messages that may be under way between two ranks in one direction, at the least
 
-Parcel = tuple[Piece, ...]
+Bucket = tuple[Piece, ...]
 """Pieces of one number format between one pair of ranks."""
 
 
-def parcels(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype], limit: int) -> list[Parcel]:
+def cut_into_buckets(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype], limit: int) -> list[Bucket]:
     """Cut and bundle one pair's pieces into parcels of at most `limit` bytes each (but at least a row)."""
-    alone: list[Parcel] = []
+    alone: list[Bucket] = []
     shared: dict[torch.dtype, list[Piece]] = {}
     for piece in pieces:
         dtype = formats[piece.parameter]
@@ -53,7 +53,7 @@ def _cut(piece: Piece, dtype: torch.dtype, limit: int) -> Iterator[Piece]:
         yield replace(piece, region=((first, min(stop, first + rows)), *columns))
 
 
-def _bundled(pieces: Sequence[Piece], dtype: torch.dtype, limit: int) -> Iterator[Parcel]:
+def _bundled(pieces: Sequence[Piece], dtype: torch.dtype, limit: int) -> Iterator[Bucket]:
     bundle: list[Piece] = []
     size = 0
     for piece in pieces:

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import MoveWeightsOrder
+from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Engine
 from prefect_rlhf.engines.weights.buckets import BUCKET_BYTES
+from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, Shards, WeightMessage, plan_rank_transfers
 from prefect_rlhf.engines.weights.read_peer_memory import read_memory
-from prefect_rlhf.engines.weights.route import Message, Route, Shards, plan_route
 from prefect_rlhf.engines.weights.views import copy_rows
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.reshard import reshard
@@ -46,9 +46,9 @@ class WeightMover:
 
     def __init__(self, rank: int, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.rank, self.bucket_bytes = rank, bucket_bytes
-        self._routes: dict[tuple[ModelInstance, ModelInstance], tuple[Shards, Shards, Route]] = {}
+        self._routes: dict[tuple[ModelInstance, ModelInstance], tuple[Shards, Shards, RankTransfers]] = {}
 
-    def move(self, source: Engine | None, target: Engine | None, order: MoveWeightsOrder) -> Moved:
+    def move(self, source: Engine | None, target: Engine | None, order: MoveWeightsCommand) -> Moved:
         """Do this rank's part of `order`. Collective over the ranks of both instances.
 
         `source` and `target` are this rank's engines of the two instances, None where it has none. Raises InvalidInput
@@ -62,7 +62,7 @@ class WeightMover:
             target.weights_written()
         return Moved(route.bytes_received, route.bytes_copied, staged)
 
-    def route(self, source: Engine | None, target: Engine | None, order: MoveWeightsOrder) -> Route:
+    def route(self, source: Engine | None, target: Engine | None, order: MoveWeightsCommand) -> RankTransfers:
         """This rank's part of `order`; made anew only when an engine states other shards than before."""
         read = NOTHING if source is None else source.weights()
         write = NOTHING if target is None else target.weights()
@@ -71,23 +71,23 @@ class WeightMover:
             return known[2]
         plan = reshard(order.source_layout, order.target_layout, order.devices)
         _check_formats(read, write, order)
-        route = plan_route(plan, self.rank, read, write, self.bucket_bytes)
+        route = plan_rank_transfers(plan, self.rank, read, write, self.bucket_bytes)
         self._routes[order.source, order.target] = read, write, route
         return route
 
 
-def copy_within(route: Route) -> None:
+def copy_within(route: RankTransfers) -> None:
     """Copy what stays on the rank, from storage to storage."""
     for source, target in route.staying:
         copy_rows(source, target)
 
 
-def bring(route: Route) -> int:
+def bring(route: RankTransfers) -> int:
     """Bring what other ranks have, out of their memory or in messages; return the bytes staged."""
     return exchange(read_memory(route))
 
 
-def exchange(route: Route) -> int:
+def exchange(route: RankTransfers) -> int:
     """Send and receive all that goes between ranks; return the bytes staged for it.
 
     In round k goes the k-th message of every pair of ranks, posted in the order of the rounds. A rank waits only for
@@ -96,7 +96,7 @@ def exchange(route: Route) -> int:
     """
     most = route.rounds_under_way
     staging = Staging(most)
-    under_way: deque[Round] = deque()
+    under_way: deque[MessageRound] = deque()
     for k in range(route.num_rounds):
         if len(under_way) == most:
             under_way.popleft().finish()
@@ -118,7 +118,7 @@ class Staging:
         """All that is staged here; nothing is freed before the end, so it is the peak too."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
-    def take(self, message: Message, direction: str, peer: int, k: int) -> Tensor:
+    def take(self, message: WeightMessage, direction: str, peer: int, k: int) -> Tensor:
         """Memory for the message of round k; what round k - `rounds` had there is lost."""
         slot = direction, peer, k % self._rounds
         buffer = self._buffers.get(slot)
@@ -129,11 +129,11 @@ class Staging:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class MessageRound:
     """Messages under way, and those among them that have to be unpacked when they are here."""
 
     works: Sequence[dist.Work]
-    staged: Sequence[tuple[Message, Tensor]]
+    staged: Sequence[tuple[WeightMessage, Tensor]]
 
     def finish(self) -> None:
         """Wait for the messages, and put what they brought where it belongs."""
@@ -143,11 +143,11 @@ class Round:
             message.unpack(buffer)
 
 
-def _post(route: Route, k: int, staging: Staging) -> Round:
+def _post(route: RankTransfers, k: int, staging: Staging) -> MessageRound:
     """Start this rank's messages of round k."""
     received: list[tuple[Tensor, int]] = []
     sent: list[tuple[Tensor, int]] = []
-    staged: list[tuple[Message, Tensor]] = []
+    staged: list[tuple[WeightMessage, Tensor]] = []
     for peer, message in _of_round(route.incoming, k):
         place = message.place
         if place is None:
@@ -159,7 +159,7 @@ def _post(route: Route, k: int, staging: Staging) -> Round:
         if place is None:
             place = message.pack(staging.take(message, "to", peer, k))
         sent.append((place, peer))
-    return Round(_start(received, sent), staged)
+    return MessageRound(_start(received, sent), staged)
 
 
 def _start(received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, int]]) -> list[dist.Work]:
@@ -173,11 +173,11 @@ def _start(received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, 
     return [work for work in works if work is not None]  # None is for ranks outside of the group
 
 
-def _of_round(messages_of: Mapping[int, Sequence[Message]], k: int) -> Iterator[tuple[int, Message]]:
+def _of_round(messages_of: Mapping[int, Sequence[WeightMessage]], k: int) -> Iterator[tuple[int, WeightMessage]]:
     return ((peer, messages[k]) for peer, messages in messages_of.items() if k < len(messages))
 
 
-def _check_formats(read: Shards, write: Shards, order: MoveWeightsOrder) -> None:
+def _check_formats(read: Shards, write: Shards, order: MoveWeightsCommand) -> None:
     """Converting on the way would make a version's content depend on where it is."""
     for name in read.keys() & write.keys():
         seen, expected = write[name].view.dtype, read[name].view.dtype

@@ -56,7 +56,7 @@ class HostLink:
         self._stream.synchronize()
 
 
-class Parked:
+class OffloadedTensors:
     """Storages that were emptied, with what they held; those of `scratch` come back as zeros."""
 
     def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor] = (), link: HostLink | None = None) -> None:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from prefect_rlhf.engines.weights.route import Message, Route
-from prefect_rlhf.engines.weights.send_receive import swap
+from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMessage
+from prefect_rlhf.engines.weights.send_receive import send_receive
 
 HEAD = 3  # numbers of an offer before those of its messages
 SHORT_ROW_BYTES = 2048  # read one by one, rows shorter than this are slower than messages
@@ -33,7 +33,7 @@ REFUSED = (errno.EPERM, errno.ENOSYS)
 Integers = npt.NDArray[np.int64]
 
 
-def read_memory(route: Route) -> Route:
+def read_memory(route: RankTransfers) -> RankTransfers:
     """Read what this rank lacks from ranks whose memory it can read; return the route of what is left for messages.
 
     Collective over the ranks of the route. A rank returns when all that read from it have what they need. Raises
@@ -43,12 +43,16 @@ def read_memory(route: Route) -> Route:
         return route
     offers = {peer: _offer(messages) for peer, messages in route.outgoing.items()}
     heads = {peer: _integers(HEAD + len(messages)) for peer, messages in route.incoming.items()}
-    swap({peer: [head] for peer, (head, _) in offers.items()}, {peer: [head] for peer, head in heads.items()})
+    send_receive({peer: [head] for peer, (head, _) in offers.items()}, {peer: [head] for peer, head in heads.items()})
     tables = {peer: _integers(int(head[2]), 4) for peer, head in heads.items()}
-    swap({peer: [table] for peer, (_, table) in offers.items()}, {peer: [table] for peer, table in tables.items()})
+    send_receive(
+        {peer: [table] for peer, (_, table) in offers.items()}, {peer: [table] for peer, table in tables.items()}
+    )
     answers = {peer: _read(head, tables[peer], route.incoming[peer]) for peer, head in heads.items()}
     heard = {peer: _integers(1) for peer in offers}
-    swap({peer: [answer] for peer, answer in answers.items()}, {peer: [answer] for peer, answer in heard.items()})
+    send_receive(
+        {peer: [answer] for peer, answer in answers.items()}, {peer: [answer] for peer, answer in heard.items()}
+    )
     return replace(
         route,
         outgoing={peer: _left(messages, offers[peer][0], heard[peer]) for peer, messages in route.outgoing.items()},
@@ -60,7 +64,7 @@ def _integers(*shape: int) -> Tensor:
     return torch.empty(shape, dtype=torch.int64)
 
 
-def _offer(messages: Sequence[Message]) -> tuple[Tensor, Tensor]:
+def _offer(messages: Sequence[WeightMessage]) -> tuple[Tensor, Tensor]:
     """What others need to know to read messages from this process.
 
     The first is host, process, number of blocks, and of each message whether it is offered; the second the table of
@@ -71,11 +75,11 @@ def _offer(messages: Sequence[Message]) -> tuple[Tensor, Tensor]:
     return torch.tensor([_host(), os.getpid(), len(table), *offered]), table
 
 
-def _left(messages: Sequence[Message], head: Tensor, was_read: Tensor) -> list[Message]:
+def _left(messages: Sequence[WeightMessage], head: Tensor, was_read: Tensor) -> list[WeightMessage]:
     return [message for message, offered in zip(messages, head[HEAD:], strict=True) if not (offered and was_read)]
 
 
-def _blocks(messages: Iterable[Message]) -> list[Tensor]:
+def _blocks(messages: Iterable[WeightMessage]) -> list[Tensor]:
     return [block for message in messages for piece in message.pieces for block in piece]
 
 
@@ -96,7 +100,7 @@ def _rows(block: Tensor) -> tuple[int, int, int, int]:
     return block.data_ptr(), len(block), block[0].nbytes, block.stride(0) * block.element_size()
 
 
-def _read(head: Tensor, table: Tensor, messages: Sequence[Message]) -> Tensor:
+def _read(head: Tensor, table: Tensor, messages: Sequence[WeightMessage]) -> Tensor:
     """Copy what is offered into the messages' blocks; whether that was allowed."""
     host, pid = head[:2].tolist()
     if host != _host():

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def swap(outgoing: Mapping[int, Sequence[Tensor]], incoming: Mapping[int, Sequence[Tensor]]) -> None:
+def send_receive(outgoing: Mapping[int, Sequence[Tensor]], incoming: Mapping[int, Sequence[Tensor]]) -> None:
     """Send to and receive from peers, by rank in the world; return when all of it is done.
 
     Every operation is posted before any is waited for, and those of one pair in the order given, so both ends need only

@@ -15,7 +15,7 @@ import yaml
 
 from prefect_rlhf.flows.commands.flags import pairs, read_parameters
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
-from prefect_rlhf.flows.planning.answer import ask
+from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.driver import Progress
 
@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     """Answer the question; returns the exit status. Ctrl-C ends the search with the best plan so far."""
     options = read_options(parser().parse_args(arguments))
     with interruptible() as progress:
-        answer = ask(options, progress)
+        answer = answer_question(options, progress)
     paths = answer.write(Path(options.output_dir).expanduser())
     print(answer.text(), "", *paths.values(), sep="\n")
     return 0

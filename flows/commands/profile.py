@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows.profile import ask, profile_on
+from prefect_rlhf.flows.profile import ask_profile, profile_on
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.profiling.bench import Sizes
 from prefect_rlhf.tasks.profiling.measure import Say
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> int:
         if value < least:
             raise InvalidInput(flag, value, f"at least {least}")
     shape, degrees = Cluster(devices_per_node=given.devices).shape, _degrees(given.tensor_parallel)
-    asked = ask(given.model, given.dtype, given.kind, given.devices, Sizes(given.rows, given.longest), degrees)
+    asked = ask_profile(given.model, given.dtype, given.kind, given.devices, Sizes(given.rows, given.longest), degrees)
     if given.dry_run:
         print(f"{asked.num_measurements} measurements of {given.model}, to be kept in {asked.file}")
         return 0

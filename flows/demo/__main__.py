@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from prefect_rlhf.flows.demo.judge import Judge
-from prefect_rlhf.flows.demo.outcome import Outcome, read_metrics, samples
+from prefect_rlhf.flows.demo.outcome import DemoOutcome, read_metrics, samples
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
 from prefect_rlhf.flows.demo.smollm2 import prepare_model
@@ -55,7 +55,7 @@ def run(server: DemoServer) -> int:
     for opening, before, after in samples(ppo):
         print(f"\n  {opening}\n    before:{before!r}\n    after: {after!r}")
     say(f"the server stays up at {server.ui_url}; make stop ends it")
-    print(Outcome.read(ppo, judge).as_json(ui_url=server.ui_url))
+    print(DemoOutcome.read(ppo, judge).as_json(ui_url=server.ui_url))
     return 0
 
 

@@ -16,7 +16,7 @@ from prefect_rlhf.tasks.data.rollouts import EVALUATION
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoOutcome:
     """`reward_*` and `judge_*` are means over greedy continuations of held-out openings, before and after training.
 
     `kl` is nats per response against the reference model in the last step; `seconds_per_step` the median of steps.
@@ -33,7 +33,7 @@ class Outcome:
     fingerprint_share: float
 
     @classmethod
-    def read(cls, run_dir: Path, judge: Judge) -> Outcome:
+    def read(cls, run_dir: Path, judge: Judge) -> DemoOutcome:
         """Read the run in `run_dir`."""
         first, last = evaluations(run_dir)[0], evaluations(run_dir)[-1]
         steps = [step for step in read_metrics(run_dir) if "actor_train.loss" in step]

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
-from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Hardware, Network, device_kind, relative_speeds
+from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Hardware, Network, datasheet, relative_speeds
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 
 _GROUP = re.compile(r"(\d+)x(\d+):([\w. -]+)")
@@ -34,7 +34,7 @@ class NodeGroup:
     @property
     def memory_bytes(self) -> int:
         """Of one device, by its datasheet."""
-        return CPU_MEMORY_BYTES if self.device == "cpu" else device_kind(self.device).memory_bytes
+        return CPU_MEMORY_BYTES if self.device == "cpu" else datasheet(self.device).memory_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Site:
     cluster: ClusterShape
     mesh: DeviceMesh
     sources: CostSources
-    kind: DeviceKind
+    kind: Backend
 
     def with_profiles(self, profiles: Iterable[Profile]) -> Site:
         """The same with measured times."""
@@ -65,7 +65,7 @@ def parse_cluster(text: str, field: str = "cluster") -> tuple[NodeGroup, ...]:
         nodes, devices, name = int(match[1]), int(match[2]), match[3].lower()
         if nodes < 1 or devices < 1:
             raise InvalidInput(field, text, "at least 1 node and 1 device in each")
-        groups.append(NodeGroup(nodes, devices, name if name == "cpu" else device_kind(name, field).name))
+        groups.append(NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, field).name))
     return tuple(groups)
 
 

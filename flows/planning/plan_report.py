@@ -29,7 +29,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PlanAnswer:
     """A plan and what is known of it."""
 
     question: WhatIf

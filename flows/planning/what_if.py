@@ -18,11 +18,11 @@ from prefect_rlhf.flows.hardware.cluster_spec import Site, parse_cluster, site
 from prefect_rlhf.flows.hardware.profiles import installed, measured_sources
 from prefect_rlhf.flows.planning.what_if_arguments import ABSENT, read_arguments
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.flows.training.inputs import Inputs, check_vocabularies, open_source
+from prefect_rlhf.flows.training.inputs import RunInputs, check_vocabularies, open_source
 from prefect_rlhf.flows.training.lengths import parse_lengths, reaching, together
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.profile import Profile
-from prefect_rlhf.placement.cost.workload import Lengths, Workload
+from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
@@ -80,7 +80,7 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
     return Site(given.cluster, given.mesh, measured_sources(models.values(), given), given.kind)
 
 
-def _read_inputs(arguments: Mapping[str, Any], models: Mapping[str, ModelSpec]) -> Inputs:
+def _read_inputs(arguments: Mapping[str, Any], models: Mapping[str, ModelSpec]) -> RunInputs:
     """The datasets that exist, checked as for a run; of the others only the name is known."""
     tokenizer = next(iter(models.values())).path
     context = min(model.shape.max_position_embeddings for model in models.values())
@@ -88,10 +88,10 @@ def _read_inputs(arguments: Mapping[str, Any], models: Mapping[str, ModelSpec]) 
     sources = {n: open_source(n, value, tokenizer) for n, value in named.items() if value.path != ABSENT}
     longest = dict.fromkeys(named, 0) | {name: source.check(context) for name, source in sources.items()}
     datasets = {n: v.to_spec(n, sources[n].num_items if n in sources else MANY) for n, v in named.items()}
-    return Inputs(models, sources, datasets, longest, tokenizer)
+    return RunInputs(models, sources, datasets, longest, tokenizer)
 
 
-def _traced(algorithm: Algorithm, arguments: Mapping[str, Any], inputs: Inputs) -> DataflowGraph:
+def _traced(algorithm: Algorithm, arguments: Mapping[str, Any], inputs: RunInputs) -> DataflowGraph:
     """The graph; a dataset that is not there and that evaluation alone reads is taken to be as large as a batch."""
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
     trained = [call for call in graph if call.every is None]
@@ -101,7 +101,7 @@ def _traced(algorithm: Algorithm, arguments: Mapping[str, Any], inputs: Inputs) 
     return algorithm.trace(arguments, inputs.models, {**inputs.datasets, **resized})
 
 
-def _workload(graph: DataflowGraph, options: PlanOptions, inputs: Inputs) -> Workload:
+def _workload(graph: DataflowGraph, options: PlanOptions, inputs: RunInputs) -> Workload:
     """Of the lengths that the options give; else as in a run on the data that is there."""
     trained = next(call for call in graph if call.every is None)
     of_data = run_workload(graph, inputs) if trained.rows_from in inputs.sources else None
@@ -120,8 +120,8 @@ def _workload(graph: DataflowGraph, options: PlanOptions, inputs: Inputs) -> Wor
     if answers is not None and sampled and answers.longest > most:
         raise InvalidInput("response_length", answers.longest, f"at most {most}, the max_new_tokens of the algorithm")
     if not sampled and answers is not None:
-        return Workload(Lengths.fixed(0), together(prompts, answers))
-    return Workload(prompts, reaching(answers or Lengths.fixed(most), most))
+        return Workload(LengthDistribution.fixed(0), together(prompts, answers))
+    return Workload(prompts, reaching(answers or LengthDistribution.fixed(most), most))
 
 
 def _check_context(workload: Workload, models: Mapping[str, ModelSpec]) -> None:

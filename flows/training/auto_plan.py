@@ -10,8 +10,8 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
-from prefect_rlhf.flows.hardware.profiles import measured_sources, said_of
-from prefect_rlhf.flows.training.log import Say
+from prefect_rlhf.flows.hardware.profiles import describe_sources, measured_sources
+from prefect_rlhf.flows.training.log import LogLine
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -29,7 +29,7 @@ BUDGET_SECONDS = 5.0
 PLANS = Path("~/.prefect-rlhf/plans")
 
 
-def auto_plan(graph: DataflowGraph, held: Lease, workload: Workload, say: Say) -> ExecutionPlan:
+def auto_plan(graph: DataflowGraph, held: Lease, workload: Workload, say: LogLine) -> ExecutionPlan:
     """The best plan known for this graph on this lease; found now, or by an earlier run of the same."""
     sources = measured_sources(graph.models, held)
     file = PLANS.expanduser() / f"{question(graph, held, workload, sources)}.yaml"
@@ -41,9 +41,9 @@ def auto_plan(graph: DataflowGraph, held: Lease, workload: Workload, say: Say) -
     return found.plan
 
 
-def search_plan(graph: DataflowGraph, held: Lease, workload: Workload, sources: CostSources, say: Say) -> Planned:
+def search_plan(graph: DataflowGraph, held: Lease, workload: Workload, sources: CostSources, say: LogLine) -> Planned:
     """Search for some seconds, and say what was found."""
-    say(said_of(sources))
+    say(describe_sources(sources))
     found = plan_graph(
         graph,
         held.cluster,
@@ -64,7 +64,7 @@ def question(graph: DataflowGraph, held: Lease, workload: Workload, sources: Cos
     return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
 
 
-def remembered(file: Path, graph: DataflowGraph, held: Lease, say: Say) -> ExecutionPlan | None:
+def remembered(file: Path, graph: DataflowGraph, held: Lease, say: LogLine) -> ExecutionPlan | None:
     """The plan in `file`, if there is one that can still be run."""
     if not file.is_file():
         return None

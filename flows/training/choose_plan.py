@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.auto_plan import AUTO, auto_plan, search_plan
-from prefect_rlhf.flows.training.log import say_in_log
+from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.measured_plan import plans_to_measure
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -31,7 +31,7 @@ def choose_plan(name: str, graph: DataflowGraph, held: Lease, workload: Workload
     if plans_to_measure(name):
         plan = best_plans(graph, held, workload, 1)[0]
     elif name == AUTO:
-        plan = auto_plan(graph, held, workload, say_in_log)
+        plan = auto_plan(graph, held, workload, log_info)
     elif is_preset(name):
         plan = preset(name, graph, cluster, held.mesh, workload.longest, held.kind)
     else:
@@ -43,4 +43,4 @@ def best_plans(graph: DataflowGraph, held: Lease, workload: Workload, count: int
     """The best plans that a search knows."""
     sources = measured_sources(graph.models, held)
     planner = Planner(graph, held.cluster, held.mesh, workload, sources, held.kind)
-    return next_best(planner, search_plan(graph, held, workload, sources, say_in_log), count)
+    return next_best(planner, search_plan(graph, held, workload, sources, log_info), count)

@@ -8,16 +8,16 @@ from typing import Any
 
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
+from prefect_rlhf.tasks.model_shape import read_model_spec
 from prefect_rlhf.tasks.settings import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class RunInputs:
     """The models and datasets among a run's parameters, by parameter name."""
 
     models: Mapping[str, ModelSpec]
@@ -32,7 +32,7 @@ class Inputs:
         return min(model.shape.max_position_embeddings for model in self.models.values())
 
 
-def read_inputs(arguments: Mapping[str, Any]) -> Inputs:
+def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
     """Read the configs and datasets that `arguments` name. Raises InvalidInput for any that cannot serve."""
     models = {
         role: read_model_spec(role, value.path, value.head, dtype=value.dtype, new_head=value.new_head)
@@ -48,7 +48,7 @@ def read_inputs(arguments: Mapping[str, Any]) -> Inputs:
     sources = {name: open_source(name, value, tokenizer) for name, value in given.items()}
     longest = {name: source.check(context) for name, source in sources.items()}
     datasets = {name: value.to_spec(name, sources[name].num_items) for name, value in given.items()}
-    return Inputs(models, sources, datasets, longest, tokenizer)
+    return RunInputs(models, sources, datasets, longest, tokenizer)
 
 
 def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> PromptDataset | PreferenceDataset:
@@ -57,7 +57,7 @@ def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> Prom
     return kind(name, tokenizer=tokenizer, **value.model_dump(exclude={"saved"}))
 
 
-def longest_sequence(graph: DataflowGraph, inputs: Inputs) -> int:
+def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
     """The most tokens that any row can have, prompt and response. Raises InvalidInput when the models take fewer."""
     longest = max(inputs.longest.values())
     for call in graph:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 
-from prefect_rlhf.placement.cost.workload import Lengths
+from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.parquet_rows import ParquetRows
 
@@ -15,7 +15,7 @@ MOST_LENGTHS = 16  # of a distribution: the cost model counts each
 FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet of a run's rollouts"
 
 
-def parse_lengths(text: str, field: str) -> Lengths:
+def parse_lengths(text: str, field: str) -> LengthDistribution:
     """The lengths that `text` stands for. Raises InvalidInput for anything else.
 
     >>> parse_lengths("1024", "prompt_length").mean, parse_lengths("512:3,1024:1", "prompt_length").mean
@@ -32,10 +32,10 @@ def parse_lengths(text: str, field: str) -> Lengths:
             raise InvalidInput(field, text, FORM) from error
     if min(shares) < 1 or not 0 <= min(shares.values()) <= sum(shares.values()) < float("inf"):
         raise InvalidInput(field, text, "lengths of 1 or more with shares of 0 or more")
-    return Lengths.of(shares)
+    return LengthDistribution.of(shares)
 
 
-def lengths_of_rollouts(path: str, field: str) -> Lengths:
+def lengths_of_rollouts(path: str, field: str) -> LengthDistribution:
     """Of the prompts or responses, as `field` says, in the rollouts that a run wrote to a file or folder."""
     table = ParquetRows(field, path, None, "").read(["tokens", "logprobs"])
     responses = [len(row) for row in table["logprobs"].to_pylist()]
@@ -44,7 +44,7 @@ def lengths_of_rollouts(path: str, field: str) -> Lengths:
     return distribution([len(row) - new for row, new in zip(table["tokens"].to_pylist(), responses, strict=True)])
 
 
-def distribution(lengths: Sequence[int]) -> Lengths:
+def distribution(lengths: Sequence[int]) -> LengthDistribution:
     """At most 16 lengths that stand for all: each for as many rows, at the length of the longest of them.
 
     >>> distribution([3, 5]).shares, distribution(range(1, 65)).shares[:2]
@@ -53,22 +53,22 @@ def distribution(lengths: Sequence[int]) -> Lengths:
     ordered = sorted(lengths)
     size = ceil(len(ordered) / MOST_LENGTHS) if len(set(ordered)) > MOST_LENGTHS else 1
     counts = Counter(ordered[min(len(ordered), (index // size + 1) * size) - 1] for index in range(len(ordered)))
-    return Lengths.of({length: float(count) for length, count in counts.items()})
+    return LengthDistribution.of({length: float(count) for length, count in counts.items()})
 
 
-def reaching(lengths: Lengths, longest: int) -> Lengths:
+def reaching(lengths: LengthDistribution, longest: int) -> LengthDistribution:
     """The same, of which none but the memory certificate sees that a row may have `longest` tokens."""
-    return lengths if lengths.longest >= longest else Lengths((*lengths.shares, (longest, 0.0)))
+    return lengths if lengths.longest >= longest else LengthDistribution((*lengths.shares, (longest, 0.0)))
 
 
-def together(prompts: Lengths, answers: Lengths) -> Lengths:
+def together(prompts: LengthDistribution, answers: LengthDistribution) -> LengthDistribution:
     """Of whole rows, whose prompts and answers have nothing to do with each other's length.
 
-    >>> together(Lengths.fixed(10), Lengths.of({1: 1, 2: 1})).shares
+    >>> together(LengthDistribution.fixed(10), LengthDistribution.of({1: 1, 2: 1})).shares
     ((11, 0.5), (12, 0.5))
     """
     shares: dict[int, float] = defaultdict(float)
     for prompt, one in prompts.shares:
         for answer, other in answers.shares:
             shares[prompt + answer] += one * other
-    return Lengths.of(dict(shares))
+    return LengthDistribution.of(dict(shares))

@@ -8,10 +8,10 @@ from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger
 
-Say = Callable[[str], None]
+LogLine = Callable[[str], None]
 
 
-def say_in_log(words: str) -> None:
+def log_info(words: str) -> None:
     """To the flow run's log; outside of a run, to the terminal's."""
     try:
         get_run_logger().info("%s", words)

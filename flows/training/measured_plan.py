@@ -15,7 +15,7 @@ from prefect import Flow
 from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 
-from prefect_rlhf.flows.training.log import Say
+from prefect_rlhf.flows.training.log import LogLine
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.errors import InvalidInput
@@ -24,10 +24,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction, training
 from prefect_rlhf.placement.table import table
-from prefect_rlhf.tasks.reporting.comparison import order, shown, step_ends
+from prefect_rlhf.tasks.reporting.comparison import format_seconds, ranking, step_ends
 from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.running.journal import Journal
-from prefect_rlhf.tasks.running.outcome import Outcome
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.train import train
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -72,7 +72,7 @@ def first_steps(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:
 class _Silence:
     """An audience that says nothing: the steps only count as a whole."""
 
-    def built(self, instance: ModelInstance, outcome: Outcome) -> None: ...
+    def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
 
     def step_ended(self, metrics: Mapping[str, float]) -> None: ...
 
@@ -96,7 +96,7 @@ def try_plan(plan: ExecutionPlan, run: TrainingRun, predicted: Prediction) -> Tr
     return Tried(plan, last - before, failure=words.splitlines()[0])
 
 
-def measure(plans: Sequence[ExecutionPlan], run: Callable[[ExecutionPlan], Tried], say: Say) -> list[Tried]:
+def measure(plans: Sequence[ExecutionPlan], run: Callable[[ExecutionPlan], Tried], say: LogLine) -> list[Tried]:
     """Run each plan in turn; tell, show and return how it went. Raises InvalidInput when every one fails."""
     tried = []
     for plan in plans:
@@ -121,14 +121,14 @@ def fastest(tried: Sequence[Tried]) -> ExecutionPlan:
 def tried_rows(tried: Sequence[Tried]) -> list[dict[str, str]]:
     """For a table: predicted beside measured seconds, and the order by each, the fastest first."""
     ran = {one.plan.name: one for one in tried if one.measured_seconds is not None}
-    predicted = order({name: one.predicted_seconds for name, one in ran.items()}, longest_first=False)
-    measured = order({name: one.measured_seconds or 0.0 for name, one in ran.items()}, longest_first=False)
+    predicted = ranking({name: one.predicted_seconds for name, one in ran.items()}, longest_first=False)
+    measured = ranking({name: one.measured_seconds or 0.0 for name, one in ran.items()}, longest_first=False)
     return [
         {
             "plan": one.plan.name,
-            "predicted s": shown(one.predicted_seconds),
-            "measured s": shown(one.measured_seconds),
-            "ratio": shown(one.predicted_seconds / one.measured_seconds if one.measured_seconds else None),
+            "predicted s": format_seconds(one.predicted_seconds),
+            "measured s": format_seconds(one.measured_seconds),
+            "ratio": format_seconds(one.predicted_seconds / one.measured_seconds if one.measured_seconds else None),
             "predicted order": str(predicted.get(one.plan.name, "")),
             "measured order": str(measured.get(one.plan.name, "")),
             "failure": one.failure,

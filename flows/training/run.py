@@ -12,10 +12,10 @@ from prefect.runtime import flow_run
 
 from prefect_rlhf.blocks.lease import held_devices
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.hardware.profiles import measured_sources, said_of
+from prefect_rlhf.flows.hardware.profiles import describe_sources, measured_sources
 from prefect_rlhf.flows.training.choose_plan import best_plans, choose_plan
-from prefect_rlhf.flows.training.inputs import Inputs, read_inputs
-from prefect_rlhf.flows.training.log import say_in_log
+from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
+from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.measured_plan import (
     Tried,
     fastest,
@@ -38,9 +38,9 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, clear_unfinished, find_checkpoint
-from prefect_rlhf.tasks.checkpoints.run_identity import problem_of
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from prefect_rlhf.tasks.failures import failed
-from prefect_rlhf.tasks.reporting.report import Report, planned_timeline, show_refusal
+from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline, show_refusal
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.train import train
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -58,10 +58,10 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RunRequest:
     """What a run was asked for, checked; `checkpoint` is where it goes on, None for a run from the start."""
 
-    inputs: Inputs
+    inputs: RunInputs
     graph: DataflowGraph
     workload: Workload
     checkpoint: Checkpoint | None
@@ -71,7 +71,7 @@ class Asked:
 class Prepared:
     """A run that was checked and planned. `prediction` is None where nothing is known of the hardware."""
 
-    asked: Asked
+    asked: RunRequest
     augmented: AugmentedGraph
     certificate: Certificate
     prediction: Prediction | None
@@ -86,14 +86,14 @@ def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOpti
     return planned(asked, choose_plan(options.plan, asked.graph, held, asked.workload), held, options)
 
 
-def ask(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Asked:
+def ask(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> RunRequest:
     """Read inputs and graph."""
-    inputs = read_inputs(arguments)
+    inputs = read_run_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
-    return Asked(inputs, graph, run_workload(graph, inputs), checkpoint_to_resume(graph, options))
+    return RunRequest(inputs, graph, run_workload(graph, inputs), checkpoint_to_resume(graph, options))
 
 
-def planned(asked: Asked, plan: ExecutionPlan, held: Lease, options: RunOptions) -> Prepared:
+def planned(asked: RunRequest, plan: ExecutionPlan, held: Lease, options: RunOptions) -> Prepared:
     """The run under a plan: proven to fit, every task run made, and its times predicted."""
     certificate = check_fits(plan, asked.graph, asked.workload, held.kind)
     first_step = asked.checkpoint.step if asked.checkpoint else 0
@@ -107,9 +107,9 @@ def prediction(augmented: AugmentedGraph, workload: Workload, held: Lease) -> Pr
         sources = measured_sources(augmented.graph.models, held)
         found = predict(augmented, workload, sources)
     except InvalidInput as error:
-        say_in_log(f"no predictions: {error}")
+        log_info(f"no predictions: {error}")
         return None
-    say_in_log(said_of(sources))
+    log_info(describe_sources(sources))
     return found
 
 
@@ -118,7 +118,7 @@ def checkpoint_to_resume(graph: DataflowGraph, options: RunOptions) -> Checkpoin
     if options.resume_from is None:
         return None
     checkpoint = find_checkpoint(options.resume_from, Path(options.output_dir).expanduser())
-    problem = problem_of(graph, options.seed, options.checkpoint_every)
+    problem = run_identity(graph, options.seed, options.checkpoint_every)
     check_resumable(checkpoint, graph, problem, options.steps)
     return checkpoint
 
@@ -129,7 +129,7 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
         tried = measured_plans(asked, held, options)
         plan = fastest(tried) if tried else choose_plan(options.plan, asked.graph, held, asked.workload)
         prepared = planned(asked, plan, held, options)
-        report = Report(prepared.augmented, held, prepared.prediction)
+        report = RunReport(prepared.augmented, held, prepared.prediction)
         report.planned()
         if options.dry_run:
             return {"plan": prepared.augmented.plan.name, "task_runs": len(prepared.augmented), "dry_run": True}
@@ -149,18 +149,18 @@ def _run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions
         return {"run_dir": str(run.run_dir), "models": trained_models(run)}
 
 
-def measured_plans(asked: Asked, held: Lease, options: RunOptions) -> list[Tried]:
+def measured_plans(asked: RunRequest, held: Lease, options: RunOptions) -> list[Tried]:
     """The plans of `measure(k)`, each of which ran for two steps; none for any other plan, and for a dry run."""
     count = plans_to_measure(options.plan)
     if count is None or options.dry_run:
         return []
     found = best_plans(asked.graph, held, asked.workload, count)
     if len(found) < count:
-        say_in_log(f"{options.plan}: there are no more than {len(found)} different plans to measure")
-    return measure(found, lambda plan: two_steps(asked, plan, held, options), say_in_log)
+        log_info(f"{options.plan}: there are no more than {len(found)} different plans to measure")
+    return measure(found, lambda plan: two_steps(asked, plan, held, options), log_info)
 
 
-def two_steps(asked: Asked, plan: ExecutionPlan, held: Lease, options: RunOptions) -> Tried:
+def two_steps(asked: RunRequest, plan: ExecutionPlan, held: Lease, options: RunOptions) -> Tried:
     """The run's first steps under a plan, on its devices, with its seed; what they write is thrown away."""
     augmented = first_steps(asked.graph, plan)
     predicted = predict(augmented, asked.workload, measured_sources(asked.graph.models, held))
@@ -183,7 +183,7 @@ def open_journal(run_dir: Path, prepared: Prepared, tried: Sequence[Tried]) -> J
 
 
 def training_run(
-    asked: Asked, augmented: AugmentedGraph, held: Lease, options: RunOptions, run_dir: Path
+    asked: RunRequest, augmented: AugmentedGraph, held: Lease, options: RunOptions, run_dir: Path
 ) -> TrainingRun:
     """What is fixed for the whole run."""
     return TrainingRun(

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from prefect_rlhf.flows.training.inputs import Inputs, longest_sequence
+from prefect_rlhf.flows.training.inputs import RunInputs, longest_sequence
 from prefect_rlhf.flows.training.lengths import distribution, reaching
-from prefect_rlhf.placement.cost.workload import Lengths, Workload
+from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.settings import Sampling
 
 ROWS_READ = 1024  # of a dataset, evenly from all of it: enough to know its lengths
 
 
-def run_workload(graph: DataflowGraph, inputs: Inputs) -> Workload:
+def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
     """Of the rows that are trained on; the longest possible one counts for memory alone.
 
     Where nothing generates, any token may be one that is scored, so all of them count as responses. Raises InvalidInput
@@ -22,12 +22,12 @@ def run_workload(graph: DataflowGraph, inputs: Inputs) -> Workload:
     lengths = _lengths(inputs, trained[0].rows_from)
     sampled = [Sampling.model_validate_json(call.operation.settings) for call in trained if call.kind == "generate"]
     if not sampled:
-        return Workload(Lengths.fixed(0), reaching(lengths, longest))
+        return Workload(LengthDistribution.fixed(0), reaching(lengths, longest))
     new = max(sampling.max_new_tokens for sampling in sampled)
-    return Workload(reaching(lengths, longest - new), Lengths.fixed(new))
+    return Workload(reaching(lengths, longest - new), LengthDistribution.fixed(new))
 
 
-def _lengths(inputs: Inputs, dataset: str) -> Lengths:
+def _lengths(inputs: RunInputs, dataset: str) -> LengthDistribution:
     """Of prompts, or of whole pairs, in tokens."""
     source = inputs.sources[dataset]
     rows = source.read(range(0, len(source), -(-len(source) // ROWS_READ)))

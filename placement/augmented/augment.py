@@ -11,12 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.checkpointing import Span, add_checkpoints
-from prefect_rlhf.placement.augmented.draft import Draft
+from prefect_rlhf.placement.augmented.checkpointing import StepRange, add_checkpoints
 from prefect_rlhf.placement.augmented.feeds import batches, feeds
+from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node, NodeKind
 from prefect_rlhf.placement.augmented.offloading import add_offloads
-from prefect_rlhf.placement.augmented.priority import CallOrder, last
+from prefect_rlhf.placement.augmented.priority import CallPriorities, last
 from prefect_rlhf.placement.augmented.reallocations import (
     _add_reallocations,
     _trained_by,
@@ -44,9 +44,9 @@ def augment(
     `checkpoint_every`, a checkpoint after every so many steps and after the last. Expects a plan that `check_plan`
     accepts. Raises GraphError when the plan makes nodes wait for each other.
     """
-    draft = Draft()
-    order = CallOrder.of(graph)
-    span = Span(num_steps, first_step, checkpoint_every)
+    draft = GraphBuilder()
+    order = CallPriorities.of(graph)
+    span = StepRange(num_steps, first_step, checkpoint_every)
     for run in unroll(graph, num_steps, first_step, span.drained):
         draft.add(_call_node(graph, plan, run), order.call(run.call, run.step))
     _add_reallocations(draft, graph, plan, order)
@@ -76,7 +76,7 @@ def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
     )
 
 
-def _add_overwrites(draft: Draft) -> None:
+def _add_overwrites(draft: GraphBuilder) -> None:
     """Each train_step waits for whatever still reads, from its own storage, the version that it overwrites."""
     users: dict[tuple[ModelInstance, int], list[str]] = defaultdict(list)
     for node in draft.nodes.values():
@@ -89,7 +89,7 @@ def _add_overwrites(draft: Draft) -> None:
             draft.wait(node.id, *(Dependency(id, "overwrite", f"v{node.reads}") for id in reading))
 
 
-def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, order: CallOrder) -> None:
+def _add_transfers(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, order: CallPriorities) -> None:
     """Before a call whose devices lack rows, bring them; a transfer made for an earlier call may serve it too."""
     by_call = feeds(graph, plan)
     made = {name: batches(graph, plan, name, feed.moves) for name, feed in by_call.items()}
@@ -111,7 +111,7 @@ def _add_transfers(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, orde
                 draft.replace_dependency(node.id, run, *stay)
 
 
-def _add_exports(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> None:
+def _add_exports(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> None:
     """When all steps are over, write the last version of each trained role to disk."""
     for position, model in enumerate(graph.models):
         instance = trained_instance(graph, plan, model.role)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefect_rlhf.placement.augmented.draft import Draft
+from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import checkpoint_of, commit_of
 from prefect_rlhf.placement.augmented.unroll import run_id
@@ -17,7 +17,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_in
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepRange:
     """The steps that a run makes, and how often it writes a checkpoint.
 
     `first` is 0, or the step that the checkpoint it goes on from was written before: then each trained role starts with
@@ -31,7 +31,7 @@ class Span:
     def checkpointed(self) -> tuple[int, ...]:
         """The steps after which a checkpoint is written.
 
-        >>> Span(num_steps=5, every=2).checkpointed(), Span(num_steps=5, first=4, every=2).checkpointed()
+        >>> StepRange(num_steps=5, every=2).checkpointed(), StepRange(num_steps=5, first=4, every=2).checkpointed()
         ((1, 3, 4), (4,))
         """
         if self.every is None:
@@ -46,13 +46,13 @@ class Span:
         What was written is then all that the rest of the run starts from, also where staleness lets a call read older
         weights: right after a checkpoint it reads the newest.
 
-        >>> [Span(num_steps=5, every=2).drained(step) for step in range(5)]
+        >>> [StepRange(num_steps=5, every=2).drained(step) for step in range(5)]
         [0, 0, 2, 2, 4]
         """
         return max(self.first, 0 if self.every is None else step // self.every * self.every)
 
 
-def add_checkpoints(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, span: Span) -> None:
+def add_checkpoints(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, span: StepRange) -> None:
     """Insert the nodes; a computation that would change its state waits until the state before is on disk.
 
     That a train_step waits for the checkpoint of what it overwrites is seen to with all other readers.
@@ -95,7 +95,7 @@ def _checkpoint(graph: DataflowGraph, instance: ModelInstance, step: int) -> Nod
     )
 
 
-def _commit(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, step: int, written: list[Node]) -> Node:
+def _commit(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, step: int, written: list[Node]) -> Node:
     """Occupies the devices whose ranks hold the states of computations."""
     shards = (Dependency(node.id, "version", f"{node.instance.role} v{step + 1}") for node in written if node.instance)
     states = tuple(
@@ -113,6 +113,6 @@ def _commit(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, step: int, 
     )
 
 
-def _runs(draft: Draft, call: Call, first: int, last: int) -> list[str]:
+def _runs(draft: GraphBuilder, call: Call, first: int, last: int) -> list[str]:
     """The runs of a call at steps `first` to `last`."""
     return [id for step in range(first, last + 1) if (id := run_id(call.name, step)) in draft.nodes]

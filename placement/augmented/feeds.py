@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prefect_rlhf.placement.augmented.priority import CallOrder
+from prefect_rlhf.placement.augmented.priority import CallPriorities
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
@@ -61,7 +61,7 @@ def batches(
     consumer nor any later producer occupies would else be wanted again when the later rows are made, though they may
     have begun the next step by then.
     """
-    levels = CallOrder.of(graph).levels
+    levels = CallPriorities.of(graph).levels
     ahead = []
     for move in moves:
         later = [other.producer for other in moves if levels[other.producer] > levels[move.producer]]

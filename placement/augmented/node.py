@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
-from prefect_rlhf.placement.plan import ModelInstance, Part, Placement
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart, Placement
 from prefect_rlhf.placement.rows.moves import RowMove
 
 NodeKind = Literal[
@@ -67,7 +67,7 @@ class Node:
     reads: int | None = None
     writes: int | None = None
     moves: tuple[RowMove, ...] = ()
-    part: Part = "all"
+    part: OffloadPart = "all"
 
     @property
     def devices(self) -> frozenset[Device]:

@@ -14,11 +14,18 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from prefect_rlhf.placement.augmented.draft import Draft
+from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import just_after, just_before
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Part, built_version, labels, offloaded_parts
+from prefect_rlhf.placement.plan import (
+    ExecutionPlan,
+    ModelInstance,
+    OffloadPart,
+    built_version,
+    labels,
+    offloaded_parts,
+)
 
 _OPTIMIZER_USERS = ("train_step", "checkpoint")
 _MODEL_CALLS = ("generate", "inference", "train_step")
@@ -32,7 +39,7 @@ class _Window:
     """
 
     instance: ModelInstance
-    part: Part
+    part: OffloadPart
     step: int
     number: int
     version: int
@@ -53,7 +60,9 @@ class _Window:
 class _Windows:
     """All windows in the order in which they open; walks the nodes in a topological order."""
 
-    def __init__(self, parts: Mapping[ModelInstance, Part], held: Mapping[ModelInstance, int], first_step: int) -> None:
+    def __init__(
+        self, parts: Mapping[ModelInstance, OffloadPart], held: Mapping[ModelInstance, int], first_step: int
+    ) -> None:
         self._parts = parts
         self._first_step = first_step
         self.all: list[_Window] = []
@@ -96,7 +105,7 @@ class _Windows:
         self._closed[instance] = window
 
 
-def add_offloads(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, first_step: int = 0) -> None:
+def add_offloads(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, first_step: int = 0) -> None:
     """Insert `reload` and `offload` around the uses of everything that the plan offloads."""
     parts = offloaded_parts(graph, plan)
     held = {instance: built_version(graph, plan, instance, first_step) for instance in parts}
@@ -108,7 +117,7 @@ def add_offloads(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, first_
         _insert(draft, window, names)
 
 
-def _uses(node: Node, parts: Mapping[ModelInstance, Part]) -> Iterator[tuple[ModelInstance, int]]:
+def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tuple[ModelInstance, int]]:
     """The instances of which a node uses what comes and goes, each with the step it is counted to.
 
     A version is taken from the instance that trained it while that is still on its devices: in the step it was trained.
@@ -123,7 +132,7 @@ def _uses(node: Node, parts: Mapping[ModelInstance, Part]) -> Iterator[tuple[Mod
             yield instance, step
 
 
-def _insert(draft: Draft, window: _Window, names: dict[ModelInstance, str]) -> None:
+def _insert(draft: GraphBuilder, window: _Window, names: dict[ModelInstance, str]) -> None:
     """Add the window's two nodes around its uses."""
     instance, uses = window.instance, [draft.nodes[use] for use in window.uses]
     first, last, name = uses[0].id, uses[-1].id, names[instance]
@@ -160,7 +169,7 @@ def _insert(draft: Draft, window: _Window, names: dict[ModelInstance, str]) -> N
         draft.wait(node.id, Dependency(reload.id, "memory", window.subject))
 
 
-def _not_before(draft: Draft, first: Node) -> tuple[str, ...]:
+def _not_before(draft: GraphBuilder, first: Node) -> tuple[str, ...]:
     """What must have ended before a reload for `first` may begin: whatever the last call that `first` waits for awaits.
 
     For a reallocate, all that it waits for: what comes back for it is about to be overwritten, so nothing is gained.
@@ -171,7 +180,7 @@ def _not_before(draft: Draft, first: Node) -> tuple[str, ...]:
     return max(calls, key=lambda call: draft.priority(call.id)).depends_on if calls else ()
 
 
-def _awaited_calls(draft: Draft, node: Node) -> list[Node]:
+def _awaited_calls(draft: GraphBuilder, node: Node) -> list[Node]:
     """The model function calls that `node` waits for, directly or through moves and computations."""
     found: dict[str, Node] = {}
     pending = [draft.nodes[id] for id in node.depends_on]

@@ -11,21 +11,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prefect_rlhf.placement.augmented.draft import Priority
+from prefect_rlhf.placement.augmented.graph_builder import Priority
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 
 _WEIGHTS, _EVALUATION, _TRAINING, _CHECKPOINT, _EXPORT = range(5)  # the parts of a step
 
 
 @dataclass(frozen=True, slots=True)
-class CallOrder:
+class CallPriorities:
     """Priorities of the calls of one graph."""
 
     levels: dict[str, int]
     positions: dict[str, int]
 
     @classmethod
-    def of(cls, graph: DataflowGraph) -> CallOrder:
+    def of(cls, graph: DataflowGraph) -> CallPriorities:
         """A call's level is one more than the highest level of the calls whose rows it reads."""
         levels: dict[str, int] = {}
         for call in graph:  # producers come first

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from prefect_rlhf.placement.augmented.draft import Draft, Priority
+from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder, Priority
 from prefect_rlhf.placement.augmented.node import Dependency, Node
-from prefect_rlhf.placement.augmented.priority import CallOrder, just_after, just_before
+from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
 from prefect_rlhf.placement.augmented.unroll import run_id
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import _union
@@ -19,7 +19,7 @@ from prefect_rlhf.placement.plan import (
 )
 
 
-def _readers(draft: Draft) -> dict[ModelInstance, dict[int, list[Node]]]:
+def _readers(draft: GraphBuilder) -> dict[ModelInstance, dict[int, list[Node]]]:
     """The calls that use each instance, by the weight version they read, in the order of their priorities."""
     found: dict[ModelInstance, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
     for node in sorted(draft.nodes.values(), key=lambda node: draft.priority(node.id)):
@@ -28,7 +28,7 @@ def _readers(draft: Draft) -> dict[ModelInstance, dict[int, list[Node]]]:
     return found
 
 
-def _add_reallocations(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, order: CallOrder) -> None:
+def _add_reallocations(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, order: CallPriorities) -> None:
     """Bring each version to the instances that read it and do not train it; version 0 comes from the checkpoint."""
     names = labels(graph, plan)
     away = offloaded_instances(graph, plan)
@@ -53,7 +53,7 @@ def _add_reallocations(draft: Draft, graph: DataflowGraph, plan: ExecutionPlan, 
 
 
 def _when_to_move(
-    draft: Draft, order: CallOrder, node: Node, reader: Node, away: tuple[ModelInstance, ...]
+    draft: GraphBuilder, order: CallPriorities, node: Node, reader: Node, away: tuple[ModelInstance, ...]
 ) -> Priority:
     """At the start of its step; but bring no instance back to its devices a second time for it."""
     assert reader.call is not None  # a reader is a call

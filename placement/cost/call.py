@@ -8,7 +8,7 @@ section 2.2). The last stage has the head on top of its layers, so it may be the
 from __future__ import annotations
 
 from prefect_rlhf.placement.cost.collectives import GRADIENT_BYTES, share_seconds
-from prefect_rlhf.placement.cost.execution import Execution, Group
+from prefect_rlhf.placement.cost.execution import CollectiveGroup, Execution
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.workload import CallWork
@@ -151,7 +151,7 @@ def _tied_embedding_sum(execution: Execution, times: LayerTimes) -> float:
     if strategy.pp == 1 or not sizes.tied or sizes.head != "lm":
         return 0.0
     num_bytes = sizes.table / strategy.tp * execution.rules.gradient_bytes
-    return times.all_reduce(num_bytes, Group(2, execution.pp_span(), 1))
+    return times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
 
 
 def _gathered_weights(execution: Execution, times: LayerTimes) -> Seconds:

@@ -9,45 +9,45 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.cost.execution import CollectiveGroup
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.errors import InvalidInput
 
 GRADIENT_BYTES = 4  # gradients are summed over replicas in float32
 
 
-def all_reduce_seconds(num_bytes: float, group: Group, links: Links) -> float:
+def all_reduce_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
     """Every device ends with the sum of `num_bytes` of each.
 
-    >>> all_reduce_seconds(1e9, Group(2, "node", 2), Links(2e12, 1e11, 1e10, 2e10))
+    >>> all_reduce_seconds(1e9, CollectiveGroup(2, "node", 2), Links(2e12, 1e11, 1e10, 2e10))
     0.01
     """
     return 2 * _ring_seconds(num_bytes, group, links) + _latency_seconds(group, links)
 
 
-def share_seconds(num_bytes: float, group: Group, links: Links) -> float:
+def share_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
     """A reduce-scatter or an all-gather of `num_bytes`."""
     return _ring_seconds(num_bytes, group, links) + _latency_seconds(group, links)
 
 
-def replicas_seconds(num_parameters: float, item_bytes: int, group: Group, links: Links) -> float:
+def replicas_seconds(num_parameters: float, item_bytes: int, group: CollectiveGroup, links: Links) -> float:
     """Sum gradients over replicas, each its share, and give every replica the new weights (ZeRO 1)."""
     gradients = share_seconds(num_parameters * GRADIENT_BYTES, group, links)
     return gradients + share_seconds(num_parameters * item_bytes, group, links)
 
 
-def _ring_seconds(num_bytes: float, group: Group, links: Links) -> float:
+def _ring_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
     if group.size == 1:
         return 0.0
     return (group.size - 1) / group.size * num_bytes / _bandwidth(group, links)
 
 
-def _latency_seconds(group: Group, links: Links) -> float:
+def _latency_seconds(group: CollectiveGroup, links: Links) -> float:
     """Of a tree: small messages are reduced over one."""
     return ceil(log2(group.size)) * links.latency_seconds
 
 
-def _bandwidth(group: Group, links: Links) -> float:
+def _bandwidth(group: CollectiveGroup, links: Links) -> float:
     if group.span == "node":
         return links.node
     if not links.network:

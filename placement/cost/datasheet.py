@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import final
 
 from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
-from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.cost.execution import CollectiveGroup
 from prefect_rlhf.placement.cost.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -101,11 +101,11 @@ class DatasheetTimes:
         """See LayerTimes: nothing."""
         return 0.0
 
-    def all_reduce(self, num_bytes: float, group: Group) -> float:
+    def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
         """See LayerTimes."""
         return all_reduce_seconds(num_bytes, group, self.links)
 
-    def share(self, num_parameters: float, group: Group) -> float:
+    def share(self, num_parameters: float, group: CollectiveGroup) -> float:
         """See LayerTimes."""
         return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
 

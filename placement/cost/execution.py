@@ -96,10 +96,10 @@ class Execution:
         """Into how many parts [tokens, hidden] is split outside of matrix products; vLLM does not split it."""
         return self.strategy.tp if self.rules.sequence_parallel and self.engine == "megatron" else 1
 
-    def tp_group(self) -> Group:
+    def tp_group(self) -> CollectiveGroup:
         return self._group(self.strategy.tp, 1)
 
-    def dp_group(self) -> Group:
+    def dp_group(self) -> CollectiveGroup:
         return self._group(self.strategy.dp, self.strategy.tp)
 
     def pp_span(self) -> LinkSpan:
@@ -107,14 +107,14 @@ class Execution:
         stage = self.strategy.tp * self.strategy.dp
         return "node" if self.strategy.pp * stage <= self.devices_per_node else "network"
 
-    def _group(self, size: int, stride: int) -> Group:
+    def _group(self, size: int, stride: int) -> CollectiveGroup:
         if size * stride <= self.devices_per_node or self.num_nodes == 1:
-            return Group(size, "node", size)
-        return Group(size, "network", max(1, self.devices_per_node // stride))
+            return CollectiveGroup(size, "node", size)
+        return CollectiveGroup(size, "network", max(1, self.devices_per_node // stride))
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CollectiveGroup:
     """`size` devices that work on a collective; `per_node` of them share a node, and so its way to the others."""
 
     size: int

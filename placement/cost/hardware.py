@@ -47,7 +47,7 @@ requests of the master worker, and moving rows and weights. Not a part of any ca
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceKind:
+class Datasheet:
     """A kind of device. Bandwidths are bytes per second, a link's in one direction and per device.
 
     A `measured` kind has no datasheet: its times come from a profile only.
@@ -81,7 +81,7 @@ class Network:
 class Hardware:
     """Nodes of `devices_per_node` equal devices, and the network between them."""
 
-    device: DeviceKind
+    device: Datasheet
     devices_per_node: int
     network: Network | None = None
     efficiency: Efficiency = Efficiency()
@@ -102,7 +102,7 @@ class Hardware:
 def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
     """How fast each node's devices are, in parts of the fastest's peak, for dealing rows; empty where all are alike.
 
-    >>> relative_speeds([Hardware(DEVICE_KINDS[kind], 8) for kind in ("a100-80", "v100-32")])
+    >>> relative_speeds([Hardware(DATASHEETS[kind], 8) for kind in ("a100-80", "v100-32")])
     (1.0, 0.401)
     """
     peaks = [kind.device.bfloat16_flops for kind in nodes]
@@ -147,12 +147,12 @@ class Links:
 
 def _kind(
     name: str, half: float, full: float, memory: float, num_bytes: int, link: float, host: float, source: str
-) -> DeviceKind:
+) -> Datasheet:
     """TFLOP/s, GB/s and bytes as datasheets print them; links per direction."""
-    return DeviceKind(name, half * 1e12, full * 1e12, memory * 1e9, num_bytes, link * 1e9, host * 1e9, source)
+    return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, num_bytes, link * 1e9, host * 1e9, source)
 
 
-DEVICE_KINDS: Mapping[str, DeviceKind] = MappingProxyType(
+DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
@@ -162,7 +162,7 @@ DEVICE_KINDS: Mapping[str, DeviceKind] = MappingProxyType(
             _kind("a100-40", 312, 19.5, 1555, 40 * GIB, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
             _kind("v100-32", 125, 15.7, 900, 32 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
             _kind("v100-16", 125, 15.7, 900, 16 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
-            DeviceKind("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
+            Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
         )
     }
 )
@@ -180,17 +180,17 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
 )
 
 
-def device_kind(name: str, field: str = "device") -> DeviceKind:
+def datasheet(name: str, field: str = "device") -> Datasheet:
     """The kind of that name, or of a product's full name.
 
     >>> device_kind("H100-SXM-80GB").name, device_kind("a100-SXM4-40GB").name, device_kind("NVIDIA H200").name
     ('h100', 'a100-40', 'h200')
     """
     plain = name.lower()
-    if plain in DEVICE_KINDS:
-        return DEVICE_KINDS[plain]
-    for kind in DEVICE_KINDS.values():
+    if plain in DATASHEETS:
+        return DATASHEETS[plain]
+    for kind in DATASHEETS.values():
         family, _, size = kind.name.partition("-")
         if family in plain and (not size or f"{size}gb" in plain):
             return kind
-    raise InvalidInput(field, name, f"one of {', '.join(DEVICE_KINDS)}, or a product name with its memory in GB")
+    raise InvalidInput(field, name, f"one of {', '.join(DATASHEETS)}, or a product name with its memory in GB")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.cost.execution import CollectiveGroup
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -61,10 +61,10 @@ class LayerTimes(Protocol):
         """What the first generation costs after weights were written, where its engine packs them."""
         ...
 
-    def all_reduce(self, num_bytes: float, group: Group) -> float:
+    def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
         """Every rank of the group ends with the sum of `num_bytes` of each."""
         ...
 
-    def share(self, num_parameters: float, group: Group) -> float:
+    def share(self, num_parameters: float, group: CollectiveGroup) -> float:
         """Sum gradients over replicas, each its share, and give every replica the new weights."""
         ...

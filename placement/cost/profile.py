@@ -14,21 +14,21 @@ from typing import Literal, final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
-from prefect_rlhf.placement.cost.execution import Group
+from prefect_rlhf.placement.cost.execution import CollectiveGroup
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
 
-Piece = Literal[
+ModelPiece = Literal[
     "forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample", "all_reduce", "share"
 ]
 """What was timed: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
-_MESSAGES: tuple[Piece, ...] = ("all_reduce", "share")  # the same whatever engine sends them
+_MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same whatever engine sends them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Measurement:
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    piece: Piece
+    piece: ModelPiece
     tp: int
     rows: int
     length: int
@@ -184,7 +184,7 @@ class ProfiledTimes:
         self._call_seconds = {kind: seconds for kind, of, seconds in profile.call_seconds if of == engine}
         self._written_seconds = profile.written_seconds
         self._packed_seconds = profile.packed_seconds if engine == "vllm" else 0.0
-        points: dict[tuple[Piece, int], list[tuple[int, int, float]]] = {}
+        points: dict[tuple[ModelPiece, int], list[tuple[int, int, float]]] = {}
         for found in profile.measurements:
             if found.engine == engine or found.piece in _MESSAGES:
                 points.setdefault((found.piece, found.tp), []).append((found.rows, found.length, found.seconds))
@@ -233,23 +233,23 @@ class ProfiledTimes:
         """See LayerTimes."""
         return num_parameters * self._packed_seconds
 
-    def all_reduce(self, num_bytes: float, group: Group) -> float:
+    def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
         """See LayerTimes; by bandwidth where no group of that size was measured."""
         grid = self._measured("all_reduce", group)
         return all_reduce_seconds(num_bytes, group, self.links) if grid is None else grid.at(num_bytes, 1)
 
-    def share(self, num_parameters: float, group: Group) -> float:
+    def share(self, num_parameters: float, group: CollectiveGroup) -> float:
         """See LayerTimes; by bandwidth where no group of that size was measured."""
         grid = self._measured("share", group)
         if grid is None:
             return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
         return grid.at(num_parameters, 1)
 
-    def _measured(self, piece: Piece, group: Group) -> Grid | None:
+    def _measured(self, piece: ModelPiece, group: CollectiveGroup) -> Grid | None:
         """Messages are measured within a node."""
         return self._grids.get((piece, group.size)) if group.span == "node" else None
 
-    def _at(self, piece: Piece, tp: int, rows: float, length: float) -> Seconds:
+    def _at(self, piece: ModelPiece, tp: int, rows: float, length: float) -> Seconds:
         grid = self._grids.get((piece, tp))
         if grid is None:
             has = sorted(found for name, found in self._grids if name == piece)
@@ -270,7 +270,7 @@ class Subject:
 
     shape: TransformerShape
     dtype: Dtype
-    kind: DeviceKind
+    kind: Backend
     device: str
     num_devices: int
     processor: str

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.rows.dealing import counts
+from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 
 

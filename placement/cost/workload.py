@@ -13,22 +13,22 @@ ModelCallKind = Literal["generate", "inference", "train_step"]
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthDistribution:
     """Tokens of a row, as a distribution: pairs of a length and its share of the rows, the shortest first.
 
-    >>> Lengths.fixed(1024).mean, Lengths.of({256: 0.5, 1024: 0.5}).mean
+    >>> LengthDistribution.fixed(1024).mean, LengthDistribution.of({256: 0.5, 1024: 0.5}).mean
     (1024.0, 640.0)
     """
 
     shares: tuple[tuple[int, float], ...]
 
     @classmethod
-    def fixed(cls, length: int) -> Lengths:
+    def fixed(cls, length: int) -> LengthDistribution:
         """Every row has `length` tokens."""
         return cls.of({length: 1.0})
 
     @classmethod
-    def of(cls, shares: dict[int, float]) -> Lengths:
+    def of(cls, shares: dict[int, float]) -> LengthDistribution:
         """From lengths to shares of any sum. Raises InvalidInput for none, or for negative ones."""
         whole = sum(shares.values())
         if whole <= 0 or min(shares) < 0 or min(shares.values()) < 0:
@@ -46,7 +46,7 @@ class Lengths:
     def still_running(self) -> Iterator[tuple[int, int, float]]:
         """(first step, end, share of rows that are still being generated): what continuous batching works on.
 
-        >>> list(Lengths.of({2: 1, 8: 3}).still_running())
+        >>> list(LengthDistribution.of({2: 1, 8: 3}).still_running())
         [(0, 2, 1.0), (2, 8, 0.75)]
         """
         first, running = 0, 1.0
@@ -61,14 +61,14 @@ class Lengths:
 class Workload:
     """What a run's rows look like, and whether generation may use CUDA graphs. How many there are, the calls say."""
 
-    prompts: Lengths
-    responses: Lengths
+    prompts: LengthDistribution
+    responses: LengthDistribution
     cuda_graphs: bool = True
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:
         """Every prompt and every response of the same length."""
-        return cls(Lengths.fixed(prompt_tokens), Lengths.fixed(response_tokens), cuda_graphs)
+        return cls(LengthDistribution.fixed(prompt_tokens), LengthDistribution.fixed(response_tokens), cuda_graphs)
 
     @property
     def mean_length(self) -> float:

@@ -18,14 +18,14 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import (
     byte_size,
     usable_bytes,
 )
-from prefect_rlhf.placement.memory.holdings import Holding, instance_holdings
+from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
 from prefect_rlhf.placement.memory.needs import (
-    Share,
+    ByteShare,
     _Need,
     _needs,
 )
@@ -44,7 +44,7 @@ class Peak:
 
     device: str
     node: str
-    shares: tuple[Share, ...]
+    shares: tuple[ByteShare, ...]
     device_bytes: int
 
     @property
@@ -117,7 +117,7 @@ class Certificate:
         return json.dumps({**whole, "usable_bytes": self.usable_bytes, "peaks": peaks})
 
 
-def certify(augmented: AugmentedGraph, workload: Workload, kind: DeviceKind) -> Certificate:
+def certify(augmented: AugmentedGraph, workload: Workload, kind: Backend) -> Certificate:
     """Count every device of the plan.
 
     A few steps suffice: enough that every kind of step is there, since what follows repeats.
@@ -142,7 +142,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, kind: DeviceKind) -> 
 @dataclass(frozen=True, slots=True)
 class _Fullest:
     node: str
-    shares: tuple[Share, ...]
+    shares: tuple[ByteShare, ...]
     most_resident: int
     totals: tuple[int, ...] = ()  # while each node runs
 
@@ -151,7 +151,7 @@ class _Fullest:
 class _Here:
     """One device: what instances keep on it while they are there, and what the nodes that run on it need."""
 
-    held: tuple[Holding, ...]
+    held: tuple[ResidentBytes, ...]
     needs: tuple[_Need, ...]
 
     @property
@@ -172,12 +172,12 @@ class _Here:
                 best = _Fullest(need.node, (*there, *need.shares), 0)
         return replace(best, most_resident=most, totals=tuple(totals))
 
-    def _stays(self, windows: Sequence[_Window]) -> list[Holding]:
+    def _stays(self, windows: Sequence[_Window]) -> list[ResidentBytes]:
         """What no window takes away."""
         parts = {window.instance: window.part for window in windows}
         return [h for h in self.held if h.instance not in parts or not h.moves_with(parts[h.instance])]
 
-    def _visits(self, node: int, order: _Order, windows: Sequence[_Window]) -> list[Holding]:
+    def _visits(self, node: int, order: _Order, windows: Sequence[_Window]) -> list[ResidentBytes]:
         """The most that may visit while a node runs: the heaviest windows that may be open then, and all at once."""
         able = [window for window in windows if order.may_be_open(window, node)]
         if len(able) < 2:
@@ -190,12 +190,12 @@ class _Here:
         chosen, _ = nx.max_weight_clique(together)
         return [holding for window in sorted(chosen, key=_opened) for holding in self._of(window)]
 
-    def _of(self, window: _Window) -> list[Holding]:
+    def _of(self, window: _Window) -> list[ResidentBytes]:
         return [h for h in self.held if h.instance == window.instance and h.moves_with(window.part)]
 
 
-def _holdings(augmented: AugmentedGraph, max_length: int, kind: DeviceKind) -> dict[Device, list[Holding]]:
-    held: dict[Device, list[Holding]] = defaultdict(list)
+def _holdings(augmented: AugmentedGraph, max_length: int, kind: Backend) -> dict[Device, list[ResidentBytes]]:
+    held: dict[Device, list[ResidentBytes]] = defaultdict(list)
     speeds = augmented.plan.cluster.node_speeds
     for instance, calls in instances(augmented.graph, augmented.plan).items():
         model = augmented.graph.model(instance.role)
@@ -205,11 +205,11 @@ def _holdings(augmented: AugmentedGraph, max_length: int, kind: DeviceKind) -> d
     return held
 
 
-def _shares(held: Sequence[Holding]) -> tuple[Share, ...]:
-    return tuple(Share(holding.instance.name, holding.what, holding.num_bytes, False) for holding in held)
+def _shares(held: Sequence[ResidentBytes]) -> tuple[ByteShare, ...]:
+    return tuple(ByteShare(holding.instance.name, holding.what, holding.num_bytes, False) for holding in held)
 
 
-def _total(shares: Sequence[Share]) -> int:
+def _total(shares: Sequence[ByteShare]) -> int:
     return sum(share.num_bytes for share in shares)
 
 
@@ -227,6 +227,6 @@ def _row(devices: Sequence[str], peak: Peak) -> dict[str, str]:
 STEPS_CERTIFIED = 3  # beyond the staleness: the first, one between, and the last
 
 
-def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> Certificate:
+def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: Backend) -> Certificate:
     """The certificate of a run of any number of steps."""
     return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, kind)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from prefect_rlhf.placement.cost.workload import Lengths, Workload
+from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.memory.remedies import (
     _changed,
@@ -22,14 +22,14 @@ def check_memory(
     plan: ExecutionPlan,
     graph: DataflowGraph,
     max_sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
-    kind: DeviceKind = "cuda",
+    kind: Backend = "cuda",
 ) -> ExecutionPlan:
     """Return `plan`, or raise PlanDoesNotFit: what fills the devices, and which changes would make it fit."""
     check_fits(plan, graph, longest_rows(graph, max_sequence_length), kind)
     return plan
 
 
-def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> Certificate:
+def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: Backend) -> Certificate:
     """The proof that `plan` fits, or PlanDoesNotFit."""
     certificate = certify_plan(plan, graph, workload, kind)
     if certificate.fits:
@@ -37,7 +37,7 @@ def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, ki
     raise refusal(plan, certificate, remedies(plan, graph, workload, kind))
 
 
-def fits(plan: ExecutionPlan, graph: DataflowGraph, max_sequence_length: int, kind: DeviceKind) -> bool:
+def fits(plan: ExecutionPlan, graph: DataflowGraph, max_sequence_length: int, kind: Backend) -> bool:
     """Whether a run of the plan stays within the memory of its devices."""
     return certify_plan(plan, graph, longest_rows(graph, max_sequence_length), kind).fits
 
@@ -46,7 +46,7 @@ def offload_to_fit(
     plan: ExecutionPlan,
     graph: DataflowGraph,
     max_sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
-    kind: DeviceKind = "cuda",
+    kind: Backend = "cuda",
 ) -> ExecutionPlan:
     """Offload frozen instances, the largest first, until the plan fits; all of them when it never does.
 
@@ -70,7 +70,7 @@ def longest_rows(graph: DataflowGraph, max_sequence_length: int) -> Workload:
     settings = [json.loads(call.operation.settings) for call in graph if call.kind == "generate"]
     new = [found["max_new_tokens"] for found in settings if "max_new_tokens" in found] or [max_sequence_length]
     prompts = max(0, max_sequence_length - min(new)) or max_sequence_length * bool(settings)
-    return Workload(Lengths.fixed(prompts), Lengths.fixed(min(max_sequence_length, max(new))))
+    return Workload(LengthDistribution.fixed(prompts), LengthDistribution.fixed(min(max_sequence_length, max(new))))
 
 
 def _held_bytes(certificate: Certificate, instance: ModelInstance) -> int:

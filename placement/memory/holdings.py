@@ -15,11 +15,11 @@ from prefect_rlhf.placement.cost.call_bytes import ADAM_BYTES, CACHE_BLOCK, GRAD
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import ModelInstance, Part
-from prefect_rlhf.placement.rows.dealing import counts
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
+from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 
 OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
@@ -33,7 +33,7 @@ _NULL_BLOCKS = 2  # of vLLM's cache: blocks beyond those that rows can fill
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class ResidentBytes:
     """`num_bytes` of one kind (`what`) that an instance keeps on a device while it is there."""
 
     device: Device
@@ -41,7 +41,7 @@ class Holding:
     what: str
     num_bytes: int
 
-    def moves_with(self, part: Part) -> bool:
+    def moves_with(self, part: OffloadPart) -> bool:
         """Whether an offload of `part` takes it away."""
         return part == "all" or self.what in OPTIMIZER_PART
 
@@ -51,10 +51,10 @@ def instance_holdings(
     calls: Sequence[Call],
     model: ModelSpec,
     max_length: int,
-    kind: DeviceKind,
+    kind: Backend,
     node_speeds: Sequence[float] = (),
     micro_batches: Sequence[int] = (),
-) -> tuple[Holding, ...]:
+) -> tuple[ResidentBytes, ...]:
     """All that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.
 
     Where nodes have speeds, replicas have rows in proportion to them. `micro_batches` are the calls' own: vLLM's cache
@@ -73,7 +73,7 @@ def instance_holdings(
             kept = _vllm(model, instance.strategy.tp, rows[at.dp], max_length, kind)
         else:
             kept = _megatron(model, instance, at.pp, trained)
-        held += [Holding(device, instance, what, size) for what, size in kept if size]
+        held += [ResidentBytes(device, instance, what, size) for what, size in kept if size]
     return tuple(held)
 
 
@@ -97,7 +97,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
 
 
 @cache
-def _vllm(model: ModelSpec, tp: int, rows: int, max_length: int, kind: DeviceKind) -> tuple[tuple[str, int], ...]:
+def _vllm(model: ModelSpec, tp: int, rows: int, max_length: int, kind: Backend) -> tuple[tuple[str, int], ...]:
     """Weights with rotary tables, the cache for all rows at once, and on CPU the copies that products are made from."""
     sizes, shape = ModelSizes.of(model), model.shape
     vocabulary = padded_vocabulary(model, "vllm", tp)

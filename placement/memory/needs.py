@@ -17,11 +17,11 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import (
     BUCKET_BYTES,
 )
-from prefect_rlhf.placement.memory.holdings import Holding
+from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance
 
@@ -29,7 +29,7 @@ STATIC = ("weights", "gradients", "optimizer")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ByteShare:
     """`num_bytes` of one kind on a device; `owner` names the instance, or the node that needs them while it runs."""
 
     owner: str
@@ -44,11 +44,11 @@ class _Need:
 
     position: int
     node: str
-    shares: tuple[Share, ...]
+    shares: tuple[ByteShare, ...]
 
 
 def _needs(
-    augmented: AugmentedGraph, held: Mapping[Device, Sequence[Holding]], workload: Workload, kind: DeviceKind
+    augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]], workload: Workload, kind: Backend
 ) -> dict[Device, list[_Need]]:
     """What each node needs on each of its devices."""
     needs: dict[Device, list[_Need]] = defaultdict(list)
@@ -64,14 +64,14 @@ def _needs(
         for device in node.devices:
             sizes = tuple(of_device[device].items()) if device in of_device else ()
             if sizes not in made:
-                shares = (Share(node.id, what, size, True) for what, size in sizes if size)
+                shares = (ByteShare(node.id, what, size, True) for what, size in sizes if size)
                 made[sizes] = _Need(index, node.id, tuple(shares))
             needs[device].append(made[sizes])
     return needs
 
 
 def _of_call(
-    augmented: AugmentedGraph, node: Node, workload: Workload, kind: DeviceKind
+    augmented: AugmentedGraph, node: Node, workload: Workload, kind: Backend
 ) -> dict[Device, Mapping[str, int]]:
     """Active bytes of a model function call, by device: equal for equal stages of replicas with equally many rows."""
     call, placement = node.call, node.placement
@@ -109,7 +109,7 @@ def _staged_by_move(
     }
 
 
-def _staged_by_export(node: Node, held: Sequence[Holding]) -> Mapping[str, int]:
+def _staged_by_export(node: Node, held: Sequence[ResidentBytes]) -> Mapping[str, int]:
     """What is written is gathered tensor by tensor."""
     weights = sum(h.num_bytes for h in held if h.instance == node.instance and h.what == "weights")
     return {"staged weights": min(BUCKET_BYTES, weights)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import RESERVED_SHARE, byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
@@ -38,7 +38,7 @@ class Remedy:
         return f"{self.change}: peak {byte_size(self.peak_bytes)}, {verdict}"
 
 
-def remedies(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> list[Remedy]:
+def remedies(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: Backend) -> list[Remedy]:
     """Changes that help, the best first; where none alone suffices, then some of them together."""
     alone = sorted(_single(plan, graph, workload, kind), key=_excess)
     shown = alone[:REMEDIES_SHOWN]
@@ -72,7 +72,7 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, found: Sequence[Remed
     )
 
 
-def _single(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: DeviceKind) -> Iterator[Remedy]:
+def _single(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: Backend) -> Iterator[Remedy]:
     """Legal changes of one instance, or of one call's micro-batches, that bring the plan nearer to fitting."""
     now = certify_plan(plan, graph, workload, kind)
     for change, changed in _changes(plan, graph, now.fullest.device if now.fullest else ""):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.plan import ModelInstance, Part
+from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class _Window:
     """From the reload of a part of an instance to its offload, by position in the graph; None: to the end."""
 
     instance: ModelInstance
-    part: Part
+    part: OffloadPart
     opened: int
     closed: int | None
 
@@ -51,7 +51,7 @@ def _opened(window: _Window) -> int:
 def _windows(augmented: AugmentedGraph) -> list[_Window]:
     """Each reload with the offload of the same part that comes next."""
     found: list[_Window] = []
-    opened: dict[tuple[ModelInstance, Part], int] = {}
+    opened: dict[tuple[ModelInstance, OffloadPart], int] = {}
     for index, node in enumerate(augmented.nodes):
         if node.kind in ("reload", "offload"):
             assert node.instance is not None  # set for both kinds

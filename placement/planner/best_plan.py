@@ -14,10 +14,10 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.candidates import Candidates, Setting
+from prefect_rlhf.placement.planner.candidates import Candidates, CostContext
 from prefect_rlhf.placement.planner.neighbours import polished
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, all_candidates, plan_problem
 from prefect_rlhf.placement.planner.planned import Planned
@@ -25,7 +25,11 @@ from prefect_rlhf.placement.planner.preset_plan import _preset
 from prefect_rlhf.placement.planner.question import Planner
 from prefect_rlhf.placement.planner.refusal import _too_large, _with_memory
 from prefect_rlhf.placement.planner.restrictions import divisions, pinned
-from prefect_rlhf.placement.planner.time_sharing import staying_where_it_may, turns_bound, turns_problem
+from prefect_rlhf.placement.planner.time_sharing import (
+    keep_resident_where_free,
+    time_sharing_bound,
+    time_sharing_problem,
+)
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.schedule.estimate import ITERATIONS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
@@ -45,7 +49,7 @@ def plan_graph(
     sources: CostSources,
     budget_seconds: float = 5.0,
     method: Method = "exact",
-    kind: DeviceKind = "cuda",
+    kind: Backend = "cuda",
     progress: Callable[[Progress], None] | None = None,
     pins: Mapping[str, DeviceMesh] | None = None,
 ) -> Planned:
@@ -70,10 +74,10 @@ def plan_graph(
         turns, first = _in_turns(planner, setting, every, FIRST_SHARE * budget_seconds, method)
         timed = [(plan, planner.estimate(plan)) for plan in turns]
     if not timed:
-        raise _too_large(planner, turns_problem(setting, every, ITERATIONS), budget_seconds / 4)
+        raise _too_large(planner, time_sharing_problem(setting, every, ITERATIONS), budget_seconds / 4)
     best, _ = min(timed, key=lambda pair: pair[1].seconds)
     best = polished(planner, replace(best, name="auto"), setting, every)
-    best = staying_where_it_may(best, graph, planner.fits, planner.seconds)
+    best = keep_resident_where_free(best, graph, planner.fits, planner.seconds)
     plan, made = planner.with_computations(best)
     bound = min(first.lower_bound_seconds / ITERATIONS, made.seconds)
     return Planned(plan, made, planner.certificate(plan), bound, first.binding, first, presets, every)
@@ -81,7 +85,7 @@ def plan_graph(
 
 def _fitting(
     planner: Planner,
-    setting: Setting,
+    setting: CostContext,
     every: Candidates,
     posed: PlanProblem,
     first: SearchResult,
@@ -105,7 +109,9 @@ def _fitting(
             return
 
 
-def _divided(planner: Planner, setting: Setting, every: Candidates, budget_seconds: float) -> Iterator[ExecutionPlan]:
+def _divided(
+    planner: Planner, setting: CostContext, every: Candidates, budget_seconds: float
+) -> Iterator[ExecutionPlan]:
     """Plans that keep kinds of nodes apart, where there are several; the search of the whole may miss them."""
     for part in divisions(setting, every):
         posed = plan_problem(setting, part, ITERATIONS, "most")
@@ -115,13 +121,13 @@ def _divided(planner: Planner, setting: Setting, every: Candidates, budget_secon
 
 
 def _in_turns(
-    planner: Planner, setting: Setting, every: Candidates, budget_seconds: float, method: Method
+    planner: Planner, setting: CostContext, every: Candidates, budget_seconds: float, method: Method
 ) -> tuple[list[ExecutionPlan], SearchResult]:
     """Plans that fit because models leave their devices in turns, if any do, and the search that bounds them."""
-    bounded = search(turns_bound(setting, every, ITERATIONS).problem, budget_seconds / 2, method)
+    bounded = search(time_sharing_bound(setting, every, ITERATIONS).problem, budget_seconds / 2, method)
     parts = (every, *divisions(setting, every))
     each = budget_seconds / 2 / len(parts) / len(TIGHTER)
-    plans = (_taking_turns(planner, turns_problem(setting, part, ITERATIONS), each) for part in parts)
+    plans = (_taking_turns(planner, time_sharing_problem(setting, part, ITERATIONS), each) for part in parts)
     return [plan for plan in plans if plan is not None], bounded
 
 

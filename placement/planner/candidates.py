@@ -14,12 +14,12 @@ from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.planner.mesh_line import MeshLine
-from prefect_rlhf.placement.plans.check import ENGINES, problems
+from prefect_rlhf.placement.planner.mesh_space import MeshSpace
+from prefect_rlhf.placement.plans.check import ENGINES, violations
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 GIB = 1 << 30
@@ -27,7 +27,7 @@ ENOUGH_MICRO_BATCHES = 64  # for time; more only where memory asks for them
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class MemoryBounds:
     """Bytes on one device: those that stay, and with what comes and goes while the call runs."""
 
     static: int
@@ -46,8 +46,8 @@ class Candidate:
     mesh_class: int
     seconds: float
     host_seconds: float
-    least: Held
-    most: Held
+    least: MemoryBounds
+    most: MemoryBounds
 
 
 Candidates = Mapping[str, tuple[Candidate, ...]]
@@ -55,7 +55,7 @@ Candidates = Mapping[str, tuple[Candidate, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CostContext:
     """What all candidates of a graph are counted by.
 
     `rules` and `recompute` say how a published system's engine runs calls, where plans are counted as that one's.
@@ -63,10 +63,10 @@ class Setting:
 
     graph: DataflowGraph
     cluster: ClusterShape
-    line: MeshLine
+    line: MeshSpace
     workload: Workload
     sources: CostSources
-    kind: DeviceKind
+    kind: Backend
     rules: EngineRules = MEGATRON
     recompute: bool = False
 
@@ -86,13 +86,15 @@ class Setting:
         return one.least.peak if self.cluster.node_memory_bytes else one.most.peak
 
 
-def candidates(call: Call, setting: Setting) -> tuple[Candidate, ...]:
+def candidates(call: Call, setting: CostContext) -> tuple[Candidate, ...]:
     """All that fit devices that have nothing else, without those that others beat at everything.
 
     Raises InvalidInput when there is none: by how much, and where the call comes nearest to fitting.
     """
     legal = list(legal_candidates(call, setting))
-    found = tuple(unbeaten(one for one in legal if setting.needed_bytes(one) <= setting.usable_bytes(one.mesh_class)))
+    found = tuple(
+        pareto_front(one for one in legal if setting.needed_bytes(one) <= setting.usable_bytes(one.mesh_class))
+    )
     if found:
         return found
     where = f"calls.{call.name}"
@@ -110,7 +112,7 @@ def candidates(call: Call, setting: Setting) -> tuple[Candidate, ...]:
     )
 
 
-def legal_candidates(call: Call, setting: Setting) -> Iterator[Candidate]:
+def legal_candidates(call: Call, setting: CostContext) -> Iterator[Candidate]:
     """Each strategy, engine and number of micro-batches on each class of meshes that the call's work divides into."""
     for mesh_class in range(len(setting.line.classes)):
         mesh = setting.line.first_of(mesh_class)
@@ -131,7 +133,7 @@ def within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
     return (one for one in strategies(mesh.num_devices) if one.tp <= mesh.devices_per_node)
 
 
-def unbeaten(found: Iterable[Candidate]) -> Iterator[Candidate]:
+def pareto_front(found: Iterable[Candidate]) -> Iterator[Candidate]:
     """Of those that differ in nothing but micro-batches: each that is faster or smaller than every other."""
     alike: dict[Placement, list[Candidate]] = defaultdict(list)
     for one in found:
@@ -144,12 +146,12 @@ def unbeaten(found: Iterable[Candidate]) -> Iterator[Candidate]:
                 yield one
 
 
-def _cuts(call: Call, whole: Placement, mesh_class: int, setting: Setting) -> Iterator[Candidate]:
+def _cuts(call: Call, whole: Placement, mesh_class: int, setting: CostContext) -> Iterator[Candidate]:
     """The same in 1, 2, 4, ... micro-batches, as far as the rows divide."""
     cuts, fits = 1, False
     while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
         placement = replace(whole, micro_batches=cuts)
-        if any(problems(call, placement, setting.graph)):
+        if any(violations(call, placement, setting.graph)):
             return  # nor do the rows divide into more
         one = _candidate(call, placement, mesh_class, setting)
         fits = one.most.peak <= setting.usable_bytes(mesh_class)
@@ -157,14 +159,14 @@ def _cuts(call: Call, whole: Placement, mesh_class: int, setting: Setting) -> It
         cuts *= 2
 
 
-def candidate(call: Call, placement: Placement, setting: Setting) -> Candidate:
+def candidate(call: Call, placement: Placement, setting: CostContext) -> Candidate:
     """A legal placement, whatever its bytes."""
     mesh = setting.line.meshes.index(placement.mesh)
     (mesh_class,) = (index for index, members in enumerate(setting.line.classes) if mesh in members)
     return _candidate(call, placement, mesh_class, setting)
 
 
-def _candidate(call: Call, placement: Placement, mesh_class: int, setting: Setting) -> Candidate:
+def _candidate(call: Call, placement: Placement, mesh_class: int, setting: CostContext) -> Candidate:
     work, execution = CallWork.of(call, setting.workload), setting.execution(placement)
     sizes, speeds = ModelSizes.of(setting.graph.model(call.role or "")), setting.cluster.node_speeds
     held = [
@@ -178,15 +180,15 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, setting: Setti
         seconds = setting.sources.call_cost(work, execution, sizes, placement.mesh).total
     kept = [one.static + (one.kv_cache if placement.engine == "vllm" else 0) for one in held]  # as `certificate` counts
     totals = [one.total for one in held]
-    least, most = Held(min(kept), min(totals)), Held(max(kept), max(totals))
+    least, most = MemoryBounds(min(kept), min(totals)), MemoryBounds(max(kept), max(totals))
     return Candidate(placement, mesh_class, seconds, 0.0, least, most)
 
 
-def _offloaded(call: Call, stays: Sequence[Candidate], setting: Setting) -> Iterator[Candidate]:
+def _offloaded(call: Call, stays: Sequence[Candidate], setting: CostContext) -> Iterator[Candidate]:
     """Candidates of one strategy on one mesh, as they are with their weights in host memory between calls."""
     sizes = ModelSizes.of(setting.graph.model(call.role or ""))
     for one in stays:
         placement, strategy = replace(one.placement, offload="all"), one.placement.strategy
         weights = max(sizes.stage_parameters(strategy, stage) for stage in (0, strategy.pp - 1)) * sizes.item
         seconds = setting.sources.links((placement.mesh,)).seconds(weights, "host")
-        yield replace(one, placement=placement, host_seconds=seconds, least=Held(0, one.least.peak))
+        yield replace(one, placement=placement, host_seconds=seconds, least=MemoryBounds(0, one.least.peak))

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.planner.neighbours import NOTHING, changed_plan, nei
 from prefect_rlhf.placement.planner.plan_problem import all_candidates
 from prefect_rlhf.placement.planner.question import Planner
 from prefect_rlhf.placement.schedule.estimate import Estimate
-from prefect_rlhf.placement.schedule.schedule import spare_seconds
+from prefect_rlhf.placement.schedule.schedule import slack_seconds
 
 TRIED = 6  # alternatives of a call that are estimated at most
 
@@ -33,7 +33,7 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`seconds` the call takes in an iteration, and `spare_seconds` it could take more for nothing.
+    """`seconds` the call takes in an iteration, and `slack_seconds` it could take more for nothing.
 
     `too_large` would be faster and does not fit. `runner_up` is the best other placement that fits; None: none does.
     """
@@ -41,7 +41,7 @@ class Explanation:
     call: str
     placement: Placement
     seconds: float
-    spare_seconds: float
+    slack_seconds: float
     iteration_seconds: float
     usable_bytes: int
     too_large: Other | None
@@ -49,11 +49,11 @@ class Explanation:
 
     def why(self) -> str:
         """What binds the call."""
-        critical = self.spare_seconds <= NOTHING * self.iteration_seconds
+        critical = self.slack_seconds <= NOTHING * self.iteration_seconds
         words = (
             "on the critical path: a second more of it is one more of the iteration"
             if critical
-            else f"not on the critical path: it may take {self.spare_seconds:.3g} s longer"
+            else f"not on the critical path: it may take {self.slack_seconds:.3g} s longer"
         )
         if self.too_large is None or self.too_large.peak_bytes is None:
             return f"{words}; no other placement that was tried is faster"
@@ -80,7 +80,7 @@ def explain(
     Without `every`, all candidates that there are.
     """
     setting = planner.setting()
-    spare = spare_seconds(made.schedule)
+    spare = slack_seconds(made.schedule)
     usable = planner.certificate(plan).usable_bytes
     found = []
     for name, others in neighbours(planner, plan, setting, every or all_candidates(setting)).items():

@@ -9,7 +9,7 @@ from itertools import islice
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.candidates import Candidates, Setting
+from prefect_rlhf.placement.planner.candidates import Candidates, CostContext
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, plan_problem
 from prefect_rlhf.placement.planner.question import Planner
 from prefect_rlhf.placement.plans.check import check_plan
@@ -22,7 +22,7 @@ NOTHING = 1e-3  # of an iteration: a difference that no estimate means
 
 
 def neighbours(
-    planner: Planner, plan: ExecutionPlan, setting: Setting, every: Candidates
+    planner: Planner, plan: ExecutionPlan, setting: CostContext, every: Candidates
 ) -> dict[str, Iterator[tuple[Placement, bool]]]:
     """Of each call with a model: its other meshes and strategies, all other calls as they are, the fastest first.
 
@@ -49,7 +49,7 @@ def changed_plan(planner: Planner, plan: ExecutionPlan, call: str, placement: Pl
         return None
 
 
-def _posed(plan: ExecutionPlan, setting: Setting, every: Candidates) -> PlanProblem:
+def _posed(plan: ExecutionPlan, setting: CostContext, every: Candidates) -> PlanProblem:
     """The problem that ranks: bytes of the fullest device, unless something is offloaded, which it knows nothing of."""
     stays = all(placement.offload == "none" for _, placement in plan.placements)
     return plan_problem(setting, every, ITERATIONS, "most" if stays else "least")
@@ -85,7 +85,7 @@ def _others(
 TRIED = 2  # placements of a call
 
 
-def polished(planner: Planner, plan: ExecutionPlan, setting: Setting, every: Candidates) -> ExecutionPlan:
+def polished(planner: Planner, plan: ExecutionPlan, setting: CostContext, every: Candidates) -> ExecutionPlan:
     """The plan, or a faster one that fits; each call is looked at once. `every` are the calls' candidates."""
     seconds = planner.seconds(plan)
     for call, others in neighbours(planner, plan, setting, every).items():

@@ -19,7 +19,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import BUCKET_BYTES, usable_bytes
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, Setting, candidates
+from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, candidates
 from prefect_rlhf.placement.planner.least_moves import least_move_seconds
 from prefect_rlhf.placement.search.problem import (
     Edge,
@@ -35,7 +35,7 @@ from prefect_rlhf.placement.search.problem import (
 MICROSECONDS = 1e6
 
 
-Counted = Literal["least", "most"]
+MemoryCount = Literal["least", "most"]
 """Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
 
 
@@ -57,13 +57,13 @@ class PlanProblem:
         }
 
 
-def all_candidates(setting: Setting) -> dict[str, tuple[Candidate, ...]]:
+def all_candidates(setting: CostContext) -> dict[str, tuple[Candidate, ...]]:
     """Of every call with a model. Raises InvalidInput where a call can run nowhere."""
     return {call.name: candidates(call, setting) for call in setting.graph if call.kind != "compute"}
 
 
 def plan_problem(
-    setting: Setting, found: Mapping[str, tuple[Candidate, ...]], iterations: int, counted: Counted = "least"
+    setting: CostContext, found: Mapping[str, tuple[Candidate, ...]], iterations: int, counted: MemoryCount = "least"
 ) -> PlanProblem:
     """Of the setting's graph, which has no evaluation calls; `found` are its calls' candidates.
 
@@ -73,7 +73,7 @@ def plan_problem(
 
 
 def restricted_problem(
-    setting: Setting,
+    setting: CostContext,
     found: Mapping[str, tuple[Candidate, ...]],
     iterations: int,
     meshes: Mapping[str, DeviceMesh],
@@ -106,10 +106,10 @@ def _staying(found: Mapping[str, tuple[Candidate, ...]]) -> dict[str, tuple[Cand
 
 
 def _posed(
-    setting: Setting,
+    setting: CostContext,
     found: Mapping[str, tuple[Candidate, ...]],
     iterations: int,
-    counted: Counted,
+    counted: MemoryCount,
     classes: tuple[tuple[int, ...], ...],
 ) -> PlanProblem:
     graph, line = setting.graph, setting.line
@@ -128,7 +128,7 @@ def _posed(
 
 
 def _nodes(
-    call: Call, found: Mapping[str, tuple[Candidate, ...]], setting: Setting, counted: Counted
+    call: Call, found: Mapping[str, tuple[Candidate, ...]], setting: CostContext, counted: MemoryCount
 ) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
     own = found[call.name]
@@ -144,7 +144,7 @@ def _nodes(
         yield LinkNode(_offload(call.name), call.name, away)
 
 
-def _option(call: Call, one: Candidate, counted: Counted) -> Option:
+def _option(call: Call, one: Candidate, counted: MemoryCount) -> Option:
     placement = one.placement
     copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
     least = max(1, _microseconds(one.seconds))
@@ -168,7 +168,7 @@ def _alone(graph: DataflowGraph, call: Call) -> bool:
 
 
 def _reallocation(
-    call: Call, trained: Sequence[Candidate], own: Sequence[Candidate], trainer: Call, setting: Setting
+    call: Call, trained: Sequence[Candidate], own: Sequence[Candidate], trainer: Call, setting: CostContext
 ) -> PairNode:
     sizes = ModelSizes.of(setting.graph.model(call.role or ""))
     seconds = least_move_seconds(trained, own, sizes, setting.sources)

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.search.driver import SearchResult
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class PresetResult:
     """A plan by a name that people know: its estimate, or why there is none."""
 
     name: str
@@ -34,7 +34,7 @@ class Planned:
     lower_bound_seconds: float
     binding: str
     search: SearchResult
-    presets: tuple[Compared, ...]
+    presets: tuple[PresetResult, ...]
     candidates: Candidates
 
     @property
@@ -49,11 +49,11 @@ class Planned:
 
     def rows(self) -> list[dict[str, str]]:
         """For a table: the plan and every preset."""
-        every = (Compared(self.plan.name, self.plan, self.estimate), *self.presets)
+        every = (PresetResult(self.plan.name, self.plan, self.estimate), *self.presets)
         return [_row(compared, self.seconds) for compared in every]
 
 
-def _row(compared: Compared, best_seconds: float) -> dict[str, str]:
+def _row(compared: PresetResult, best_seconds: float) -> dict[str, str]:
     if compared.estimate is None:
         return {"plan": compared.name, "seconds": "-", "against auto": "-", "note": compared.refused}
     seconds = compared.estimate.seconds

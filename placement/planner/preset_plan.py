@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Set
 
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.fit import DEFAULT_SEQUENCE_LENGTH, check_memory, fits, offload_to_fit
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, Setting, candidate
+from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidate
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, restricted_problem
-from prefect_rlhf.placement.planner.planned import Compared
+from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.question import Planner
-from prefect_rlhf.placement.plans.check import problems
+from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import (
     Preset,
     preset_named,
@@ -30,7 +30,7 @@ def preset(
     cluster: ClusterShape,
     mesh: DeviceMesh,
     max_sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
-    kind: DeviceKind = "cuda",
+    kind: Backend = "cuda",
 ) -> ExecutionPlan:
     """The plan that preset `name` gives `graph` on the leased `mesh`: as much data parallelism as is legal and fits.
 
@@ -66,7 +66,7 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
         if strategy.tp * strategy.pp < min(least, mesh.num_devices):
             continue
         placement = Placement(mesh, strategy, rule.engines(call)[0])
-        found = list(problems(call, placement, graph))
+        found = list(violations(call, placement, graph))
         if not found:
             return placement
         refused.extend(found[:1])
@@ -74,19 +74,21 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
     raise InvalidInput("mesh", lease.name, f"devices that divide the work of {call.name}{why}")
 
 
-def _preset(planner: Planner, setting: Setting, every: Candidates, name: str, budget_seconds: float) -> Compared:
+def _preset(
+    planner: Planner, setting: CostContext, every: Candidates, name: str, budget_seconds: float
+) -> PresetResult:
     """The best strategies of those that a preset admits, on the meshes that it gives to the calls."""
     try:
         for posed in preset_problems(preset_named(name), planner.mesh, setting, every):
             plan = planner.fitting_plan(name, posed, search(posed.problem, budget_seconds))
             if plan is not None:
-                return Compared(name, plan, planner.estimate(plan))
+                return PresetResult(name, plan, planner.estimate(plan))
     except RlhfError as error:
-        return Compared(name, refused=str(error).splitlines()[0])
-    return Compared(name, refused="no strategies on its meshes fit the devices' memory")
+        return PresetResult(name, refused=str(error).splitlines()[0])
+    return PresetResult(name, refused="no strategies on its meshes fit the devices' memory")
 
 
-def preset_problems(rule: Preset, mesh: DeviceMesh, setting: Setting, every: Candidates) -> Iterator[PlanProblem]:
+def preset_problems(rule: Preset, mesh: DeviceMesh, setting: CostContext, every: Candidates) -> Iterator[PlanProblem]:
     """The preset's plan is the best of the first of these that has one: of a symmetric preset, one for each strategy.
 
     Raises InvalidInput where the mesh has no such parts, or a call cannot run on its part.
@@ -112,13 +114,13 @@ def preset_problems(rule: Preset, mesh: DeviceMesh, setting: Setting, every: Can
 
 
 def _cut_alike(
-    rule: Preset, strategy: Strategy | None, meshes: Mapping[str, DeviceMesh], setting: Setting
+    rule: Preset, strategy: Strategy | None, meshes: Mapping[str, DeviceMesh], setting: CostContext
 ) -> Candidates:
     """Of every call the one candidate with this strategy and the preset's number of micro-batches, if it is legal."""
     found: dict[str, tuple[Candidate, ...]] = {}
     for name, mesh in meshes.items():
         call = setting.graph.call(name)
         placement = Placement(mesh, strategy or Strategy(), rule.engines(call)[0], rule.micro_batches or 1)
-        legal = not any(problems(call, placement, setting.graph))
+        legal = not any(violations(call, placement, setting.graph))
         found[name] = (candidate(call, placement, setting),) if legal else ()
     return found

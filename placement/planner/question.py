@@ -9,12 +9,12 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.lease import DeviceKind
+from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.certificate import STEPS_CERTIFIED, Certificate, certify
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement, instances
-from prefect_rlhf.placement.planner.candidates import Setting
-from prefect_rlhf.placement.planner.mesh_line import MeshLine
+from prefect_rlhf.placement.planner.candidates import CostContext
+from prefect_rlhf.placement.planner.mesh_space import MeshSpace
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
@@ -31,12 +31,12 @@ class Planner:
     mesh: DeviceMesh
     workload: Workload
     sources: CostSources
-    kind: DeviceKind
+    kind: Backend
 
-    def setting(self) -> Setting:
+    def setting(self) -> CostContext:
         """Of the calls that run in every iteration."""
-        line = MeshLine.of(self.cluster, self.mesh, self.sources)
-        return Setting(training(self.graph), self.cluster, line, self.workload, self.sources, self.kind)
+        line = MeshSpace.of(self.cluster, self.mesh, self.sources)
+        return CostContext(training(self.graph), self.cluster, line, self.workload, self.sources, self.kind)
 
     def estimate(self, plan: ExecutionPlan) -> Estimate:
         """Its seconds, on its augmented graph."""

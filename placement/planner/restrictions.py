@@ -12,10 +12,10 @@ from itertools import product
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.planner.candidates import Candidates, Setting
+from prefect_rlhf.placement.planner.candidates import Candidates, CostContext
 
 
-def divisions(setting: Setting, found: Candidates) -> Iterator[Candidates]:
+def divisions(setting: CostContext, found: Candidates) -> Iterator[Candidates]:
     """For each pair of kinds: the candidates that train and generate on the first, and infer on the second.
 
     None where all nodes are of one kind; those in which some call can run nowhere are left out.
@@ -34,17 +34,17 @@ def divisions(setting: Setting, found: Candidates) -> Iterator[Candidates]:
             yield kept
 
 
-def _kinds_of(setting: Setting, mesh_class: int) -> set[Hashable]:
+def _kinds_of(setting: CostContext, mesh_class: int) -> set[Hashable]:
     mesh = setting.line.first_of(mesh_class)
     return {_kind(setting, node) for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes)}
 
 
-def _kind(setting: Setting, node: int) -> Hashable:
+def _kind(setting: CostContext, node: int) -> Hashable:
     """Nodes of one kind have the same devices; they may have other speeds."""
     return setting.sources.nodes[node].device, setting.cluster.memory_bytes(node)
 
 
-def pinned(setting: Setting, found: Candidates, meshes: Mapping[str, DeviceMesh]) -> tuple[Setting, Candidates]:
+def pinned(setting: CostContext, found: Candidates, meshes: Mapping[str, DeviceMesh]) -> tuple[CostContext, Candidates]:
     """The candidates without those of the calls in `meshes` on any other mesh, which has a class of its own then.
 
     Raises InvalidInput for an unknown call, a mesh that the lease does not have, and one that a call does not fit.

@@ -38,8 +38,8 @@ class Smallest:
 def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[ClusterOption, ...]:
     """One node with 1, 2, 4, ... of its devices, then whole nodes.
 
-    >>> from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS
-    >>> [size.cluster.name for size in sizes_of(Hardware(DEVICE_KINDS["a100-80"], 8), 3)]
+    >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS
+    >>> [size.cluster.name for size in sizes_of(Hardware(DATASHEETS["a100-80"], 8), 3)]
     ['1x1', '1x2', '1x4', '1x8', '2x8', '3x8']
     """
     if most_nodes < 1:

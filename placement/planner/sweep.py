@@ -17,7 +17,7 @@ STATIC = ("gradients", "optimizer")  # what is neither freed nor moved (ReaL, se
 
 
 @dataclass(frozen=True, slots=True)
-class SizeAnswer:
+class SizeResult:
     """What a plan on `num_devices` would take. `refused` says why there is none; then seconds and shares are None.
 
     `static_share` is what gradients and optimizer states fill of the device that has most of them.
@@ -40,10 +40,10 @@ class SizeAnswer:
 class Sweep:
     """Sizes in ascending order."""
 
-    sizes: tuple[SizeAnswer, ...]
+    sizes: tuple[SizeResult, ...]
 
     @property
-    def first_below(self) -> SizeAnswer | None:
+    def first_below(self) -> SizeResult | None:
         """The smallest that has a plan and whose static memory use is below `ENOUGH`."""
         return next((s for s in self.sizes if s.static_share is not None and s.static_share < ENOUGH), None)
 
@@ -77,15 +77,15 @@ def static_share(certificate: Certificate) -> float:
     )
 
 
-def _size(num_nodes: int, num_devices: int, planned: Callable[[int], Planned]) -> SizeAnswer:
+def _size(num_nodes: int, num_devices: int, planned: Callable[[int], Planned]) -> SizeResult:
     try:
         found = planned(num_nodes)
     except InvalidInput as error:
-        return SizeAnswer(num_nodes, num_devices, refused=str(error))
-    return SizeAnswer(num_nodes, num_devices, found.seconds, found.lower_bound_seconds, static_share(found.certificate))
+        return SizeResult(num_nodes, num_devices, refused=str(error))
+    return SizeResult(num_nodes, num_devices, found.seconds, found.lower_bound_seconds, static_share(found.certificate))
 
 
-def _row(size: SizeAnswer) -> dict[str, str]:
+def _row(size: SizeResult) -> dict[str, str]:
     return {
         "nodes": str(size.num_nodes),
         "devices": str(size.num_devices),

@@ -18,14 +18,14 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, instances
-from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, Held, Setting
+from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, MemoryBounds
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, plan_problem
 from prefect_rlhf.placement.search.problem import PairNode, ProblemNode
 
 FORBIDDEN = 10**12  # microseconds, of a move for which there is no room
 
 
-def turns_bound(setting: Setting, found: Candidates, iterations: int) -> PlanProblem:
+def time_sharing_bound(setting: CostContext, found: Candidates, iterations: int) -> PlanProblem:
     """The problem in which nothing is on a device but while it is used; `found` are all candidates.
 
     What trained models take over the host link counts as nothing, so its bound holds for plans that offload less, too.
@@ -35,7 +35,7 @@ def turns_bound(setting: Setting, found: Candidates, iterations: int) -> PlanPro
     return _with_room(plan_problem(setting, leave, iterations), stay, setting)
 
 
-def turns_problem(setting: Setting, found: Candidates, iterations: int) -> PlanProblem:
+def time_sharing_problem(setting: CostContext, found: Candidates, iterations: int) -> PlanProblem:
     """The problem whose plans are run: a model stays, or comes for each call and goes after it while devices wait."""
     stay: dict[str, tuple[Candidate, ...]] = {}
     choice: dict[str, tuple[Candidate, ...]] = {}
@@ -47,7 +47,7 @@ def turns_problem(setting: Setting, found: Candidates, iterations: int) -> PlanP
     return _with_room(plan_problem(setting, choice, iterations), stay, setting)
 
 
-def staying_where_it_may(
+def keep_resident_where_free(
     plan: ExecutionPlan,
     graph: DataflowGraph,
     fits: Callable[[ExecutionPlan], bool],
@@ -78,17 +78,17 @@ def _offloaded_or_all(every: tuple[Candidate, ...]) -> tuple[Candidate, ...]:
 
 
 def _away(one: Candidate) -> Candidate:
-    return replace(one, placement=replace(one.placement, offload="all"), least=Held(0, one.least.peak))
+    return replace(one, placement=replace(one.placement, offload="all"), least=MemoryBounds(0, one.least.peak))
 
 
-def _in_turn(call: Call, one: Candidate, setting: Setting) -> Candidate:
+def _in_turn(call: Call, one: Candidate, setting: CostContext) -> Candidate:
     """It with its weights, or all that its training keeps, brought before and taken away after it."""
     both_ways = 2 * _host_seconds(call, one, setting)
     placement, seconds = replace(one.placement, offload="all"), one.seconds + both_ways
-    return replace(one, placement=placement, seconds=seconds, least=Held(0, one.most.peak))
+    return replace(one, placement=placement, seconds=seconds, least=MemoryBounds(0, one.most.peak))
 
 
-def _host_seconds(call: Call, one: Candidate, setting: Setting) -> float:
+def _host_seconds(call: Call, one: Candidate, setting: CostContext) -> float:
     """One way over the host link, without gradients, which come back as zeros."""
     strategy, sizes = one.placement.strategy, ModelSizes.of(setting.graph.model(call.role or ""))
     trains = call.kind == "train_step"
@@ -97,13 +97,13 @@ def _host_seconds(call: Call, one: Candidate, setting: Setting) -> float:
     return links.seconds(max(one.weights + one.optimizer for one in held), "host")
 
 
-def _with_room(posed: PlanProblem, stay: Candidates, setting: Setting) -> PlanProblem:
+def _with_room(posed: PlanProblem, stay: Candidates, setting: CostContext) -> PlanProblem:
     """Without moves of weights between overlapping meshes that cannot hold both copies; `stay` has their bytes."""
     nodes = tuple(_roomy(node, stay, setting) for node in posed.problem.nodes)
     return replace(posed, problem=replace(posed.problem, nodes=nodes))
 
 
-def _roomy(node: ProblemNode, stay: Candidates, setting: Setting) -> ProblemNode:
+def _roomy(node: ProblemNode, stay: Candidates, setting: CostContext) -> ProblemNode:
     if not isinstance(node, PairNode) or node.microseconds.ndim == 2:
         return node
     trained, readers = stay[node.first], stay[node.second]
@@ -119,7 +119,7 @@ def _static(options: Sequence[Candidate]) -> NDArray[np.int64]:
     return np.array([one.least.static for one in options], dtype=np.int64)
 
 
-def _roomiest(one: Candidate, setting: Setting) -> int:
+def _roomiest(one: Candidate, setting: CostContext) -> int:
     """What the largest device of a candidate's mesh may fill."""
     mesh = one.placement.mesh
     nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)

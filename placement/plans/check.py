@@ -36,14 +36,14 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     for call in graph:
         placement = plan[call.name]
         _check_mesh(call, placement, plan, mesh)
-        for error in problems(call, placement, graph):
+        for error in violations(call, placement, graph):
             raise error
     _check_orders(plan, graph)
     _check_offloads(plan, graph)
     return plan
 
 
-def problems(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
+def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
     """Everything wrong with running `call` so, wherever its mesh lies. Empty: legal."""
     yield from _degrees(call, placement)
     yield from _engine(call, placement)

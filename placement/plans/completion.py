@@ -9,7 +9,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.plans.check import ENGINES, problems
+from prefect_rlhf.placement.plans.check import ENGINES, violations
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 
@@ -33,7 +33,7 @@ def _like_siblings(call: Call, graph: DataflowGraph, chosen: Mapping[str, Placem
     """The copy of weights that a sibling uses, where the rows divide so; else a copy of its own on a sibling's mesh."""
     refused: list[InvalidInput] = []
     for placement in _to_try(call, graph, chosen, lease):
-        found = list(problems(call, placement, graph))
+        found = list(violations(call, placement, graph))
         if not found:
             return placement
         refused += found[:1]

@@ -18,7 +18,7 @@ from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.placement.plans.check import ENGINES
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
-Part = Callable[[Call, DeviceMesh, DataflowGraph, float], DeviceMesh]
+MeshRule = Callable[[Call, DeviceMesh, DataflowGraph, float], DeviceMesh]
 """Which part of the leased mesh a call gets, given the preset's ratio; a computation takes its first device."""
 
 
@@ -33,7 +33,7 @@ class Preset:
     """
 
     words: str
-    part: Part
+    part: MeshRule
     strategies: Callable[[DeviceMesh], Iterator[Strategy]]
     ratio: float | None = None
     first: str = ""

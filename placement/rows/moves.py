@@ -10,10 +10,10 @@ from functools import lru_cache
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.rows.dealing import Rows
+from prefect_rlhf.placement.rows.partition import RowIndices
 from prefect_rlhf.placement.rows.shares import (
-    Lengths,
-    Share,
+    LengthsByCall,
+    RowShare,
     _holds,
     _needs,
     _Placed,
@@ -32,7 +32,7 @@ class DeviceTransfer:
     target: Device
     producer: str
     keys: tuple[str, ...]
-    rows: Rows
+    rows: RowIndices
 
 
 def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple[RowMove, ...]:
@@ -52,7 +52,7 @@ def row_transfers(
     plan: ExecutionPlan,
     consumer: str,
     moves: Sequence[RowMove] | None = None,
-    lengths: Lengths | None = None,
+    lengths: LengthsByCall | None = None,
 ) -> tuple[DeviceTransfer, ...]:
     """Per pair of devices, the rows of `moves` (by default all that the consumer lacks) that must go between them.
 
@@ -74,7 +74,7 @@ def _transfers_of_equal_rows(
 
 
 def _transfers(
-    consumer: _Placed, makers: Sequence[tuple[RowMove, _Placed]], lengths: Lengths | None
+    consumer: _Placed, makers: Sequence[tuple[RowMove, _Placed]], lengths: LengthsByCall | None
 ) -> tuple[DeviceTransfer, ...]:
     load: dict[Device, int] = defaultdict(int)
     found: list[DeviceTransfer] = []
@@ -102,9 +102,9 @@ def _lacking(
     return (key for key in keys if any(key in need.keys for need in apart))
 
 
-def _holders(held: Mapping[Device, Share], lengths: Lengths | None) -> dict[int, list[Device]]:
+def _holders(held: Mapping[Device, RowShare], lengths: LengthsByCall | None) -> dict[int, list[Device]]:
     """By row, in ascending order; rows that the same devices hold have the same list."""
-    of_share: dict[Share, list[Device]] = defaultdict(list)
+    of_share: dict[RowShare, list[Device]] = defaultdict(list)
     for device in sorted(held):
         of_share[held[device]].append(device)
     found: dict[int, list[Device]] = {}
@@ -115,7 +115,7 @@ def _holders(held: Mapping[Device, Share], lengths: Lengths | None) -> dict[int,
 
 
 def _from_nearest(
-    target: Device, wanted: Rows, holders: Mapping[int, Sequence[Device]], load: dict[Device, int], weight: int
+    target: Device, wanted: RowIndices, holders: Mapping[int, Sequence[Device]], load: dict[Device, int], weight: int
 ) -> dict[Device, list[int]]:
     """Choose a source for every row that the target lacks; `load` counts what each source sends and is updated."""
     chosen: dict[Device, list[int]] = defaultdict(list)

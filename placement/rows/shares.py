@@ -14,31 +14,31 @@ from types import MappingProxyType
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement
-from prefect_rlhf.placement.rows.dealing import Dealing, Rows
+from prefect_rlhf.placement.rows.partition import RowIndices, RowPartition
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
-Lengths = Mapping[str, tuple[int, ...]]
+LengthsByCall = Mapping[str, tuple[int, ...]]
 """Tokens of each row of a step, by the generate that made them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RowShare:
     """The rows of one replica: known once lengths are, but equal shares are equal rows whatever the lengths."""
 
-    dealing: Dealing
+    dealing: RowPartition
     replica: int
 
-    def rows(self, lengths: Lengths | None = None) -> Rows:
+    def rows(self, lengths: LengthsByCall | None = None) -> RowIndices:
         """Its rows, mini-batch by mini-batch. Without `lengths` (a plan is being made): as if all were equally long."""
         return tuple(row for batch in self.mini_batches(lengths) for row in batch)
 
-    def mini_batches(self, lengths: Lengths | None = None) -> tuple[Rows, ...]:
+    def mini_batches(self, lengths: LengthsByCall | None = None) -> tuple[RowIndices, ...]:
         """The same, by the mini-batches of its dealing."""
         source = self.dealing.lengths_of
         known = None if lengths is None or source is None else lengths[source]
         return self.dealing.hands(known)[self.replica]
 
-    def mini_batch_sizes(self, mini_batches: int, lengths: Lengths | None = None) -> tuple[int, ...]:
+    def mini_batch_sizes(self, mini_batches: int, lengths: LengthsByCall | None = None) -> tuple[int, ...]:
         """How many of its rows are in each of so many mini-batches; those of its dealing may be finer."""
         sizes = [len(batch) for batch in self.mini_batches(lengths)]
         if len(sizes) < mini_batches:  # one replica has whole mini-batches
@@ -46,7 +46,7 @@ class Share:
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
-    def surely_within(self, shares: Sequence[Share]) -> bool:
+    def surely_within(self, shares: Sequence[RowShare]) -> bool:
         """Whether some of `shares` together have all its rows, however long rows turn out to be."""
         if any(share == self or share.dealing.whole for share in shares):
             return True
@@ -60,11 +60,11 @@ class Share:
 class Need:
     """What a call reads on one device: these keys of its inputs, for its replica's rows."""
 
-    share: Share
+    share: RowShare
     keys: frozenset[str]
 
 
-def dealing_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Dealing:
+def dealing_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPartition:
     """How a call's rows are dealt: calls on the same rows with the same dp and speeds deal alike, so nothing moves.
 
     All calls on the same rows use the finest mini-batches that any train_step cuts them into, so that inference and
@@ -72,13 +72,13 @@ def dealing_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Dealing:
     """
     call, placement = graph.call(name), plan[name]
     if call.kind == "compute" or placement.strategy.dp == 1:
-        return Dealing(call.num_rows)
+        return RowPartition(call.num_rows)
     origin = origin_of(graph, call)
     kin = [other for other in graph if other.kind != "compute" and _same_rows(graph, call, other)]
     width = math.lcm(*(other.rows_per_item for other in kin))
     finest = math.lcm(*(other.mini_batches for other in kin))
     dealable = call.num_rows % (finest * width) == 0 and call.num_rows // (finest * width) >= placement.strategy.dp
-    return Dealing(
+    return RowPartition(
         call.num_rows,
         replica_speeds(placement, plan.cluster.node_speeds),
         finest if dealable else call.mini_batches,
@@ -115,7 +115,7 @@ def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Devic
     return _needs(_placed(graph, plan, name))
 
 
-def holds(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Share]:
+def holds(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, RowShare]:
     """Whose rows of the call's outputs each device holds once it has run.
 
     generate: every device of the replica. inference: the replica's device of the last pipeline stage with tp
@@ -141,7 +141,7 @@ class _Placed:
 
     call: Call
     placement: Placement
-    dealing: Dealing
+    dealing: RowPartition
     staged: bool
 
 
@@ -158,13 +158,13 @@ def _needs(of: _Placed) -> Mapping[Device, Need]:
     @cache  # devices of one replica and stage need the same
     def need(replica: int, stage: int) -> Need:
         keys = _stage_keys(of.call, stage, of.placement.strategy, every) if of.staged else every
-        return Need(Share(of.dealing, 0 if of.dealing.whole else replica), every & keys)
+        return Need(RowShare(of.dealing, 0 if of.dealing.whole else replica), every & keys)
 
     return MappingProxyType({device: need(at.dp, at.pp) for device, at in _coordinates(of.placement)})
 
 
 @lru_cache(maxsize=256)
-def _holds(of: _Placed) -> Mapping[Device, Share]:
+def _holds(of: _Placed) -> Mapping[Device, RowShare]:
     kind, needed = of.call.kind, _needs(of)
     makers = (
         device

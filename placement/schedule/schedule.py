@@ -242,7 +242,7 @@ def _bits(mask: int) -> Iterator[int]:
         mask ^= low
 
 
-def spare_seconds(schedule: Schedule) -> Mapping[str, float]:
+def slack_seconds(schedule: Schedule) -> Mapping[str, float]:
     """By node id, as long as the order of nodes on each device stays what it is.
 
     A node's latest end is the latest start of whatever waits for it, or comes after it on one of its devices.

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, compiled
-from prefect_rlhf.placement.search.partial.complete import OVERFLOW_FACTOR, Placed, empty_placed, evaluate, fits
+from prefect_rlhf.placement.search.partial.complete import (
+    OVERFLOW_FACTOR,
+    CompletePlan,
+    empty_complete_plan,
+    evaluate,
+    fits,
+)
 from prefect_rlhf.placement.search.problem import Choice, Plan, Problem
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
@@ -32,7 +38,7 @@ def alternatives(problem: Problem, plan: Plan) -> Mapping[str, tuple[Alternative
     return {call.name: _of_call(problem, tables, placed, plan, index) for index, call in enumerate(problem.calls)}
 
 
-def _of_call(problem: Problem, t: Tables, placed: Placed, plan: Plan, index: int) -> tuple[Alternative, ...]:
+def _of_call(problem: Problem, t: Tables, placed: CompletePlan, plan: Plan, index: int) -> tuple[Alternative, ...]:
     call = problem.calls[index]
     kept = plan[call.name]
     others = [choice.mesh for name, choice in plan.items() if name != call.name]
@@ -51,7 +57,7 @@ def _makespan(one: Alternative) -> int:
 
 
 @compiled
-def cost_each(t: Tables, p: Placed, call: int, options: Ints, meshes: Ints, costs: Ints, room: Ints) -> None:
+def cost_each(t: Tables, p: CompletePlan, call: int, options: Ints, meshes: Ints, costs: Ints, room: Ints) -> None:
     """Fill `costs` with makespans and `room` with 1 where no device overflows; leaves the last choice in `p`."""
     for index in range(len(options)):
         p.option[call], p.mesh[call] = options[index], meshes[index]
@@ -70,8 +76,8 @@ def _different(problem: Problem, members: tuple[int, ...], kept: int, others: li
     return list(found.values())
 
 
-def _placed(t: Tables, problem: Problem, plan: Plan) -> Placed:
-    placed = empty_placed(t)
+def _placed(t: Tables, problem: Problem, plan: Plan) -> CompletePlan:
+    placed = empty_complete_plan(t)
     placed.option[:] = [plan[call.name].option for call in problem.calls]
     placed.mesh[:] = [plan[call.name].mesh for call in problem.calls]
     return placed

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.search.compiled import is_compiled
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
 from prefect_rlhf.placement.search.partial.complete import evaluate
-from prefect_rlhf.placement.search.partial.incumbent import Incumbent, Outcome
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.problem import Choice, Problem
 from prefect_rlhf.placement.search.sampling.metropolis import MetropolisHastings
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables, num_waits
@@ -40,7 +40,7 @@ class Search(Protocol):
 
     def init(self, t: Tables) -> Any: ...
     def step(self, t: Tables, state: Any) -> Any: ...
-    def terminate(self, t: Tables, state: Any) -> Outcome | None: ...
+    def terminate(self, t: Tables, state: Any) -> SearchOutcome | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class SearchResult:
     makespan below `lower_bound_seconds`. `binding` says in words what keeps the plan from being faster.
     """
 
-    outcome: Outcome
+    outcome: SearchOutcome
     plan: dict[str, Choice] | None
     makespan_seconds: float
     period_seconds: float
@@ -86,7 +86,7 @@ class SearchResult:
 
     @property
     def proved_optimal(self) -> bool:
-        return self.outcome is Outcome.OPTIMAL
+        return self.outcome is SearchOutcome.OPTIMAL
 
 
 def search(
@@ -139,14 +139,14 @@ class _Limits:
     progress: Callable[[Progress], None] | None
     should_stop: Callable[[], bool] | None
 
-    def reached(self, state: State, elapsed_seconds: float) -> Outcome | None:
+    def reached(self, state: State, elapsed_seconds: float) -> SearchOutcome | None:
         if self.should_stop is not None and self.should_stop():
-            return Outcome.INTERRUPTED
+            return SearchOutcome.INTERRUPTED
         spent = self.max_evaluations is not None and state.evaluations >= self.max_evaluations
-        return Outcome.OUT_OF_BUDGET if spent or elapsed_seconds >= self.budget_seconds else None
+        return SearchOutcome.OUT_OF_BUDGET if spent or elapsed_seconds >= self.budget_seconds else None
 
 
-def _run(solver: Search, tables: Tables, limits: _Limits) -> tuple[Outcome, State, float]:
+def _run(solver: Search, tables: Tables, limits: _Limits) -> tuple[SearchOutcome, State, float]:
     began = time.process_time()
     state = solver.init(tables)
     shown = 0.0
@@ -160,7 +160,7 @@ def _run(solver: Search, tables: Tables, limits: _Limits) -> tuple[Outcome, Stat
                 limits.progress(_progress(state, elapsed))
                 shown = elapsed + PROGRESS_EVERY_SECONDS
     except KeyboardInterrupt:
-        outcome = Outcome.INTERRUPTED
+        outcome = SearchOutcome.INTERRUPTED
     return outcome, state, time.process_time() - began
 
 
@@ -169,7 +169,7 @@ def _progress(state: State, elapsed_seconds: float) -> Progress:
     return Progress(elapsed_seconds, makespan, state.lower_bound_us * MICROSECOND, state.evaluations)
 
 
-def _result(problem: Problem, tables: Tables, state: State, outcome: Outcome, cpu_seconds: float) -> SearchResult:
+def _result(problem: Problem, tables: Tables, state: State, outcome: SearchOutcome, cpu_seconds: float) -> SearchResult:
     best = state.incumbent
     makespan_us = float("inf") if best is None else best.makespan_us
     return SearchResult(

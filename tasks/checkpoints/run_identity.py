@@ -9,7 +9,7 @@ from typing import Any
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 
 
-def problem_of(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
+def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
     """The algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
     Where models are stored is not part of it, nor is the plan. How often a checkpoint is written is, with staleness:

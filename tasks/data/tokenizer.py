@@ -9,8 +9,8 @@ from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
 
-Message = Mapping[str, str]  # role and content
-Prompt = str | Sequence[Message]
+ChatMessage = Mapping[str, str]  # role and content
+Prompt = str | Sequence[ChatMessage]
 
 
 @lru_cache(maxsize=4)  # loading one takes longer than all it does in a step

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
@@ -122,12 +122,12 @@ class Bench:
     def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
         """A copy on each rank; without CUDA graphs, whose replays nobody sees pass through layers."""
 
-        def order(rank: int) -> tuple[BuildOrder]:
+        def order(rank: int) -> tuple[BuildCommand]:
             model = self.model if engine == "megatron" and role == "model" else replace(self.model, optimizer=None)
             instance = self.instance(rank, engine, role)
             layout = layout_of(instance, model, self.lease)
             length = sizes.lengths[-1] + STEPS
-            return (BuildOrder(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=False),)
+            return (BuildCommand(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=False),)
 
         self.each("build", order)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from prefect_rlhf.engines.commands import MoveWeightsOrder, Report
+from prefect_rlhf.engines.commands import MoveWeightsCommand, RankReport
 from prefect_rlhf.engines.profiling.profiling_rank import STEPS
 from prefect_rlhf.placement.cost.hardware import Links
-from prefect_rlhf.placement.cost.profile import Measurement, Piece, Profile, Subject
+from prefect_rlhf.placement.cost.profile import Measurement, ModelPiece, Profile, Subject
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.errors import InvalidInput
@@ -40,7 +40,7 @@ def check_sizes(subject: Subject, sizes: Sizes) -> None:
 def measure(subject: Subject, sizes: Sizes, say: Say) -> Profile:
     """Time everything; minutes. Raises what ranks raise, and InvalidInput for sizes that the model has not."""
     check_sizes(subject, sizes)
-    found, counted = Findings(), Counted(say, number_of_measurements(subject, sizes))
+    found, counted = Findings(), CountedSteps(say, number_of_measurements(subject, sizes))
     for tp in sizes.tensor_parallel:
         with bench(subject, part_of(subject.shape, tp, subject.dtype), sizes, counted) as on:
             if tp == min(sizes.tensor_parallel):
@@ -59,7 +59,7 @@ def number_of_measurements(subject: Subject, sizes: Sizes) -> int:
 
 
 @dataclass(slots=True)
-class Counted:
+class CountedSteps:
     """Numbers the measurements."""
 
     say: Say
@@ -89,7 +89,7 @@ class Findings:
     latency: float = 0.0
 
     def keep(
-        self, piece: Piece, tp: int, rows: int, length: int, seconds: float, engine: EngineKind = "megatron"
+        self, piece: ModelPiece, tp: int, rows: int, length: int, seconds: float, engine: EngineKind = "megatron"
     ) -> None:
         """One measurement; a difference of two may come out below nothing."""
         self.measurements.append(Measurement(piece, tp, rows, length, max(0.0, seconds), engine))
@@ -118,7 +118,7 @@ class Findings:
 
 def time_layers(on: Bench, tp: int, sizes: Sizes, found: Findings) -> None:
     """Forward, backward, head, decoding and choice of tokens at every size."""
-    heads: dict[tuple[Piece, int], list[float]] = defaultdict(list)
+    heads: dict[tuple[ModelPiece, int], list[float]] = defaultdict(list)
     samples: dict[tuple[EngineKind, int], list[float]] = defaultdict(list)
     for length in sizes.lengths:
         for rows in sizes.rows:
@@ -132,7 +132,7 @@ def time_layers(on: Bench, tp: int, sizes: Sizes, found: Findings) -> None:
 
 
 def _time_training(
-    on: Bench, tp: int, rows: int, length: int, found: Findings, heads: dict[tuple[Piece, int], list[float]]
+    on: Bench, tp: int, rows: int, length: int, found: Findings, heads: dict[tuple[ModelPiece, int], list[float]]
 ) -> None:
     """A train_step's forward keeps more for the backward than another does; the backward counts what that takes."""
     layers, tokens = on.model.shape.num_layers, rows * (length // 2)
@@ -194,14 +194,14 @@ def _time_pairs(on: Bench, num_bytes: int, elements: int, found: Findings) -> No
     _keep_moves(moved[1::2], num_bytes, elements, "node", found)
 
 
-def _move(on: Bench, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsOrder:
+def _move(on: Bench, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsCommand:
     """From a rank's trained copy to another copy."""
     trained, read = on.instance(source, "megatron"), on.instance(target, engine, role)
     source_layout, target_layout = (layout_of(instance, on.model, on.lease) for instance in (trained, read))
-    return MoveWeightsOrder(trained, read, 0, source_layout, target_layout, on.lease.devices())
+    return MoveWeightsCommand(trained, read, 0, source_layout, target_layout, on.lease.devices())
 
 
-def _keep_moves(reports: Iterable[Report], num_bytes: int, elements: int, link: str, found: Findings) -> None:
+def _keep_moves(reports: Iterable[RankReport], num_bytes: int, elements: int, link: str, found: Findings) -> None:
     for report in reports:
         found.bandwidths[link].append(num_bytes / (report.seconds - report.fingerprint_seconds))
         if report.fingerprint_seconds:

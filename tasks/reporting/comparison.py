@@ -9,14 +9,14 @@ from statistics import median
 
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.placement.schedule.schedule import steady_seconds
-from prefect_rlhf.tasks.running.journal import Span
+from prefect_rlhf.tasks.running.journal import TaskRunSpan
 
 WHOLE_STEP = "step"
 ORCHESTRATION = "orchestration of a task run"
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class NodeComparison:
     """One node of every step, or the whole step.
 
     `measured_seconds` is the median over steps of what its slowest rank worked; `wall_seconds` that of how long it held
@@ -37,7 +37,7 @@ class Compared:
         )
 
 
-def compare(predicted: Prediction, spans: Sequence[Span]) -> list[Compared]:
+def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeComparison]:
     """A row for each node of a step in the order in which they began; then orchestration, and the step: steady state.
 
     The first step is left out where others train, too, since it builds and compiles what later ones reuse.
@@ -47,12 +47,12 @@ def compare(predicted: Prediction, spans: Sequence[Span]) -> list[Compared]:
     trained = sorted({span.step for span in spans if span.kind == "train_step"})
     later = [span for span in spans if span.step > trained[0]] if len(trained) > 1 else list(spans)
     seconds = seconds_by_subject(predicted)
-    runs: dict[str, list[Span]] = defaultdict(list)
+    runs: dict[str, list[TaskRunSpan]] = defaultdict(list)
     for span in sorted(later, key=lambda span: span.start):
         runs[subject_of(span.node)].append(span)
     rows = [_compared(subject, of_subject, seconds.get(subject)) for subject, of_subject in runs.items()]
     added = orchestration_seconds(predicted, later)
-    beyond = Compared(ORCHESTRATION, len(later), predicted.orchestration_seconds, added, added)
+    beyond = NodeComparison(ORCHESTRATION, len(later), predicted.orchestration_seconds, added, added)
     return [*rows, beyond, _whole_step(predicted, spans)]
 
 
@@ -73,7 +73,7 @@ def subject_of(node: str) -> str:
     return node.rpartition("@")[0]
 
 
-def orchestration_seconds(predicted: Prediction, spans: Sequence[Span]) -> float:
+def orchestration_seconds(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> float:
     """What the controller added to a task run, the median: from when nothing held it up to its end, less its work.
 
     What holds a node up are the nodes that it waits for, and those that had its devices before.
@@ -93,28 +93,28 @@ def orchestration_seconds(predicted: Prediction, spans: Sequence[Span]) -> float
     return median(added) if added else 0.0
 
 
-def step_ends(spans: Sequence[Span]) -> list[float]:
+def step_ends(spans: Sequence[TaskRunSpan]) -> list[float]:
     """When each step that trains ended, from the start of the first node: as a schedule counts them."""
     begin = min(span.start for span in spans)
     trained = {span.step for span in spans if span.kind == "train_step"}
     return [max(span.end for span in spans if span.step == step) - begin for step in sorted(trained)]
 
 
-def comparison_rows(rows: Iterable[Compared]) -> list[dict[str, str]]:
+def comparison_rows(rows: Iterable[NodeComparison]) -> list[dict[str, str]]:
     """For a table; the orders say which node takes the longest, by the prediction and by the clock."""
     rows = list(rows)
     nodes = [
         row for row in rows if row.subject not in (WHOLE_STEP, ORCHESTRATION) and row.predicted_seconds is not None
     ]
-    predicted = order({row.subject: row.predicted_seconds or 0.0 for row in nodes})
-    measured = order({row.subject: row.measured_seconds for row in nodes})
+    predicted = ranking({row.subject: row.predicted_seconds or 0.0 for row in nodes})
+    measured = ranking({row.subject: row.measured_seconds for row in nodes})
     return [
         {
             "node": row.subject,
-            "predicted s": shown(row.predicted_seconds),
-            "measured s": shown(row.measured_seconds),
-            "ratio": shown(row.ratio),
-            "with orchestration s": shown(row.wall_seconds),
+            "predicted s": format_seconds(row.predicted_seconds),
+            "measured s": format_seconds(row.measured_seconds),
+            "ratio": format_seconds(row.ratio),
+            "with orchestration s": format_seconds(row.wall_seconds),
             "predicted order": str(predicted.get(row.subject, "")),
             "measured order": str(measured.get(row.subject, "")),
         }
@@ -122,7 +122,7 @@ def comparison_rows(rows: Iterable[Compared]) -> list[dict[str, str]]:
     ]
 
 
-def order(seconds: Mapping[str, float], longest_first: bool = True) -> dict[str, int]:
+def ranking(seconds: Mapping[str, float], longest_first: bool = True) -> dict[str, int]:
     """The place of each subject, from 1.
 
     >>> order({"a": 1.0, "b": 3.0, "c": 2.0})
@@ -132,17 +132,17 @@ def order(seconds: Mapping[str, float], longest_first: bool = True) -> dict[str,
     return {subject: place for place, subject in enumerate(placed, start=1)}
 
 
-def shown(value: float | None) -> str:
+def format_seconds(value: float | None) -> str:
     """Three digits, or nothing."""
     return "" if value is None else f"{value:.3g}"
 
 
-def _compared(subject: str, spans: Sequence[Span], predicted: float | None) -> Compared:
+def _compared(subject: str, spans: Sequence[TaskRunSpan], predicted: float | None) -> NodeComparison:
     worked, held = median(span.seconds for span in spans), median(span.end - span.start for span in spans)
-    return Compared(subject, len(spans), predicted, worked, held)
+    return NodeComparison(subject, len(spans), predicted, worked, held)
 
 
-def _whole_step(predicted: Prediction, spans: Sequence[Span]) -> Compared:
+def _whole_step(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> NodeComparison:
     ends = step_ends(spans)
     measured = steady_seconds(ends)
-    return Compared(WHOLE_STEP, len(ends), predicted.seconds_per_step, measured, measured)
+    return NodeComparison(WHOLE_STEP, len(ends), predicted.seconds_per_step, measured, measured)

@@ -26,8 +26,8 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.publish import publish
-from prefect_rlhf.tasks.running.journal import Journal, Span
-from prefect_rlhf.tasks.running.outcome import Outcome
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
@@ -36,7 +36,7 @@ STEPS_SHOWN = 3  # in the timeline: enough to see what repeats and what overlaps
 STEPS_COMPARED = 10  # of the newest
 
 
-class Report:
+class RunReport:
     """Publishes artifacts of the current flow run. A server that does not answer costs a picture, never the run."""
 
     def __init__(self, augmented: AugmentedGraph, lease: Lease, predicted: Prediction | None = None) -> None:
@@ -78,7 +78,7 @@ class Report:
         self._metrics = self._journal.carry_over(checkpoint.folder.parent.parent, checkpoint.step)
         self._log.info("carried over the metrics of %d steps", len(self._metrics))
 
-    def built(self, instance: ModelInstance, outcome: Outcome) -> None:
+    def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
         """A model is on its devices."""
         gib = max(outcome.device_bytes.values()) / (1 << 30)
         self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
@@ -129,14 +129,14 @@ def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:
     return [{name: f"{value:.4g}" for name, value in step.items()} for step in reversed(steps[-ROWS_SHOWN:])]
 
 
-def timeline_markdown(spans: tuple[Span, ...]) -> str:
+def timeline_markdown(spans: tuple[TaskRunSpan, ...]) -> str:
     """Task runs as a picture, one lane a device, in a form that Prefect's pages show."""
     bars = [Bar(_title(span), span.kind, span.devices, span.start, span.end) for span in spans]
     steps = [span.step for span in spans]
     return f"Steps {min(steps)} to {max(steps)}\n\n{picture(timeline_svg(bars))}"
 
 
-def _title(span: Span) -> str:
+def _title(span: TaskRunSpan) -> str:
     """The task run's; with what was predicted, which then shows on hovering beside what was measured."""
     return span.title if span.predicted_seconds is None else f"{span.title} · predicted {span.predicted_seconds:.3g} s"
 

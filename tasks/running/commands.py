@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-from prefect_rlhf.engines.commands import CallOrder
+from prefect_rlhf.engines.commands import CallCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import Call
@@ -18,7 +18,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling
 
 
-def call_orders(run: TrainingRun, node: Node, known: StepRows) -> dict[int, CallOrder]:
+def call_commands(run: TrainingRun, node: Node, known: StepRows) -> dict[int, CallCommand]:
     """What each rank of a call is told: the same call, each with its replica's rows and its stage's keys."""
     call, placement = node.call, node.placement
     assert call is not None and placement is not None  # every call node has both
@@ -37,10 +37,10 @@ def call_orders(run: TrainingRun, node: Node, known: StepRows) -> dict[int, Call
         **operation_fields(call, placement.micro_batches),
     }
     lengths = known.lengths_for(call, node.step)
-    orders: dict[int, CallOrder] = {}
+    orders: dict[int, CallCommand] = {}
     for device, need in known.needs[call.name].items():
         rank, rows = run.rank(device), need.share.rows(known.lengths(node.step))
-        orders[rank] = order = CallOrder(
+        orders[rank] = order = CallCommand(
             **shared,
             rows=rows,
             row_ids=tuple(ids[row] for row in rows),
@@ -56,7 +56,7 @@ def call_orders(run: TrainingRun, node: Node, known: StepRows) -> dict[int, Call
 
 @lru_cache(maxsize=64)  # the same in every step
 def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
-    """The fields of a CallOrder that say what to run, from the call's operation."""
+    """The fields of a CallCommand that say what to run, from the call's operation."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         return {"sampling": sampling, "samples_per_prompt": call.samples_per_prompt}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.commands import BuildOrder, MoveWeightsOrder, Report, Restore, TransferOrder
+from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport, Restore, TransferCommand
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
@@ -18,9 +18,9 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout, layout_of
 from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_parts, trained_instance
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, keep_newest
-from prefect_rlhf.tasks.checkpoints.run_identity import problem_of
-from prefect_rlhf.tasks.running.commands import call_orders
-from prefect_rlhf.tasks.running.outcome import Outcome
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
+from prefect_rlhf.tasks.running.commands import call_commands
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -35,7 +35,7 @@ class Dispatcher:
         self.rows = StepRows(run)
         self._layouts: dict[ModelInstance, Layout] = {}
 
-    def build(self, on_built: Callable[[ModelInstance, Outcome], None]) -> None:
+    def build(self, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> None:
         """Open the datasets and build every model instance; copies of one role must hold the same version 0.
 
         A run that goes on from a checkpoint checks all of that before it builds anything.
@@ -51,34 +51,34 @@ class Dispatcher:
             if instance in offloaded:
                 away = (instance, offloaded[instance])
                 self._call("offload", dict.fromkeys(order.ranks, away), f"offload {instance.name}")
-            on_built(instance, Outcome.of(reports))
+            on_built(instance, NodeOutcome.of(reports))
         self._restore_states()
 
-    def execute(self, node: Node) -> Outcome:
+    def execute(self, node: Node) -> NodeOutcome:
         """Run one node on its ranks. Raises what the ranks raise; StaleWeights when weights are not their version."""
         match node.kind:
             case "transfer":
-                return Outcome.of(self._transfer(node))
+                return NodeOutcome.of(self._transfer(node))
             case "reallocate":
-                return Outcome.of(self._reallocate(node))
+                return NodeOutcome.of(self._reallocate(node))
             case "offload" | "reload":
-                return Outcome.of(self._move_between_host_and_device(node))
+                return NodeOutcome.of(self._move_between_host_and_device(node))
             case "checkpoint":
-                return Outcome.of(self._checkpoint(node))
+                return NodeOutcome.of(self._checkpoint(node))
             case "commit":
                 return self._commit(node)
             case "export":
-                return Outcome.of(self._export(node))
+                return NodeOutcome.of(self._export(node))
             case _:
-                return Outcome.of(self._run_call(node))
+                return NodeOutcome.of(self._run_call(node))
 
     def finish_step(self, step: int) -> None:
         """Forget what was known of a step whose nodes have all ended; its rows are free already."""
         self.rows.finish(step)
 
-    def _run_call(self, node: Node) -> dict[int, Report]:
+    def _run_call(self, node: Node) -> dict[int, RankReport]:
         assert node.call is not None and node.placement is not None  # every call node has both
-        orders = call_orders(self.run, node, self.rows)
+        orders = call_commands(self.run, node, self.rows)
         reports = self._call(node.kind, {rank: (order,) for rank, order in orders.items()}, node.title)
         if node.kind == "generate":
             self.rows.generated(node, reports)
@@ -87,15 +87,15 @@ class Dispatcher:
             self._settle(node.instance, node.writes, reports)
         return reports
 
-    def _transfer(self, node: Node) -> dict[int, Report]:
+    def _transfer(self, node: Node) -> dict[int, RankReport]:
         transfers, frees = self.rows.transfers(node), self.rows.take_frees(node)
         ranks = {self.run.rank(device) for device in node.devices}
-        orders = {rank: (TransferOrder(node.step, transfers, frees.get(rank, ())),) for rank in ranks}
+        orders = {rank: (TransferCommand(node.step, transfers, frees.get(rank, ())),) for rank in ranks}
         return self._call("transfer", orders, node.title)
 
-    def _reallocate(self, node: Node) -> dict[int, Report]:
+    def _reallocate(self, node: Node) -> dict[int, RankReport]:
         assert node.source is not None and node.target is not None and node.reads is not None  # set for this kind
-        order = MoveWeightsOrder(
+        order = MoveWeightsCommand(
             node.source,
             node.target,
             node.reads,
@@ -108,7 +108,7 @@ class Dispatcher:
         self._settle(node.target, node.reads, reports)
         return reports
 
-    def _move_between_host_and_device(self, node: Node) -> dict[int, Report]:
+    def _move_between_host_and_device(self, node: Node) -> dict[int, RankReport]:
         assert node.instance is not None  # set for both kinds
         ranks = self.run.ranks(node.instance)
         reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance, node.part)), node.title, "host_link")
@@ -116,7 +116,7 @@ class Dispatcher:
             self._settle(node.instance, node.reads, reports)
         return reports
 
-    def _export(self, node: Node) -> dict[int, Report]:
+    def _export(self, node: Node) -> dict[int, RankReport]:
         """Write `run_dir/<role>`, a Hugging Face folder; the ranks write, nothing passes through here."""
         instance = node.instance
         assert instance is not None  # set for this kind
@@ -124,7 +124,7 @@ class Dispatcher:
         arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
         return self._call("export", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
-    def _checkpoint(self, node: Node) -> dict[int, Report]:
+    def _checkpoint(self, node: Node) -> dict[int, RankReport]:
         """Write a role's shards beside the last checkpoint."""
         instance = node.instance
         assert instance is not None and node.reads is not None  # set for this kind
@@ -132,7 +132,7 @@ class Dispatcher:
         arguments = (instance, node.reads, folder)
         return self._call("checkpoint", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 
-    def _commit(self, node: Node) -> Outcome:
+    def _commit(self, node: Node) -> NodeOutcome:
         """Add what is small and rename; then throw away what is too old."""
         began, run, version = time.perf_counter(), self.run, node.step + 1
         versions = {m.role: version if self._graph.trained_by(m.role) else 0 for m in self._graph.models}
@@ -141,13 +141,13 @@ class Dispatcher:
         ranks = {run.rank(device) for device in node.devices}
         held = self._call("states", dict.fromkeys(ranks, (names,)), node.title) if ranks else {}
         states = {name: state for found in held.values() for name, state in found.items()}
-        problem = problem_of(self._graph, run.seed, run.checkpoint_every)
+        problem = run_identity(self._graph, run.seed, run.checkpoint_every)
         try:
             finish(run.augmented, run.run_dir, version, problem, fingerprints, states)
             keep_newest(run.run_dir, run.keep_checkpoints)
         except OSError as error:
             raise RlhfError(f"{node.title}: {error}") from error
-        return Outcome(time.perf_counter() - began, fingerprint_seconds=0.0, bytes_moved=0, num_tokens=0)
+        return NodeOutcome(time.perf_counter() - began, fingerprint_seconds=0.0, bytes_moved=0, num_tokens=0)
 
     def _check_checkpoint(self) -> None:
         """Hold every shard against its checksums, each on one of the ranks, and learn what the weights must be."""
@@ -167,7 +167,7 @@ class Dispatcher:
             rank = self.run.rank(self._plan[name].mesh.devices()[0])  # a computation has one device
             self._call("restore_states", {rank: ({name: state},)}, f"restore the state of {name}")
 
-    def _settle_built(self, order: BuildOrder, reports: Mapping[int, Report]) -> None:
+    def _settle_built(self, order: BuildCommand, reports: Mapping[int, RankReport]) -> None:
         """Raises InvalidInput when a frozen role's weights are not those that the run to go on had."""
         instance, checkpoint = order.instance, self.run.checkpoint
         try:
@@ -178,19 +178,19 @@ class Dispatcher:
             seen = f"a checkpoint of a run with other weights of {instance.role}"
             raise InvalidInput("resume_from", seen, f"those in {order.model.path}, as in this run") from error
 
-    def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, Report]) -> None:
+    def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, RankReport]) -> None:
         """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
         ranks = self.run.ranks(instance)
         digests = {rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest}
         self.fingerprints.settle(instance, version, digests, self._layout(instance))
 
-    def _build_order(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildOrder:
+    def _build_order(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildCommand:
         model, restore = self._graph.model(instance.role), None
         if instance != trained_instance(self._graph, self._plan, instance.role):
             model = replace(model, optimizer=None)  # a copy that is only read needs no gradients and no optimizer
         elif self.run.checkpoint is not None:
             restore = Restore(self.run.checkpoint.folder / instance.role, self.run.checkpoint.step)
-        return BuildOrder(
+        return BuildCommand(
             model=model,
             instance=instance,
             ranks=self.run.ranks(instance),

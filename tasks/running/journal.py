@@ -16,7 +16,7 @@ MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TaskRunSpan:
     """One task run as it happened. `start` and `end` are Unix seconds of the controller's clock.
 
     `seconds` is the longest time a rank worked on it, by the rank's own clock; what is beyond is orchestration.
@@ -53,7 +53,7 @@ class Journal:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
         self._predicted_seconds = predicted_seconds  # of a node, by its id
-        self._by_step: dict[int, list[Span]] = defaultdict(list)
+        self._by_step: dict[int, list[TaskRunSpan]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def keep(self, name: str, text: str) -> None:
@@ -71,13 +71,13 @@ class Journal:
             _append(self.run_dir / "metrics.jsonl", values)
         return steps
 
-    def last_steps(self, number: int) -> tuple[Span, ...]:
+    def last_steps(self, number: int) -> tuple[TaskRunSpan, ...]:
         """The task runs of the newest steps so far."""
         with self._lock:
             steps = sorted(self._by_step)[-number:]
             return tuple(span for step in steps for span in self._by_step[step])
 
-    def record(self, span: Span) -> None:
+    def record(self, span: TaskRunSpan) -> None:
         """Keep a finished task run, with its predicted seconds beside the measured ones."""
         span = replace(span, predicted_seconds=self._predicted_seconds(span.node))
         with self._lock:
@@ -92,26 +92,26 @@ class Journal:
         return metrics
 
 
-def read_spans(run_dir: Path) -> tuple[Span, ...]:
+def read_spans(run_dir: Path) -> tuple[TaskRunSpan, ...]:
     """What `record` wrote into a run's folder."""
     lines = (run_dir / "task_runs.jsonl").read_text(encoding="utf-8").splitlines()
     values = (json.loads(line) for line in lines)
-    return tuple(Span(**{**value, "devices": tuple(value["devices"])}) for value in values)
+    return tuple(TaskRunSpan(**{**value, "devices": tuple(value["devices"])}) for value in values)
 
 
-def step_metrics(spans: Sequence[Span]) -> dict[str, float]:
+def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
     """All metrics of one step's task runs, with `seconds` and the shares of it outside of model function calls."""
     metrics = {f"{span.call}.{name}": value for span in spans for name, value in span.metrics.items()}
     return metrics | time_shares(spans)
 
 
-def time_shares(spans: Sequence[Span]) -> dict[str, float]:
+def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
     """Wall seconds that `spans` cover, and which share of them no rank spent in a model function call.
 
     `orchestration_share` is everything else, injected nodes and computations included; `fingerprint_share` is the time
     spent on weight fingerprints, wherever it was.
 
-    >>> call = Span("a", "", "generate", "a", 0, "", "", (), start=0.0, end=10.0, seconds=9.0)
+    >>> call = TaskRunSpan("a", "", "generate", "a", 0, "", "", (), start=0.0, end=10.0, seconds=9.0)
     >>> time_shares([call])["orchestration_share"]
     0.1
     """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from prefect_rlhf.engines.commands import Report
+from prefect_rlhf.engines.commands import RankReport
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class NodeOutcome:
     """A node's reports as one: the slowest rank's seconds, the sum of bytes and tokens, the first rank's metrics.
 
     `peak_extra_bytes` is that of the rank that staged most.
@@ -26,7 +26,7 @@ class Outcome:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, reports: Mapping[int, Report]) -> Outcome:
+    def of(cls, reports: Mapping[int, RankReport]) -> NodeOutcome:
         first = next((report.metrics for _, report in sorted(reports.items()) if report.metrics), {})
         return cls(
             seconds=max(report.seconds for report in reports.values()),

@@ -25,8 +25,8 @@ from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from prefect_rlhf.tasks.running.journal import Journal, Span
-from prefect_rlhf.tasks.running.outcome import Outcome
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -38,7 +38,7 @@ class GraphRunner:
 
     def __init__(self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, steps_per_group: int) -> None:
         self.run, self.dispatcher, self.journal = run, dispatcher, journal
-        self._groups = [Group(nodes) for nodes in run.augmented.in_groups(steps_per_group)]
+        self._groups = [StepGroup(nodes) for nodes in run.augmented.in_groups(steps_per_group)]
         self._order = {node.id: index for index, node in enumerate(run.augmented.nodes)}
         self._left = Counter(node.step for node in run.augmented.nodes)
         self._futures: dict[str, PrefectFuture[Any]] = {}
@@ -76,7 +76,7 @@ class GraphRunner:
         for future in running:
             future.result()
 
-    def _run_group(self, group: Group) -> None:
+    def _run_group(self, group: StepGroup) -> None:
         flow = Flow(
             lambda: self._submit(group),
             name="rlhf-steps",
@@ -92,7 +92,7 @@ class GraphRunner:
         except Exception as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
             self._fail(error)
 
-    def _submit(self, group: Group) -> State[Any] | None:
+    def _submit(self, group: StepGroup) -> State[Any] | None:
         futures = [self._submit_node(node) for node in group.nodes]
         group.submitted.set()
         for future in futures:
@@ -157,8 +157,8 @@ class GraphRunner:
             group.give_up()
 
 
-def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, outcome: Outcome) -> Span:
-    return Span(
+def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, outcome: NodeOutcome) -> TaskRunSpan:
+    return TaskRunSpan(
         node=node.id,
         title=node.title,
         kind=node.kind,
@@ -183,7 +183,7 @@ def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, 
     )
 
 
-class Group:
+class StepGroup:
     """Nodes that are shown as one subflow run, and how far they are."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:

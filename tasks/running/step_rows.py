@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 
-from prefect_rlhf.engines.commands import Report, RowTransfer
+from prefect_rlhf.engines.commands import RankReport, RowTransfer
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey, row_uses, use_counts
 from prefect_rlhf.placement.graph import Call
@@ -46,7 +46,7 @@ class StepRows:
         known = knows_lengths(self._graph, call)
         return self.lengths(step)[origin_of(self._graph, call)] if known else None
 
-    def generated(self, node: Node, reports: Mapping[int, Report]) -> None:
+    def generated(self, node: Node, reports: Mapping[int, RankReport]) -> None:
         """Note the lengths of the rows that a generate made."""
         assert node.call is not None  # a generate
         found = [0] * node.call.num_rows

@@ -11,7 +11,7 @@ from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
-from prefect_rlhf.tasks.running.outcome import Outcome
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.runner import GraphRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -19,7 +19,7 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 class Audience(Protocol):
     """Who is told how the run goes."""
 
-    def built(self, instance: ModelInstance, outcome: Outcome) -> None: ...
+    def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
 
     def step_ended(self, metrics: Mapping[str, float]) -> None: ...
 

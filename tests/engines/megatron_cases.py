@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import LossTerms, Sequences, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
@@ -97,7 +97,7 @@ class Case:
     def build(self, rank: int) -> MegatronEngine:
         strategy = Strategy(self.dp, self.tp, self.pp)
         instance = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 1), strategy)
-        return MegatronEngine(BuildOrder(self.spec(), instance, self.ranks, Layout({}, {}), 128, 64), rank)
+        return MegatronEngine(BuildCommand(self.spec(), instance, self.ranks, Layout({}, {}), 128, 64), rank)
 
     def replica(self, rank: int) -> int:
         return Strategy(self.dp, self.tp, self.pp).coordinates()[self.ranks.index(rank)].dp

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from prefect_rlhf.engines.commands import BuildOrder
+from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.placement.layout.layout import Layout, vllm_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -51,13 +51,13 @@ def make_order(
     tied: bool = True,
     dtype: str = "float32",
     head: str = "lm",
-) -> BuildOrder:
+) -> BuildCommand:
     shape = TransformerShape(128, 256, 4, 4, 2, 32, 512, 512, 10000.0, 1e-5, tied)
     model = ModelSpec("actor", folder, head, shape, dtype)
     strategy = Strategy(dp, tp, pp)
     instance = ModelInstance("actor", "vllm", DeviceMesh(0, 1, 0, len(ranks)), strategy)
     layout = vllm_layout(model, strategy, ranks) if pp == 1 else Layout({}, {})
-    return BuildOrder(model, instance, ranks, layout, MAX_LENGTH, max_rows=64)
+    return BuildCommand(model, instance, ranks, layout, MAX_LENGTH, max_rows=64)
 
 
 def make_prompts(count: int, shortest: int = 3, longest: int = 40) -> list[list[int]]:

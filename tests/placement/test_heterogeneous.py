@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware, Network, relative_speeds
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware, Network, relative_speeds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import placed_cost, replica_works
@@ -25,7 +25,7 @@ from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.candidates import candidates
-from prefect_rlhf.placement.planner.mesh_line import MeshLine
+from prefect_rlhf.placement.planner.mesh_space import MeshSpace
 from prefect_rlhf.placement.planner.plan_problem import all_candidates
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Planner
@@ -36,7 +36,7 @@ from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, SMOLLM2, model, on, plans, ppo, remax
 
 ETHERNET = Network("ethernet-200", 25e9)
-A100, V100 = (Hardware(DEVICE_KINDS[kind], 8, ETHERNET) for kind in ("a100-80", "v100-32"))
+A100, V100 = (Hardware(DATASHEETS[kind], 8, ETHERNET) for kind in ("a100-80", "v100-32"))
 ALONE = ClusterShape("alone", 1, 8, 80 * GIB)
 BOTH = ClusterShape("both", 2, 8, 32 * GIB, relative_speeds((A100, V100)), (80 * GIB, 32 * GIB))
 SOURCES = {ALONE: CostSources((replace(A100, network=None),)), BOTH: CostSources((A100, V100))}
@@ -98,10 +98,10 @@ def test_each_device_is_certified_by_its_own_memory(node, fits):
 
 
 def test_meshes_of_other_kinds_are_of_other_classes():
-    line = MeshLine.of(BOTH, BOTH.whole, SOURCES[BOTH])
+    line = MeshSpace.of(BOTH, BOTH.whole, SOURCES[BOTH])
     nodes_of = [{line.meshes[index].first_node for index in members} for members in line.classes]
     assert sorted(map(sorted, nodes_of)) == [[0]] * 5 + [[1]] * 4  # 1, 2, 4, 8 devices of each; both nodes begin at 0
-    same = MeshLine.of(replace(BOTH, node_speeds=(), node_memory_bytes=()), BOTH.whole, CostSources((A100, A100)))
+    same = MeshSpace.of(replace(BOTH, node_speeds=(), node_memory_bytes=()), BOTH.whole, CostSources((A100, A100)))
     assert len(same.classes) == 5
 
 

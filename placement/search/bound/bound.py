@@ -14,7 +14,7 @@ tests/placement/search/test_bound.py holds all of this against every plan of ran
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.search.bound.cycles import loop_bound
+from prefect_rlhf.placement.search.bound.cycles import cycle_bound
 from prefect_rlhf.placement.search.bound.exclusive_work import heaviest_work, rounded_up
 from prefect_rlhf.placement.search.bound.precedence import exclude_always, fill_order
 from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, Scratch
@@ -133,7 +133,7 @@ def bound_of(t: Tables, us: Ints, area: Ints, gone: int, overlap: Ints, s: Scrat
     best = number = 0
     lag = t.anchor_lag[0]
     while best < enough and number < len(t.anchor):
-        best = max(best, loop_bound(t, us, area, s, nodes, number, lag, explain, best))
+        best = max(best, cycle_bound(t, us, area, s, nodes, number, lag, explain, best))
         if lag > 1:
             lag = 1
         else:

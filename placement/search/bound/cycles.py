@@ -17,7 +17,7 @@ from prefect_rlhf.placement.search.tables.tables import Tables
 
 
 @inner
-def loop_bound(
+def cycle_bound(
     t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, lag: int, explain: Ints, best: int
 ) -> int:
     """Microseconds until all iterations have ended, for one anchor; `nodes` take time."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS
 from prefect_rlhf.placement.search.exact.search_state import INFINITE
-from prefect_rlhf.placement.search.partial.complete import Placed
+from prefect_rlhf.placement.search.partial.complete import CompletePlan
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.problem import PlannedCall, Problem
@@ -25,7 +25,7 @@ def binding_term(problem: Problem, t: Tables, incumbent: Incumbent | None) -> st
     return last if not kept | fitting or loop == last else f"{loop}; in the last iteration {last}"
 
 
-def _partial(t: Tables, placed: Placed) -> Partial:
+def _partial(t: Tables, placed: CompletePlan) -> Partial:
     partial = empty_partial(t)
     partial.option[:] = placed.option
     for first in range(t.num_calls):

@@ -7,13 +7,13 @@ calls have the earlier groups, or lie alike to all calls before and earlier to t
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.compiled import inner, lowest
-from prefect_rlhf.placement.search.exact.search_state import GROUP, OPTION, Round
+from prefect_rlhf.placement.search.exact.search_state import GROUP, OPTION, SearchState
 from prefect_rlhf.placement.search.partial.partial import relate
 from prefect_rlhf.placement.search.tables.tables import EQUAL, UNDECIDED, Tables
 
 
 @inner
-def next_alternative(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
+def next_alternative(t: Tables, r: SearchState, level: int, call: int, other: int) -> bool:
     """Take the next alternative of a level. With none left, undecide it and return False."""
     if other == GROUP:
         return next_group(t, r, level, call)
@@ -29,7 +29,7 @@ def next_alternative(t: Tables, r: Round, level: int, call: int, other: int) -> 
 
 
 @inner
-def next_group(t: Tables, r: Round, level: int, call: int) -> bool:
+def next_group(t: Tables, r: SearchState, level: int, call: int) -> bool:
     """The next group whose class of meshes is in the call's domain."""
     p = r.partial
     domain = p.domain[p.depth[0]]
@@ -46,7 +46,7 @@ def next_group(t: Tables, r: Round, level: int, call: int) -> bool:
 
 
 @inner
-def next_option(t: Tables, r: Round, level: int, call: int) -> bool:
+def next_option(t: Tables, r: SearchState, level: int, call: int) -> bool:
     """The next option of the call's group; with none left, the group stands for its options again."""
     at = t.option_start[call] + r.group[call]
     r.cursor[level] += 1
@@ -58,7 +58,7 @@ def next_option(t: Tables, r: Round, level: int, call: int) -> bool:
 
 
 @inner
-def is_first_of_alike(t: Tables, r: Round, call: int, group: int) -> bool:
+def is_first_of_alike(t: Tables, r: SearchState, call: int, group: int) -> bool:
     """Whether no earlier call that can change places with this one has a later group."""
     earlier = r.not_before[call]
     while earlier:
@@ -70,7 +70,7 @@ def is_first_of_alike(t: Tables, r: Round, call: int, group: int) -> bool:
 
 
 @inner
-def relation_is_first_of_alike(r: Round, level: int, call: int, other: int) -> bool:
+def relation_is_first_of_alike(r: SearchState, level: int, call: int, other: int) -> bool:
     """Whether no earlier call that can change places with this one, of the same group, lies later to those before."""
     p = r.partial
     earlier = r.not_before[call]
@@ -85,7 +85,7 @@ def relation_is_first_of_alike(r: Round, level: int, call: int, other: int) -> b
 
 
 @inner
-def same_before(r: Round, level: int, first: int, second: int) -> bool:
+def same_before(r: SearchState, level: int, first: int, second: int) -> bool:
     """Whether two calls lie alike to all calls before both of which that has been decided before this level."""
     at = level - 1
     while r.level_other[at] >= 0:

@@ -28,12 +28,12 @@ from prefect_rlhf.placement.search.exact.search_state import (
     LEVEL,
     OPTION,
     THRESHOLD,
-    Round,
+    SearchState,
 )
-from prefect_rlhf.placement.search.partial.complete import Placed
+from prefect_rlhf.placement.search.partial.complete import CompletePlan
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
 from prefect_rlhf.placement.search.partial.list_schedule import fill_durations, list_schedule
-from prefect_rlhf.placement.search.partial.packing import LIES, NEVER_LIES, lay_out, lies_right, mesh_class
+from prefect_rlhf.placement.search.partial.packing import LIES, NEVER_LIES, lies_right, mesh_class, pack_meshes
 from prefect_rlhf.placement.search.partial.partial import (
     Partial,
     bound_partial,
@@ -55,13 +55,13 @@ def decision_order(t: Tables) -> list[int]:
     return sorted(range(t.num_calls), key=lambda call: (-int(t.least_area[call]) * (2 if call in moved else 1), call))
 
 
-def begin(t: Tables, r: Round, threshold: int) -> None:
+def begin(t: Tables, r: SearchState, threshold: int) -> None:
     """Start a round: look for plans that end before `threshold`."""
     _clear(r, threshold)
     _enter(t, r, 0)
 
 
-def _clear(r: Round, threshold: int) -> None:
+def _clear(r: SearchState, threshold: int) -> None:
     r.cursor[:] = -1
     r.partial.option[:] = UNDECIDED
     r.partial.relation[:] = UNDECIDED
@@ -72,7 +72,7 @@ def _clear(r: Round, threshold: int) -> None:
     r.numbers[THRESHOLD] = min(threshold, r.numbers[BEST])
 
 
-def _enter(t: Tables, r: Round, num_kept: int) -> None:
+def _enter(t: Tables, r: SearchState, num_kept: int) -> None:
     """Stand before the first call that is not kept; at the end at once, when it has no option left."""
     partial, whole = r.partial, empty_partial(t)
     partial.depth[0] = num_kept
@@ -82,7 +82,7 @@ def _enter(t: Tables, r: Round, num_kept: int) -> None:
         r.numbers[LEVEL] -= 1
 
 
-def begin_within(t: Tables, r: Round, placed: Placed, num_kept: int) -> None:
+def begin_within(t: Tables, r: SearchState, placed: CompletePlan, num_kept: int) -> None:
     """Start a round among the plans that keep the options and relations of the first calls of the order.
 
     All relations of `placed` must be written, as `evaluate` does.
@@ -96,14 +96,14 @@ def begin_within(t: Tables, r: Round, placed: Placed, num_kept: int) -> None:
     _enter(t, r, num_kept)
 
 
-def lower(r: Round, makespan: int) -> None:
+def lower(r: SearchState, makespan: int) -> None:
     """A plan of this makespan is known from elsewhere: look for better ones only."""
     r.numbers[BEST] = min(r.numbers[BEST], makespan)
     r.numbers[THRESHOLD] = min(r.numbers[THRESHOLD], r.numbers[BEST])
 
 
 @compiled
-def advance(t: Tables, r: Round, work: int) -> bool:
+def advance(t: Tables, r: SearchState, work: int) -> bool:
     """Go on with the round for about `work` evaluations. Returns whether it ended."""
     until = r.left[EVALUATIONS] + work
     while r.numbers[LEVEL] >= r.numbers[FLOOR] and r.left[EVALUATIONS] < until:
@@ -122,7 +122,7 @@ def advance(t: Tables, r: Round, work: int) -> bool:
 
 
 @inner
-def descend(t: Tables, r: Round) -> bool:
+def descend(t: Tables, r: SearchState) -> bool:
     """Go on to the next call; False when some undecided call has no class of meshes left."""
     deeper(t, r.partial)
     few = t.num_calls - r.partial.depth[0] < FEW
@@ -130,7 +130,7 @@ def descend(t: Tables, r: Round) -> bool:
 
 
 @inner
-def admissible(t: Tables, r: Round, level: int, call: int, other: int) -> bool:
+def admissible(t: Tables, r: SearchState, level: int, call: int, other: int) -> bool:
     """Whether what was just decided can be part of a plan that ends before the threshold."""
     p = r.partial
     if other < 0:
@@ -156,7 +156,7 @@ def sure_to_overlap(t: Tables, p: Partial, call: int, other: int) -> bool:
 
 
 @inner
-def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
+def bearable(t: Tables, r: SearchState, level: int, call: int) -> bool:
     """Whether the bound is below the threshold. Where it is for no option of this group that is as slow, skip those."""
     p = r.partial
     threshold = r.numbers[THRESHOLD]
@@ -174,7 +174,7 @@ def bearable(t: Tables, r: Round, level: int, call: int) -> bool:
 
 
 @inner
-def can_lie(t: Tables, r: Round, call: int) -> bool:
+def can_lie(t: Tables, r: SearchState, call: int) -> bool:
     """Whether the meshes decided so far can be laid out: first with the earlier ones where they are, then anew.
 
     Only what succeeds is kept. What takes too long to say is left to `finish`.
@@ -184,9 +184,9 @@ def can_lie(t: Tables, r: Round, call: int) -> bool:
     while r.order[count] != call:
         r.trial[r.order[count]] = p.mesh[r.order[count]]
         count += 1
-    found = lay_out(t, r.order, r.places, count, count + 1, p.option, p.relation, r.trial)
+    found = pack_meshes(t, r.order, r.places, count, count + 1, p.option, p.relation, r.trial)
     if found != LIES:
-        found = lay_out(t, r.order, r.places, 0, count + 1, p.option, p.relation, r.trial)
+        found = pack_meshes(t, r.order, r.places, 0, count + 1, p.option, p.relation, r.trial)
     if found == LIES:
         for index in range(count + 1):
             p.mesh[r.order[index]] = r.trial[r.order[index]]
@@ -194,7 +194,7 @@ def can_lie(t: Tables, r: Round, call: int) -> bool:
 
 
 @inner
-def finish(t: Tables, r: Round) -> None:
+def finish(t: Tables, r: SearchState) -> None:
     """Simulate a complete plan and all that are the same up to a permutation of calls, and keep the best.
 
     One that could neither be laid out nor shown not to be may exist, so its bound counts.
@@ -202,7 +202,7 @@ def finish(t: Tables, r: Round) -> None:
     p = r.partial
     r.left[EVALUATIONS] += 1
     if not lies_right(t, r.order, p.option, p.relation, p.mesh):
-        found = lay_out(t, r.order, r.places, 0, t.num_calls, p.option, p.relation, p.mesh)
+        found = pack_meshes(t, r.order, r.places, 0, t.num_calls, p.option, p.relation, p.mesh)
         if found != LIES:
             if found != NEVER_LIES:
                 r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], bound_partial(t, p, r.numbers[THRESHOLD]))
@@ -212,7 +212,7 @@ def finish(t: Tables, r: Round) -> None:
 
 
 @inner
-def schedule_moved(t: Tables, r: Round, goes: Ints) -> None:
+def schedule_moved(t: Tables, r: SearchState, goes: Ints) -> None:
     """Simulate the plan with each call in the place of the one that it goes to."""
     p, moved = r.partial, r.moved
     for call in range(t.num_calls):

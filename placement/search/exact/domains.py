@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
 from prefect_rlhf.placement.search.partial.partial import AREA, SIZE, US, Partial, bound_probe
+from prefect_rlhf.placement.search.tables.dependencies import NEVER
 from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables
-from prefect_rlhf.placement.search.tables.waits import NEVER
 
 
 @compiled

@@ -11,8 +11,15 @@ from typing import final
 
 from prefect_rlhf.placement.search.exact.deepening import advance, begin, decision_order, lower
 from prefect_rlhf.placement.search.exact.neighbourhood import Neighbourhoods, found_by, step_neighbourhood
-from prefect_rlhf.placement.search.exact.search_state import BEST, EVALUATIONS, INFINITE, LEAST_LEFT, Round, empty_round
-from prefect_rlhf.placement.search.partial.incumbent import Incumbent, Outcome
+from prefect_rlhf.placement.search.exact.search_state import (
+    BEST,
+    EVALUATIONS,
+    INFINITE,
+    LEAST_LEFT,
+    SearchState,
+    empty_search_state,
+)
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import bound_partial, empty_partial
 from prefect_rlhf.placement.search.sampling.annealing import AnnealingState, begin_annealing, step_annealing
 from prefect_rlhf.placement.search.tables.tables import Tables
@@ -36,7 +43,7 @@ class Frontier:
     `near` is None as long as there is no plan, and when all around the best have been searched.
     """
 
-    round: Round
+    round: SearchState
     annealing: AnnealingState
     lower_bound_us: int
     growth: float
@@ -74,7 +81,7 @@ class IterativeDeepening:
 
     def init(self, t: Tables) -> Frontier:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
-        round = empty_round(t, decision_order(t))
+        round = empty_search_state(t, decision_order(t))
         return _next_round(t, Frontier(round, begin_annealing(t, self.seed), lower_bound, self.growth))
 
     def step(self, t: Tables, state: Frontier) -> Frontier:
@@ -91,13 +98,13 @@ class IterativeDeepening:
         patience = max(LEAST_PATIENCE, PATIENCE * state.improved_at)
         return self.improving_share * (1 if state.improving_evaluations < patience else STALE)
 
-    def terminate(self, t: Tables, state: Frontier) -> Outcome | None:
+    def terminate(self, t: Tables, state: Frontier) -> SearchOutcome | None:
         if state.incumbent is None:
-            return Outcome.INFEASIBLE if state.ended else None
+            return SearchOutcome.INFEASIBLE if state.ended else None
         makespan, bound = state.incumbent.makespan_us, state.lower_bound_us
         if state.ended or makespan <= bound:
-            return Outcome.OPTIMAL
-        return Outcome.WITHIN_GAP if makespan <= bound * (1 + self.max_gap) else None
+            return SearchOutcome.OPTIMAL
+        return SearchOutcome.WITHIN_GAP if makespan <= bound * (1 + self.max_gap) else None
 
     def _after_round(self, t: Tables, state: Frontier) -> Frontier:
         """All plans that the round left take `least_left` or more, and of the others the best is known."""

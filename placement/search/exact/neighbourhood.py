@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from prefect_rlhf.placement.search.exact.deepening import advance, begin_within, decision_order, lower
-from prefect_rlhf.placement.search.exact.search_state import BEST, EVALUATIONS, Round, empty_round
+from prefect_rlhf.placement.search.exact.search_state import BEST, EVALUATIONS, SearchState, empty_search_state
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.tables.tables import Tables
 
@@ -51,15 +51,15 @@ def step_neighbourhood(t: Tables, state: Neighbourhoods) -> Neighbourhoods | Non
     return searched.around(found_by(r))
 
 
-def found_by(r: Round) -> Incumbent:
+def found_by(r: SearchState) -> Incumbent:
     """The best plan that a round has come to."""
     return Incumbent(int(r.numbers[BEST]), tuple(map(int, r.best_option)), tuple(map(int, r.best_mesh)))
 
 
-def _round_within(t: Tables, center: Incumbent, free: Sequence[int]) -> Round:
+def _round_within(t: Tables, center: Incumbent, free: Sequence[int]) -> SearchState:
     order = decision_order(t)
     kept = [call for call in order if call not in free]
-    r = empty_round(t, [*kept, *(call for call in order if call in free)], len(kept))
+    r = empty_search_state(t, [*kept, *(call for call in order if call in free)], len(kept))
     lower(r, center.makespan_us)
     begin_within(t, r, center.placed(t), len(kept))
     return r

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints
-from prefect_rlhf.placement.search.partial.complete import Placed, empty_placed
+from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan
 from prefect_rlhf.placement.search.partial.partial import Partial, empty_partial
 from prefect_rlhf.placement.search.tables.symmetry import not_before
 from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls_with_moves
@@ -18,7 +18,7 @@ INFINITE = 1 << 62
 GROUP, OPTION = -1, -2  # kinds of level
 
 
-class Round(NamedTuple):
+class SearchState(NamedTuple):
     """One depth-first pass; arrays are changed in place."""
 
     order: Ints  # [C]: calls, the most decisive first
@@ -31,7 +31,7 @@ class Round(NamedTuple):
     place: Ints  # [C]: where in the order each call stands
     cursor: Ints  # [L]
     partial: Partial
-    moved: Placed  # scratch of `finish`
+    moved: CompletePlan  # scratch of `finish`
     places: Ints  # [C]: scratch of `lay_out`
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
@@ -44,11 +44,11 @@ LEVEL, FLOOR, THRESHOLD, BEST = range(4)  # what stands where in `Round.numbers`
 LEAST_LEFT, EVALUATIONS = range(2)  # and in `Round.left`
 
 
-def empty_round(t: Tables, order: Sequence[int], num_kept: int = 0) -> Round:
+def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> SearchState:
     """Before the first round: no plan known, no threshold. The first calls of the order may be kept as they are."""
     levels = list(_levels(t, order, num_kept))
     symmetry = t.symmetry[: 1 if num_kept else None]
-    return Round(
+    return SearchState(
         order=np.array(order, dtype=np.int64),
         level_call=np.array([call for call, _, _ in levels], dtype=np.int64),
         level_depth=np.array([depth for _, _, depth in levels], dtype=np.int64),
@@ -59,7 +59,7 @@ def empty_round(t: Tables, order: Sequence[int], num_kept: int = 0) -> Round:
         place=np.argsort(order).astype(np.int64),
         cursor=np.full(len(levels), -1, dtype=np.int64),
         partial=empty_partial(t),
-        moved=empty_placed(t),
+        moved=empty_complete_plan(t),
         places=np.zeros(t.num_calls, dtype=np.int64),
         trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),

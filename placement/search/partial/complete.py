@@ -15,7 +15,7 @@ from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP
 OVERFLOW_FACTOR = 3  # a plan that overflows memory counts as so many times as long (ReaL, section 5.2)
 
 
-class Placed(NamedTuple):
+class CompletePlan(NamedTuple):
     """Arrays are changed in place."""
 
     option: Ints  # [C]
@@ -27,11 +27,11 @@ class Placed(NamedTuple):
     agenda: Agenda
 
 
-def empty_placed(t: Tables) -> Placed:
+def empty_complete_plan(t: Tables) -> CompletePlan:
     """Each call's first option on the first mesh of its class."""
     option = np.zeros(t.num_calls, dtype=np.int64)
     classes = [t.option_class[t.option_start[call]] for call in range(t.num_calls)]
-    return Placed(
+    return CompletePlan(
         option=option,
         mesh=np.array([t.class_mesh[t.class_start[found]] for found in classes], dtype=np.int64),
         relation=np.zeros((t.num_calls, t.num_calls), dtype=np.int64),
@@ -43,21 +43,21 @@ def empty_placed(t: Tables) -> Placed:
 
 
 @compiled
-def evaluate(t: Tables, p: Placed) -> int:
+def evaluate(t: Tables, p: CompletePlan) -> int:
     """The makespan in microseconds, OVERFLOW_FACTOR times that when a device overflows; starts are in `p.agenda`."""
     makespan = makespan_of(t, p)
     return makespan if fits(t, p) else OVERFLOW_FACTOR * makespan
 
 
 @compiled
-def makespan_of(t: Tables, p: Placed) -> int:
+def makespan_of(t: Tables, p: CompletePlan) -> int:
     """Microseconds, whether or not the plan fits."""
     fill_relations(t, p)
     return list_schedule(t, p.us, p.overlap, p.agenda)
 
 
 @compiled
-def fill_relations(t: Tables, p: Placed) -> None:
+def fill_relations(t: Tables, p: CompletePlan) -> None:
     """Write how the meshes lie to each other, and how long each node then takes."""
     for a in range(t.num_calls):
         p.overlap[a] = 0
@@ -70,7 +70,7 @@ def fill_relations(t: Tables, p: Placed) -> None:
 
 
 @compiled
-def overflow(t: Tables, p: Placed) -> int:
+def overflow(t: Tables, p: CompletePlan) -> int:
     """Bytes by which devices are too small: the fullest ones, and where what lies there changes; 0 when all fits."""
     excess = beyond_fullest(t, p.option)
     for call in range(t.num_calls):
@@ -82,12 +82,12 @@ def overflow(t: Tables, p: Placed) -> int:
 
 
 @inner
-def excess_of(t: Tables, p: Placed, device: int) -> int:
+def excess_of(t: Tables, p: CompletePlan, device: int) -> int:
     """Bytes by which a device is too small."""
     return max(0, load_of(t, p.order, t.num_calls - 1, p.option, p.mesh, device) - t.device_bytes[device])
 
 
 @compiled
-def fits(t: Tables, p: Placed) -> bool:
+def fits(t: Tables, p: CompletePlan) -> bool:
     """Whether every device has memory enough."""
     return overflow(t, p) == 0

@@ -7,7 +7,7 @@ from enum import Enum
 
 import numpy as np
 
-from prefect_rlhf.placement.search.partial.complete import Placed, empty_placed, evaluate, fits
+from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan, evaluate, fits
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 
@@ -20,22 +20,22 @@ class Incumbent:
     meshes: tuple[int, ...]
 
     @classmethod
-    def of(cls, t: Tables, placed: Placed, makespan_us: int) -> Incumbent | None:
+    def of(cls, t: Tables, placed: CompletePlan, makespan_us: int) -> Incumbent | None:
         """A copy of `placed`; None when it overflows a device's memory."""
         if not fits(t, placed):
             return None
         return cls(makespan_us, tuple(map(int, placed.option)), tuple(map(int, placed.mesh)))
 
-    def placed(self, t: Tables) -> Placed:
+    def placed(self, t: Tables) -> CompletePlan:
         """As arrays, evaluated."""
-        placed = empty_placed(t)
+        placed = empty_complete_plan(t)
         placed.option[:] = np.array(self.options)
         placed.mesh[:] = np.array(self.meshes)
         evaluate(t, placed)
         return placed
 
 
-class Outcome(Enum):
+class SearchOutcome(Enum):
     """The value is the sentence for people."""
 
     OPTIMAL = "proved: no plan of the whole space ends sooner"

@@ -42,7 +42,7 @@ def mesh_class(t: Tables, option: Ints, call: int) -> int:
 
 
 @compiled
-def lay_out(
+def pack_meshes(
     t: Tables, order: Ints, cursor: Ints, num_placed: int, count: int, option: Ints, relation: Ints, mesh: Ints
 ) -> int:
     """Write into `mesh` where the first `count` calls of `order` can lie; keeps those of the first `num_placed`.

@@ -16,11 +16,11 @@ import numpy as np
 from prefect_rlhf.placement.search.bound.bound import bound_of, fill_areas
 from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
-from prefect_rlhf.placement.search.partial.complete import Placed, empty_placed, fill_relations, overflow
+from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan, fill_relations, overflow
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial.list_schedule import list_schedule
 from prefect_rlhf.placement.search.partial.partial import surely_absent
-from prefect_rlhf.placement.search.sampling.chance import below, fraction
+from prefect_rlhf.placement.search.sampling.random_moves import below, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables, calls_with_moves
 
 HOT, COLD = 0.08, 0.0003  # temperatures, in units of the plan's cost
@@ -34,7 +34,7 @@ NONE = 1 << 62
 class Walk(NamedTuple):
     """Arrays are changed in place."""
 
-    placed: Placed
+    placed: CompletePlan
     kept: Ints  # options worth proposing, by call and class
     kept_start: Ints  # [C, K + 1]: where those of a call and class start
     cost: Ints  # [2]: of the plan, and of the best in this run
@@ -66,7 +66,7 @@ class AnnealingState:
 
 def begin_annealing(t: Tables, seed: int) -> AnnealingState:
     """Start with each call's first option on the first mesh for it."""
-    placed = empty_placed(t)
+    placed = empty_complete_plan(t)
     kept, kept_start = options_worth_proposing(t)
     walk = Walk(
         placed=placed,

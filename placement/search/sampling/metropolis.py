@@ -14,10 +14,10 @@ from typing import NamedTuple, final
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, compiled
-from prefect_rlhf.placement.search.partial.complete import Placed, empty_placed, evaluate, fits
-from prefect_rlhf.placement.search.partial.incumbent import Incumbent, Outcome
+from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan, evaluate, fits
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import bound_partial, empty_partial
-from prefect_rlhf.placement.search.sampling.chance import below, draw_pair, fraction
+from prefect_rlhf.placement.search.sampling.random_moves import below, draw_pair, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 PROPOSALS_A_STEP = 2_000
@@ -26,7 +26,7 @@ PROPOSALS_A_STEP = 2_000
 class Chain(NamedTuple):
     """Where the walk is; arrays are changed in place."""
 
-    placed: Placed
+    placed: CompletePlan
     pair_end: Ints  # see `draw_pair`
     cost: Ints  # [2]: of the plan, and of the best that fits
     best_option: Ints  # [C]
@@ -68,16 +68,16 @@ class MetropolisHastings:
         walk(t, state.chain, state.scale, PROPOSALS_A_STEP)
         return replace(state, incumbent=_best(state.chain), evaluations=state.evaluations + PROPOSALS_A_STEP)
 
-    def terminate(self, t: Tables, state: ChainState) -> Outcome | None:
+    def terminate(self, t: Tables, state: ChainState) -> SearchOutcome | None:
         found = state.incumbent is not None and state.incumbent.makespan_us <= state.lower_bound_us
-        return Outcome.OPTIMAL if found else None
+        return SearchOutcome.OPTIMAL if found else None
 
 
 NONE = 1 << 62
 
 
-def _each_alone_fastest(t: Tables) -> Placed:
-    placed = empty_placed(t)
+def _each_alone_fastest(t: Tables) -> CompletePlan:
+    placed = empty_complete_plan(t)
     for call in range(t.num_calls):
         own = slice(t.option_start[call], t.group_start[call])
         placed.option[call] = int(np.argmin(t.option_cost[own]))

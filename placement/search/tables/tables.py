@@ -14,9 +14,9 @@ import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, starts, word
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem
+from prefect_rlhf.placement.search.tables.dependencies import NEVER, least_lags, wait_arrays
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
 from prefect_rlhf.placement.search.tables.symmetry import of_nodes, symmetries, wins_ties
-from prefect_rlhf.placement.search.tables.waits import NEVER, least_lags, wait_arrays
 
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK = 0, 1, 2

@@ -8,7 +8,7 @@ import torch
 from megatron_cases import Case, held, loss, make_rows, part, replica_rows
 from safetensors.torch import load_file
 
-from prefect_rlhf.engines.commands import BuildOrder, Restore
+from prefect_rlhf.engines.commands import BuildCommand, Restore
 from prefect_rlhf.engines.engine import TrainSettings
 from prefect_rlhf.engines.files.training_state import restore, save
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
@@ -20,12 +20,12 @@ from prefect_rlhf.placement.strategy import Strategy
 KINDS = ("main", "exp_avg", "exp_avg_sq")
 
 
-def build_order(case: Case, restored: Path | None = None) -> BuildOrder:
+def build_order(case: Case, restored: Path | None = None) -> BuildCommand:
     strategy = Strategy(case.dp, case.tp, case.pp)
     instance = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 1), strategy)
     layout = megatron_layout(case.spec(), strategy, case.ranks)
     where = Restore(restored, 1) if restored else None
-    return BuildOrder(case.spec(), instance, case.ranks, layout, 128, 64, restore=where)
+    return BuildCommand(case.spec(), instance, case.ranks, layout, 128, 64, restore=where)
 
 
 def train_once(engine: MegatronEngine, case: Case, rank: int, seed: int):

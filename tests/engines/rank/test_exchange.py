@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from prefect_rlhf.engines.commands import RowTransfer, TransferOrder
+from prefect_rlhf.engines.commands import RowTransfer, TransferCommand
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.store import RowStore
@@ -76,14 +76,14 @@ def test_rows_arrive(gang, seed):
         keys = tuple(draw.sample(KEYS, draw.randint(1, len(KEYS))))
         rows = tuple(draw.sample(range(40), draw.randint(1, 8)))
         transfers.append(RowTransfer(source, target, draw.choice(["generate", "score"]), keys, rows))
-    results = everywhere(gang, "exchange", TransferOrder(seed, tuple(transfers)))
+    results = everywhere(gang, "exchange", TransferCommand(seed, tuple(transfers)))
     assert sum(count for count, _ in results.values()) == sum(len(t.keys) * len(t.rows) for t in transfers)
 
 
 @pytest.mark.slow
 def test_bytes_received_are_counted(gang):
     """The bytes reported are those of the rows."""
-    order = TransferOrder(100, (RowTransfer(0, 1, "generate", ("tokens", "logprobs"), (0, 1)),))
+    order = TransferCommand(100, (RowTransfer(0, 1, "generate", ("tokens", "logprobs"), (0, 1)),))
     results = everywhere(gang, "exchange", order)
     assert {rank: received for rank, (_, received) in results.items()} == {0: 0, 1: 8 * (3 + 4) + 4 * 1, 2: 0, 3: 0}
 
@@ -92,6 +92,6 @@ def test_bytes_received_are_counted(gang):
 def test_a_row_that_is_missing_is_told():
     """A transfer of rows that its source does not hold fails on the source, by call, key and row."""
     store = RowStore()
-    order = TransferOrder(0, (RowTransfer(0, 1, "generate", ("tokens",), (3,)),))
+    order = TransferCommand(0, (RowTransfer(0, 1, "generate", ("tokens",), (3,)),))
     with pytest.raises(Exception, match="generate.tokens of step 0: row 3 is not on this rank"):
         exchange_rows(store, order, 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prefect_rlhf.engines.commands import BuildOrder, CallOrder, MoveWeightsOrder
+from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.engine import Generated, LossTerms, SamplingSettings, Shard, TrainSettings
 from prefect_rlhf.engines.rank.rank import Rank
@@ -125,7 +125,7 @@ def rank():
     rank.open_dataset(Prompts())
     rank.open_dataset(Pairs())
     for instance in (TRAINED, SAMPLER):
-        rank.build(BuildOrder(SPEC, instance, (0,), LAYOUT, 64, 8))
+        rank.build(BuildCommand(SPEC, instance, (0,), LAYOUT, 64, 8))
     return rank
 
 
@@ -150,7 +150,7 @@ ROWS, ROW_IDS = (2, 0, 3), (5, 1, 1)
 
 def order(made, instance=None, step=0, **more):
     settings = {"rows": ROWS, "row_ids": ROW_IDS, "seed": 7, "run_dir": Path(), "tokenizer": ""} | more
-    return CallOrder(step, made, instance, **settings)
+    return CallCommand(step, made, instance, **settings)
 
 
 def generate(rank, step=0, **more):
@@ -284,14 +284,14 @@ def test_an_engine_that_holds_something_else_is_refused():
     """An engine whose shards are not those of its layout is not used."""
     layout = Layout(SHAPES, LAYOUT.regions | {"norm": {0: ((0, 4),)}})
     with pytest.raises(EngineFailed, match=r"holds \(\(0, 8\),\) of norm, its layout says \(\(0, 4\),\)"):
-        Rank(0, 1, FakeEngine).build(BuildOrder(SPEC, TRAINED, (0,), layout, 64, 8))
+        Rank(0, 1, FakeEngine).build(BuildCommand(SPEC, TRAINED, (0,), layout, 64, 8))
 
 
 def test_an_engine_in_another_number_format_is_refused():
     """Where it is built, before any weights move: they are never converted on their way."""
     spec = replace(SPEC, dtype="bfloat16")
     with pytest.raises(EngineFailed, match=r"holds \w+ as torch.float32, its model says bfloat16"):
-        Rank(0, 1, FakeEngine).build(BuildOrder(spec, TRAINED, (0,), LAYOUT, 64, 8))
+        Rank(0, 1, FakeEngine).build(BuildCommand(spec, TRAINED, (0,), LAYOUT, 64, 8))
 
 
 def test_a_call_that_names_another_version_is_stopped(rank):
@@ -319,7 +319,7 @@ def test_reallocated_weights_are_the_version(rank):
     known = Fingerprints()
     trained = run_step(rank)["train"]
     known.settle(TRAINED, 1, {0: trained.digest}, LAYOUT)
-    report = rank.reallocate(MoveWeightsOrder(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
+    report = rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
     known.settle(SAMPLER, 1, {0: report.digest}, LAYOUT)
     assert engine_of(rank, SAMPLER).seen["written"]
     assert report.bytes_moved == 0  # all of it stays on the rank
@@ -330,7 +330,7 @@ def test_reallocated_weights_are_the_version(rank):
 def test_a_stale_source_is_not_moved(rank):
     """reallocate of a version that the source does not hold is stopped too."""
     with pytest.raises(StaleWeights, match="holds weights v0, its edge names v4"):
-        rank.reallocate(MoveWeightsOrder(TRAINED, SAMPLER, 4, LAYOUT, LAYOUT))
+        rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 4, LAYOUT, LAYOUT))
 
 
 def test_a_planted_stale_weight_is_called_by_its_version(rank):
@@ -339,7 +339,7 @@ def test_a_planted_stale_weight_is_called_by_its_version(rank):
     old = engine_of(rank, TRAINED).tensors["embed"].clone()
     known.settle(TRAINED, 0, {0: rank.digest(TRAINED)}, LAYOUT)
     known.settle(TRAINED, 1, {0: run_step(rank)["train"].digest}, LAYOUT)
-    rank.reallocate(MoveWeightsOrder(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
+    rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
     engine_of(rank, SAMPLER).tensors["embed"].copy_(old)
     with pytest.raises(StaleWeights, match=r"actor.vllm n0:0 dp1 holds the content of v0, expected v1"):
         known.settle(SAMPLER, 1, {0: rank.digest(SAMPLER)}, LAYOUT)
@@ -363,7 +363,7 @@ def test_without_its_optimizer_an_instance_infers_and_is_copied_but_does_not_tra
     generate(rank)
     rank.inference(order(VALUES, TRAINED, reads=0, output="values"))
     rank.compute(order(COMPUTE, None, function=count_steps))
-    rank.reallocate(MoveWeightsOrder(TRAINED, SAMPLER, 0, LAYOUT, LAYOUT))
+    rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 0, LAYOUT, LAYOUT))
     with pytest.raises(StaleWeights, match=r"train · step 0: the optimizer of actor.megatron n0:0 dp1 is offloaded"):
         rank.train_step(train_order(0))
     assert rank.reload(TRAINED, "optimizer").digest is None

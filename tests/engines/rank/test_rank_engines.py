@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from prefect_rlhf.engines.commands import BuildOrder, CallOrder, MoveWeightsOrder, RowTransfer, TransferOrder
+from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand, RowTransfer, TransferCommand
 from prefect_rlhf.engines.engine import LossTerms, SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
@@ -109,7 +109,7 @@ class World:
         self.spec = read_model_spec("actor", folder, "lm", dtype="float32", optimizer=optimizer)
         self.call("open_dataset", Prompts())
         for instance in (TRAINED, SAMPLER):
-            order = BuildOrder(self.spec, instance, RANKS, self.layout(instance), 128, 8)
+            order = BuildCommand(self.spec, instance, RANKS, self.layout(instance), 128, 8)
             self.settle(instance, 0, self.call("build", order))
 
     def layout(self, instance):
@@ -124,7 +124,7 @@ class World:
 
     def order(self, call, instance, step, rows, **more):
         common = {"seed": 3, "run_dir": Path(), "tokenizer": self.folder, "row_ids": rows}
-        return CallOrder(step, call, instance, rows, **common, **more)
+        return CallCommand(step, call, instance, rows, **common, **more)
 
     def generate(self, step, version):
         sampling = SamplingSettings(12, stop_at_eos=False)
@@ -137,7 +137,7 @@ class World:
             RowTransfer(0, 1, "generate", ROLLOUT, REPLICAS[0]),
             RowTransfer(1, 0, "generate", ROLLOUT, REPLICAS[1]),
         )
-        self.call("transfer", TransferOrder(step, swapped))
+        self.call("transfer", TransferCommand(step, swapped))
 
     def infer(self, step, version):
         self.call("inference", self.order(INFER, TRAINED, step, ALL, reads=version))
@@ -153,7 +153,7 @@ class World:
         return reports
 
     def reallocate(self, version):
-        order = MoveWeightsOrder(TRAINED, SAMPLER, version, self.layout(TRAINED), self.layout(SAMPLER))
+        order = MoveWeightsCommand(TRAINED, SAMPLER, version, self.layout(TRAINED), self.layout(SAMPLER))
         reports = self.call("reallocate", order)
         self.settle(SAMPLER, version, reports)
         return reports

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from prefect_rlhf.engines.commands import MoveWeightsOrder
+from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.weights import read_peer_memory as read_memory
-from prefect_rlhf.engines.weights.buckets import BUCKET_BYTES, IN_FLIGHT, message_bytes, parcels
+from prefect_rlhf.engines.weights.buckets import BUCKET_BYTES, IN_FLIGHT, cut_into_buckets, message_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.engines.weights.views import blocks, copy_rows
 from prefect_rlhf.placement.errors import InvalidInput
@@ -129,7 +129,7 @@ def test_weights_arrive(gang, seed, split, refused):
     draw = random.Random(seed)
     shapes = {"embed": (24, 16), "q": (16, 16), "o": (16, 20), "norm": (16,)}
     source, target = random_layout(draw, shapes), random_layout(draw, shapes)
-    order = MoveWeightsOrder(SOURCE, TARGET, 3, source, target)
+    order = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
     dtype = draw.choice([torch.bfloat16, torch.float32])
     results = everywhere(gang, "move", order, dtype, dtype, split, refused)
     for rank, (wrong, moved, told) in results.items():
@@ -145,7 +145,7 @@ def test_weights_arrive(gang, seed, split, refused):
 def test_another_number_format_is_refused(gang):
     """Weights are never converted on their way: that is refused, with both formats."""
     layout = Layout({"w": (4, 4)}, {"w": {0: ((0, 4), (0, 4))}})
-    order = MoveWeightsOrder(SOURCE, TARGET, 3, layout, layout)
+    order = MoveWeightsCommand(SOURCE, TARGET, 3, layout, layout)
     with pytest.raises(InvalidInput, match=r"actor.vllm n0:0-3 tp4 w: got 'torch.float32', expected torch.bfloat16"):
         everywhere(gang, "move", order, torch.bfloat16, torch.float32, False)
 
@@ -172,7 +172,7 @@ def test_large_weights_arrive_with_at_most_two_buckets_staged(gang, split, bucke
         return Layout(shapes, regions)
 
     source, target = tiled(0, (0, 1, 2, 3)), tiled(1, (2, 0, 3, 1))
-    order = MoveWeightsOrder(SOURCE, TARGET, 3, source, target)
+    order = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
     numbers = torch.float32, torch.float32, split
     for refused in (range(SIZE), ()):
         results = everywhere(gang, "move", order, *numbers, refused, bucket_bytes)
@@ -188,7 +188,7 @@ def test_a_contiguous_slice_needs_no_memory_beside_its_storage(gang):
     shapes = {"w": (4096, 1024)}
     source = Layout(shapes, {"w": {0: ((0, 4096), (0, 1024))}})
     target = Layout(shapes, {"w": {1: ((0, 2048), (0, 1024)), 2: ((2048, 4096), (0, 1024))}})
-    order = MoveWeightsOrder(SOURCE, TARGET, 3, source, target)
+    order = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
     results = everywhere(gang, "move", order, torch.float32, torch.float32, False, range(SIZE))
     assert all(not wrong and moved.peak_extra_bytes == 0 for wrong, moved, _ in results.values())
     assert [results[rank][1].bytes_moved for rank in range(SIZE)] == [0, 8 << 20, 8 << 20, 0]
@@ -202,13 +202,15 @@ def test_a_layout_that_does_not_cover_a_parameter_is_refused(gang):
     with pytest.raises(
         InvalidInput, match=r"layout.v: got \(\(3, 4\),\), expected a region that some rank of the source"
     ):
-        everywhere(gang, "move", MoveWeightsOrder(SOURCE, TARGET, 3, half, target), torch.float32, torch.float32, False)
+        everywhere(
+            gang, "move", MoveWeightsCommand(SOURCE, TARGET, 3, half, target), torch.float32, torch.float32, False
+        )
     other = Layout({"w": (4, 5), "v": (4,)}, target.regions)
     with pytest.raises(InvalidInput, match=r"layout.w: got \(4, 5\), expected \(4, 4\) as in the target"):
         everywhere(
-            gang, "move", MoveWeightsOrder(SOURCE, TARGET, 3, other, target), torch.float32, torch.float32, False
+            gang, "move", MoveWeightsCommand(SOURCE, TARGET, 3, other, target), torch.float32, torch.float32, False
         )
-    results = everywhere(gang, "move", MoveWeightsOrder(SOURCE, TARGET, 3, target, target), torch.float32,
+    results = everywhere(gang, "move", MoveWeightsCommand(SOURCE, TARGET, 3, target, target), torch.float32,
                          torch.float32, False)  # fmt: skip
     assert all(not wrong for wrong, _, _ in results.values())
 
@@ -223,7 +225,7 @@ def test_messages_are_bounded():
         Piece(0, 1, "v", ((3, 9), (2, 8))),
     ]
     formats = {"w": torch.float32, "v": torch.float32, "u": torch.float32, "half": torch.bfloat16}
-    made = parcels(pieces, formats, 320)
+    made = cut_into_buckets(pieces, formats, 320)
     assert all(sum(p.num_elements * formats[p.parameter].itemsize for p in parcel) <= 320 for parcel in made)
     assert all(len({formats[p.parameter] for p in parcel}) == 1 for parcel in made)
     spans = [p.region[0] for parcel in made for p in parcel if p.parameter == "w"]
@@ -234,7 +236,7 @@ def test_messages_are_bounded():
 
 def test_a_row_larger_than_a_message_still_goes():
     """One row is the least that a message holds."""
-    assert len(parcels([Piece(0, 1, "w", ((0, 3), (0, 100)))], {"w": torch.float32}, 64)) == 3
+    assert len(cut_into_buckets([Piece(0, 1, "w", ((0, 3), (0, 100)))], {"w": torch.float32}, 64)) == 3
 
 
 @pytest.mark.parametrize("most_peers", [0, 1, 3, 7, 63, 1023])

@@ -6,7 +6,7 @@ A bfloat16 model of 7.5 million weights, alone in a rank process, trained once s
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from prefect_rlhf.engines.commands import BuildOrder, CallOrder
+from prefect_rlhf.engines.commands import BuildCommand, CallCommand
 from prefect_rlhf.engines.engine import LossTerms, SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
@@ -70,12 +70,12 @@ class World:
 
     def build(self, instance, optimizer=None):
         spec = read_model_spec("actor", self.folder, "lm", dtype="bfloat16", optimizer=optimizer)
-        return self.ask("build", BuildOrder(spec, instance, (0,), layout_of(instance, spec, ONE), 64, len(ROWS)))
+        return self.ask("build", BuildCommand(spec, instance, (0,), layout_of(instance, spec, ONE), 64, len(ROWS)))
 
     def order(self, kind, instance, keys, source, outputs=(), **more):
         call = Call(kind, kind, "actor", (Port("rows", source, keys),), outputs, Operation("x"), source, len(ROWS))
         common = {"rows": ROWS, "row_ids": ROWS, "seed": 1, "run_dir": None, "tokenizer": self.folder}
-        return CallOrder(0, call, instance, **common, **more)
+        return CallCommand(0, call, instance, **common, **more)
 
     def train(self, version):
         keys, settings = ("tokens", "prompt_length"), TrainSettings("logprobs")

@@ -24,7 +24,7 @@ from prefect_rlhf.flows.training.measured_plan import (
 from prefect_rlhf.flows.training.run import prediction
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.hardware import Efficiency
-from prefect_rlhf.placement.cost.workload import Lengths
+from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.memory.certificate import certify_plan
@@ -78,7 +78,7 @@ def test_a_plan_found_once_is_not_searched_again(monkeypatch):
         (remax(), replace(HELD, cluster=replace(TWO_DEVICES, device_memory_bytes=4 * GIB)), WORK),
         (remax(), replace(HELD, mesh=DeviceMesh(0, 1, 0, 1)), WORK),
         (remax(), HELD, longest_rows(remax(), 512)),
-        (remax(), HELD, replace(WORK, prompts=Lengths.of({64: 1, WORK.prompts.longest: 1}))),
+        (remax(), HELD, replace(WORK, prompts=LengthDistribution.of({64: 1, WORK.prompts.longest: 1}))),
     ],
     ids=["graph", "memory", "mesh", "longest row", "lengths"],
 )

@@ -32,7 +32,7 @@ from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.search.driver import search
-from prefect_rlhf.placement.search.partial.incumbent import Outcome
+from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 from tests.placement.search.test_driver import two_calls
 from tests.strategies import SMALL, model, placed, remax
 from tests.tiny import make_model, ppo_parameters
@@ -205,7 +205,7 @@ def test_the_first_interrupt_ends_the_search_with_the_best_plan_so_far(capsys):
     with interruptible() as progress:
         os.kill(os.getpid(), signal.SIGINT)
         found = search(two_calls(), 60, "metropolis-hastings", progress=progress)
-    assert found.outcome is Outcome.INTERRUPTED and found.plan is not None
+    assert found.outcome is SearchOutcome.INTERRUPTED and found.plan is not None
     assert "none below" in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ import pytest
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
-from prefect_rlhf.flows.training.inputs import longest_sequence, read_inputs
+from prefect_rlhf.flows.training.inputs import longest_sequence, read_run_inputs
 from prefect_rlhf.flows.training.workload import run_workload
 from tests.tiny import make_model, make_pairs, ppo_parameters
 
@@ -14,7 +14,7 @@ def asked(flow, parameters):
     """Inputs and graph of a flow."""
     arguments = flow.validate_parameters(parameters)
     arguments = {name: value for name, value in arguments.items() if name not in RunOptions.model_fields}
-    inputs = read_inputs(arguments)
+    inputs = read_run_inputs(arguments)
     return inputs, flow.algorithm.trace(arguments, inputs.models, inputs.datasets)
 
 

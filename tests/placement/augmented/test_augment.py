@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.draft import Draft
+from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.row_uses import row_uses, use_counts
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
@@ -315,7 +315,7 @@ def test_every_inserted_node_says_why():
 
 def test_nodes_that_wait_for_each_other_are_refused():
     """No graph that traces gets there; whoever adds a kind of move must hear of it."""
-    draft = Draft()
+    draft = GraphBuilder()
     for node in flattened(ppo(), 1):
         draft.add(node, (0, 0, 0))
     draft.wait("actor_generate@0", Dependency("actor_train_step@0", "overwrite"))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.draft import Draft
+from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node, Resource
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -169,7 +169,7 @@ def test_no_later_row_is_fetched_from_devices_that_generate_the_next_step(graph)
 
 def test_calls_that_would_wait_for_each_other_are_named_with_what_to_do():
     """No traced graph gets there, since versions only grow; a kind of node that breaks this must hear of it."""
-    draft = Draft()
+    draft = GraphBuilder()
     for node in shared(ppo(staleness=1), 2):
         draft.add(node, (node.step,))
     draft.wait("actor_generate@1", Dependency("actor_train_step@0", "version", "actor v1"))

@@ -9,24 +9,24 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import HYBRIDFLOW, MEGATRON, REAL, Execution
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Efficiency, Hardware, device_kind
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.cost.workload import CallWork, Lengths, Workload
+from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.model import KNOWN_SHAPES, ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
-H100 = Hardware(DEVICE_KINDS["h100"], 8, NETWORKS["roce-3200"])
+H100 = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])
 PERFECT = Efficiency(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 KINDS = ("generate", "inference", "train_step")
 POWERS = st.sampled_from([1, 2, 4, 8])
 
 kinds = st.sampled_from(KINDS)
 models = st.sampled_from([ModelSizes.of_shape(KNOWN_SHAPES[name]) for name in ("llama-7b", "llama-13b", "llama-70b")])
-devices = st.sampled_from([kind for kind in DEVICE_KINDS.values() if not kind.measured])
+devices = st.sampled_from([kind for kind in DATASHEETS.values() if not kind.measured])
 
 
 @st.composite
@@ -201,10 +201,14 @@ def test_zero_3_gathers_weights_for_every_pass_and_zero_2_sums_gradients_every_m
 def test_continuous_batching_pays_for_rows_that_still_run():
     """A third of the rows ends early: cheaper than all rows to the end, dearer than the mean length."""
     execution = Execution(Strategy(8), 1, 8)
-    prompts = Lengths.fixed(512)
+    prompts = LengthDistribution.fixed(512)
     mixed, longest, mean = (
         cost(CallWork("generate", 512, Workload(prompts, responses)), execution).total
-        for responses in (Lengths.of({256: 1, 1024: 2}), Lengths.fixed(1024), Lengths.fixed(768))
+        for responses in (
+            LengthDistribution.of({256: 1, 1024: 2}),
+            LengthDistribution.fixed(1024),
+            LengthDistribution.fixed(768),
+        )
     )
     assert mean < mixed < longest
 
@@ -219,7 +223,7 @@ def test_a_cache_too_small_for_all_rows_makes_generation_longer():
 def test_zero_lengths_and_shares_are_refused():
     for shares in ({-1: 1.0}, {5: -1.0}, {5: 0.0}):
         with pytest.raises(InvalidInput, match="lengths"):
-            Lengths.of(shares)
+            LengthDistribution.of(shares)
 
 
 def test_a_plan_over_nodes_without_a_network_is_refused_in_one_line():
@@ -229,7 +233,7 @@ def test_a_plan_over_nodes_without_a_network_is_refused_in_one_line():
 
 def test_a_device_without_a_datasheet_asks_for_a_profile():
     with pytest.raises(InvalidInput, match="run rlhf/profile"):
-        DatasheetTimes.of(LLAMA, Hardware(device_kind("cpu"), 2))
+        DatasheetTimes.of(LLAMA, Hardware(datasheet("cpu"), 2))
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN_SHAPES))

@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from prefect_rlhf.flows.hardware.datasheets import CALL_SECONDS, RUNTIME
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Efficiency
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 
 PAGE = (Path(__file__).parents[3] / "docs" / "cost_model.md").read_text()
@@ -33,4 +33,4 @@ def test_what_a_call_of_our_own_runs_takes_is_there_too():
 
 
 def test_every_device_and_network_cites_its_source():
-    assert all(one.source for one in (*DEVICE_KINDS.values(), *NETWORKS.values()))
+    assert all(one.source for one in (*DATASHEETS.values(), *NETWORKS.values()))

@@ -8,14 +8,14 @@ from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import rows_that_fit, static_bytes
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import EARLY_VLLM, Execution
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.strategy import Strategy
 
-HARDWARE = Hardware(DEVICE_KINDS["a100-80"], 8, NETWORKS["infiniband-200"])
+HARDWARE = Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-200"])
 PROMPTS = CallWork("generate", 1024, Workload.fixed(1024, 1024, cuda_graphs=False))  # vLLM 0.3 without graphs
 TRAINING = Execution(Strategy(dp=2, tp=8), 2, 8)
 USABLE = 0.9  # vLLM's default share of a device

@@ -5,13 +5,13 @@ import pytest
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware, Network
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware, Network
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.strategy import Strategy
 
 VOCABULARY, TOKENS = 51200, 2048
-SELENE = Hardware(DEVICE_KINDS["a100-80"], 8, Network("hdr", 200e9, "8 x 200 Gbit/s a node"))
+SELENE = Hardware(DATASHEETS["a100-80"], 8, Network("hdr", 200e9, "8 x 200 Gbit/s a node"))
 
 # Narayanan et al. 2021, table 1: heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s reached by each GPU
 TABLE = [

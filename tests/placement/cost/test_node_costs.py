@@ -8,7 +8,7 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -18,7 +18,7 @@ from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import TWO_DEVICES, ppo
 
-HARDWARE = Hardware(DEVICE_KINDS["h100"], 2)
+HARDWARE = Hardware(DATASHEETS["h100"], 2)
 WORKLOAD = Workload.fixed(64, 64)
 GRAPH = ppo()
 

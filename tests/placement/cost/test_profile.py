@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.execution import Execution, Group
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware, device_kind
+from prefect_rlhf.placement.cost.execution import CollectiveGroup, Execution
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware, datasheet
 from prefect_rlhf.placement.cost.profile import Grid, Measurement, Profile, ProfiledTimes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -21,7 +21,7 @@ from prefect_rlhf.placement.strategy import Strategy
 
 SHAPE = KNOWN_SHAPES["llama-7b"]
 SIZES = ModelSizes.of_shape(SHAPE)
-HARDWARE = Hardware(DEVICE_KINDS["h100"], 8, NETWORKS["roce-3200"])
+HARDWARE = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])
 SHEET = DatasheetTimes.of(SIZES, HARDWARE)
 VERSIONS = {"torch": "2.13.0", "vllm": "0.32.0"}
 ROWS, LENGTHS, TOKENS = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512, 1024, 2048), tuple(2**n for n in range(10, 19))
@@ -148,11 +148,11 @@ def test_sources_prefer_a_profile_and_need_one_where_there_is_no_datasheet():
     with pytest.raises(InvalidInput, match="profiles of h100: got 'none of 40 layers of 5120 in bfloat16'"):
         CostSources.equal_nodes(HARDWARE, 1, (slow,)).call_cost(call, execution, other, mesh)
     with pytest.raises(InvalidInput, match="run rlhf/profile"):
-        CostSources.equal_nodes(Hardware(device_kind("cpu"), 8), 1).call_cost(call, execution, SIZES, mesh)
+        CostSources.equal_nodes(Hardware(datasheet("cpu"), 8), 1).call_cost(call, execution, SIZES, mesh)
 
 
 def test_a_mesh_of_two_kinds_of_nodes_is_as_slow_as_the_slower():
-    fast, slow = (Hardware(DEVICE_KINDS[kind], 8, NETWORKS["infiniband-200"]) for kind in ("a100-80", "v100-32"))
+    fast, slow = (Hardware(DATASHEETS[kind], 8, NETWORKS["infiniband-200"]) for kind in ("a100-80", "v100-32"))
     call, execution = CallWork("inference", 64, Workload.fixed(300, 500)), Execution(Strategy(16), 2, 8)
     mesh = DeviceMesh(0, 2, 0, 8)
     mixed, both = CostSources((fast, slow)), CostSources((slow, slow))
@@ -198,12 +198,12 @@ def test_new_weights_cost_their_fingerprint_and_their_packing():
 
 
 def test_measured_messages_count_in_place_of_bandwidths():
-    group = Group(2, "node", 2)
+    group = CollectiveGroup(2, "node", 2)
     sums = [Measurement("all_reduce", 2, size, 1, seconds) for size, seconds in ((1000, 1.0), (2000, 2.0))]
     shares = [Measurement("share", 2, size, 1, seconds) for size, seconds in ((1000, 3.0), (2000, 4.0))]
     times = ProfiledTimes(replace(PROFILE, measurements=(*PROFILE.measurements, *sums, *shares)), SIZES)
     assert (times.all_reduce(1500, group), times.share(1500, group)) == (1.5, 3.5)
-    for other in (Group(4, "node", 4), Group(2, "network", 1)):
+    for other in (CollectiveGroup(4, "node", 4), CollectiveGroup(2, "network", 1)):
         assert times.all_reduce(1500, other) == SHEET.all_reduce(1500, other)
         assert times.share(1500, other) == SHEET.share(1500, other)
 
@@ -216,4 +216,4 @@ def test_a_tied_embedding_is_added_up_over_a_pipeline():
         sizes = ModelSizes.of_shape(tied, head)
         times = DatasheetTimes.of(sizes, HARDWARE)
         found = call_cost(work, Execution(Strategy(pp=2), 1, 8), times).dp_communication
-        assert found == pytest.approx(num_sums * times.all_reduce(4 * sizes.table, Group(2, "node", 1)))
+        assert found == pytest.approx(num_sums * times.all_reduce(4 * sizes.table, CollectiveGroup(2, "node", 1)))

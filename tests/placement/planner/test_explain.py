@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, Efficiency, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.explain import Explanation, explain
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.planner.question import Planner
 from prefect_rlhf.placement.schedule.estimate import Estimate, estimate
-from prefect_rlhf.placement.schedule.schedule import spare_seconds
+from prefect_rlhf.placement.schedule.schedule import slack_seconds
 from prefect_rlhf.placement.search.alternatives import alternatives
 from prefect_rlhf.placement.search.driver import search
 from tests.placement.search import plain
@@ -24,7 +24,7 @@ from tests.placement.search.test_driver import two_calls
 from tests.strategies import SMOLLM2, TWO_DEVICES, model, placed, ppo
 
 WORKLOAD = Workload.fixed(128, 128)
-H100S = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
+H100S = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
 
 
 def larger(graph):
@@ -78,7 +78,7 @@ def test_under_flattening_every_call_is_on_the_critical_path():
 
 def test_where_a_faster_placement_does_not_fit_memory_is_said_to_bind():
     """A pipeline of two stages without micro-batches holds half of the weights and takes twice the time."""
-    slow = replace(DEVICE_KINDS["h100"], bfloat16_flops=1e12)
+    slow = replace(DATASHEETS["h100"], bfloat16_flops=1e12)
     sources = CostSources.equal_nodes(Hardware(slow, 2), 1)
     graph, whole = larger(ppo()), TWO_DEVICES.whole
     plan = placed(preset("flattening", graph, TWO_DEVICES, whole, WORKLOAD.longest), "ref_inference", dp=1, pp=2)
@@ -108,7 +108,7 @@ def test_a_node_may_take_its_spare_seconds_longer_but_not_more():
     graph = larger(ppo(staleness=1))
     plan = preset("side_by_side", graph, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD.longest)
     made = estimate(graph, plan, WORKLOAD, H100S, iterations=2).schedule
-    seconds, spare, whole = made.seconds_of(), spare_seconds(made), made.makespan_seconds
+    seconds, spare, whole = made.seconds_of(), slack_seconds(made), made.makespan_seconds
     assert last_end(made.slots, seconds) == pytest.approx(whole)
     assert any(value > 0.01 for value in spare.values()) and any(value == 0 for value in spare.values())
     for name, more in spare.items():

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Efficiency, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -24,7 +24,7 @@ from prefect_rlhf.placement.model import known_shape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.candidates import candidate
-from prefect_rlhf.placement.planner.mesh_line import meshes_of
+from prefect_rlhf.placement.planner.mesh_space import meshes_of
 from prefect_rlhf.placement.planner.plan_problem import all_candidates, plan_problem
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Planner
@@ -37,7 +37,7 @@ from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax
 
 WORKLOAD = Workload.fixed(128, 128)
-SOURCES = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
+SOURCES = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
 
 
 def larger(graph: DataflowGraph) -> DataflowGraph:
@@ -177,7 +177,7 @@ def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
 def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
     """2048 rows of 2048 tokens have 512 GiB of keys and values; the plan keeps fewer in flight."""
     node = ClusterShape("node", 1, 8, 80 * GIB)
-    sources = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 8), 1)
+    sources = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 8), 1)
     found = plan_graph(large(2048), node, node.whole, Workload.fixed(1024, 1024), sources, budget_seconds=0.5)
     assert found.certificate.fits
     assert (found.plan["actor_generate"].engine, found.plan["actor_generate"].micro_batches > 1) == ("vllm", True)

@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, NETWORKS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput
@@ -20,7 +20,7 @@ from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL, model, ppo
 
 LENGTHS = Workload.fixed(256, 256)
-A100S = sizes_of(Hardware(DEVICE_KINDS["a100-80"], 8, NETWORKS["infiniband-200"]), 2)
+A100S = sizes_of(Hardware(DATASHEETS["a100-80"], 8, NETWORKS["infiniband-200"]), 2)
 
 
 def of_7b(graph: DataflowGraph) -> DataflowGraph:

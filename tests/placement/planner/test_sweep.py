@@ -10,7 +10,7 @@ import pytest
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.memory.certificate import Certificate, Peak
-from prefect_rlhf.placement.memory.needs import Share
+from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.pictures.sweep import sweep_svg
 from prefect_rlhf.placement.planner.sweep import Sweep, check_sizes, static_share, sweep
 
@@ -33,10 +33,10 @@ def certificate(*static, passing=5):
             f"n0:{index}",
             "train@0",
             (
-                Share("actor", "gradients", size // 3, False),
-                Share("actor", "optimizer", size - size // 3, False),
-                Share("actor", "weights", 20, False),
-                Share("train@0", "optimizer", passing, True),
+                ByteShare("actor", "gradients", size // 3, False),
+                ByteShare("actor", "optimizer", size - size // 3, False),
+                ByteShare("actor", "weights", 20, False),
+                ByteShare("train@0", "optimizer", passing, True),
             ),
             100,
         )

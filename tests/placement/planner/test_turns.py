@@ -8,21 +8,21 @@ from functools import cache
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.plan_problem import all_candidates
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Planner
-from prefect_rlhf.placement.planner.time_sharing import FORBIDDEN, turns_bound, turns_problem
+from prefect_rlhf.placement.planner.time_sharing import FORBIDDEN, time_sharing_bound, time_sharing_problem
 from prefect_rlhf.placement.schedule.estimate import ITERATIONS, estimate
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, model, plans, ppo
 
 WORKLOAD = Workload.fixed(128, 128)
-SOURCES = CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2), 1)
+SOURCES = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2), 1)
 GRAPH = replace(ppo(), models=tuple(model(one.role, one.head, SMOLLM2) for one in ppo().models))
 TIGHT = replace(TWO_DEVICES, device_memory_bytes=GIB * 7 // 4)  # one optimizer of the two, and little else
 
@@ -53,7 +53,7 @@ def test_with_enough_memory_no_trained_model_leaves():
 def bound_seconds() -> float:
     """With room for everything, so that no plan is left out for its memory."""
     setting = planner(TWO_DEVICES).setting()
-    problem = turns_bound(setting, all_candidates(setting), ITERATIONS).problem
+    problem = time_sharing_bound(setting, all_candidates(setting), ITERATIONS).problem
     return search(problem, 1.0).lower_bound_seconds / ITERATIONS
 
 
@@ -64,7 +64,7 @@ def test_no_drawn_plan_takes_less_than_the_bound(drawn):
     assert estimate(GRAPH, drawn, WORKLOAD, SOURCES).seconds >= bound_seconds() * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("posed", [turns_problem, turns_bound])
+@pytest.mark.parametrize("posed", [time_sharing_problem, time_sharing_bound])
 def test_a_copy_is_forbidden_only_where_both_do_not_fit(posed):
     """On overlapping meshes; on others, and where the copy is the trained one itself, never."""
     for cluster, some in ((TIGHT, True), (replace(TIGHT, device_memory_bytes=80 * GIB), False)):

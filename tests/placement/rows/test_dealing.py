@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.rows.dealing import Dealing, deal
+from prefect_rlhf.placement.rows.partition import RowPartition, balance
 
 SPEEDS = st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=1, max_size=5).map(tuple)
 
@@ -19,7 +19,7 @@ def dealings(draw):
     speeds, mini_batches, width = draw(SPEEDS), draw(st.integers(1, 4)), draw(st.integers(1, 3))
     num_rows = draw(st.integers(len(speeds), 9)) * mini_batches * width
     lengths = draw(st.lists(st.integers(1, 50), min_size=num_rows, max_size=num_rows))
-    return Dealing(num_rows, speeds, mini_batches, width, "generate"), tuple(lengths)
+    return RowPartition(num_rows, speeds, mini_batches, width, "generate"), tuple(lengths)
 
 
 @settings(max_examples=200)
@@ -48,17 +48,17 @@ def test_the_last_replica_to_finish_is_at_most_a_third_late(tokens, speeds):
     dp = len(speeds)
     every = product(range(dp), repeat=len(tokens))
     best = min(finish([[i for i, d in enumerate(to) if d == r] for r in range(dp)]) for to in every)
-    assert finish(deal(tokens, speeds)) <= best * (4 / 3 - 1 / (3 * dp)) + 1e-9
+    assert finish(balance(tokens, speeds)) <= best * (4 / 3 - 1 / (3 * dp)) + 1e-9
 
 
 def test_rows_stay_in_order_where_moving_them_would_not_pay():
     """Rows of one length are dealt as generate deals them."""
-    assert Dealing(8, (1.0, 1.0), 2, 1, "generate").hands((7,) * 8) == Dealing(8, (1.0, 1.0), 2).hands()
+    assert RowPartition(8, (1.0, 1.0), 2, 1, "generate").hands((7,) * 8) == RowPartition(8, (1.0, 1.0), 2).hands()
 
 
 def test_a_replica_on_slower_devices_gets_less():
     """By count and by tokens in proportion to speed."""
-    half_speed = Dealing(12, (1.0, 0.5), lengths_of="generate")
+    half_speed = RowPartition(12, (1.0, 0.5), lengths_of="generate")
     assert [len(hand[0]) for hand in half_speed.hands()] == [8, 4]
     lengths = (30, 1, 2, 9, 9, 9, 1, 2, 3, 4, 10, 10)
     tokens = [sum(lengths[row] for row in hand[0]) for hand in half_speed.hands(lengths)]
@@ -68,8 +68,8 @@ def test_a_replica_on_slower_devices_gets_less():
 @pytest.mark.parametrize(
     ("dealing", "message"),
     [
-        (Dealing(6, (1.0,) * 2, mini_batches=4), r"num_rows: got 6, expected a multiple of 4 \(4 mini-batches"),
-        (Dealing(8, (1.0,) * 3, mini_batches=4), "dp: got 3, expected at most 2, the items of a mini-batch"),
+        (RowPartition(6, (1.0,) * 2, mini_batches=4), r"num_rows: got 6, expected a multiple of 4 \(4 mini-batches"),
+        (RowPartition(8, (1.0,) * 3, mini_batches=4), "dp: got 3, expected at most 2, the items of a mini-batch"),
     ],
 )
 def test_rows_that_cannot_be_dealt_are_refused(dealing, message):

@@ -12,16 +12,16 @@ import pytest
 
 from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.rows.dealing import Rows
 from prefect_rlhf.placement.rows.moves import row_transfers
+from prefect_rlhf.placement.rows.partition import RowIndices
 from prefect_rlhf.placement.strategy import Coordinate
 from tests.strategies import GIB, on, ppo
 
 CLUSTER = ClusterShape("two_nodes", 2, 8, 8 * GIB)
-ALL: Rows = tuple(range(8))
+ALL: RowIndices = tuple(range(8))
 OUTSIDE, AWAY = on("n1:0", "python"), on("n1:0", "megatron")
 LENGTHS = {"actor_generate": (5,) * 8}
-Pattern = dict[Coordinate, Rows]
+Pattern = dict[Coordinate, RowIndices]
 
 
 def plan_of(**placements: Placement) -> ExecutionPlan:
@@ -54,7 +54,7 @@ def by_coordinate(placement: Placement, rows: dict[Device, list[int]]) -> Patter
     return {at[device]: tuple(sorted(found)) for device, found in rows.items()}
 
 
-def halves(dp: int) -> Rows:
+def halves(dp: int) -> RowIndices:
     return ALL[4 * dp : 4 * dp + 4]
 
 

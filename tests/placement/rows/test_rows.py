@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.rows.dealing import Dealing
 from prefect_rlhf.placement.rows.moves import row_moves, row_transfers
+from prefect_rlhf.placement.rows.partition import RowPartition
 from prefect_rlhf.placement.rows.shares import dealing_of, holds, needs
 from tests.strategies import GIB, dpo, graphs, on, placed, plans, ppo
 
@@ -73,7 +73,7 @@ def test_calls_on_the_same_rows_are_dealt_alike_so_that_nothing_moves_between_th
     graph = replace(graph, calls=finer)
     plan = preset("flattening", graph, CLUSTER, DeviceMesh(0, 1, 0, 2))
     dealt = {dealing_of(graph, plan, call.name) for call in graph if call.kind in ("inference", "train_step")}
-    assert dealt == {Dealing(8, (1.0, 1.0), 4, 1, "actor_generate")}
+    assert dealt == {RowPartition(8, (1.0, 1.0), 4, 1, "actor_generate")}
     assert "critic_inference" not in [move.producer for move in row_moves(graph, plan, "critic_train_step")]
     (share,) = {need.share for need in needs(graph, plan, "actor_train_step").values() if need.share.replica == 0}
     assert share.mini_batch_sizes(2, LENGTHS) == (2, 2)
@@ -91,8 +91,8 @@ def test_rows_of_a_dataset_are_dealt_by_count():
     """No generate reports their lengths; inference and train_step agree all the same."""
     graph = dpo()
     plan = preset("flattening", graph, CLUSTER, DeviceMesh(0, 1, 0, 2))
-    assert dealing_of(graph, plan, "ref_inference") == Dealing(8, (1.0, 1.0), 1, 2)
-    assert dealing_of(graph, plan, "actor_train_step") == Dealing(8, (1.0, 1.0), 1, 2)
+    assert dealing_of(graph, plan, "ref_inference") == RowPartition(8, (1.0, 1.0), 1, 2)
+    assert dealing_of(graph, plan, "actor_train_step") == RowPartition(8, (1.0, 1.0), 1, 2)
 
 
 def test_replicas_on_slower_nodes_get_fewer_rows():

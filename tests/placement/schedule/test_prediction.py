@@ -3,7 +3,7 @@
 import pytest
 
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -14,7 +14,7 @@ from tests.strategies import TWO_DEVICES, ppo
 
 GRAPH, WORKLOAD = ppo(evaluate_every=2), Workload.fixed(64, 64)
 PLAN = preset("split", GRAPH, TWO_DEVICES, TWO_DEVICES.whole)
-HARDWARE = (Hardware(DEVICE_KINDS["h100"], 2),)
+HARDWARE = (Hardware(DATASHEETS["h100"], 2),)
 ADDED = 0.125
 SOURCES = CostSources(HARDWARE, orchestration_seconds=ADDED)
 AUGMENTED = augment(GRAPH, PLAN, 6, checkpoint_every=3)

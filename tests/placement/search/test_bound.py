@@ -13,8 +13,8 @@ import pytest
 from benchmarks.closed_problem import read_closed_problem
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.exact.binding import binding_term
-from prefect_rlhf.placement.search.partial.complete import OVERFLOW_FACTOR, Placed, evaluate, makespan_of
-from prefect_rlhf.placement.search.partial.incumbent import Incumbent, Outcome
+from prefect_rlhf.placement.search.partial.complete import OVERFLOW_FACTOR, CompletePlan, evaluate, makespan_of
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
 from prefect_rlhf.placement.search.tables.symmetry import MOST, symmetries
@@ -48,7 +48,7 @@ def random_choice(problem: Problem, call: PlannedCall, random: Random) -> Choice
     return Choice(option, random.choice(problem.mesh_classes[call.options[option].mesh_class]))
 
 
-def as_partial(tables: Tables, placed: Placed, decided: Sequence[int], share: float, random: Random) -> Partial:
+def as_partial(tables: Tables, placed: CompletePlan, decided: Sequence[int], share: float, random: Random) -> Partial:
     """What the decided calls have in a plan, with this share of the relations between them."""
     partial = empty_partial(tables)
     partial.option[list(decided)] = placed.option[list(decided)]
@@ -71,9 +71,9 @@ def test_the_exact_search_finds_the_best_of_all_plans(seeds):
         costs = [plain.makespan(problem, plan) for plan in plain.every_plan(problem) if plain.fits(problem, plan)]
         result = search(problem, budget_seconds=60)
         if not costs:
-            assert (result.outcome, result.plan) == (Outcome.INFEASIBLE, None), problem.name
+            assert (result.outcome, result.plan) == (SearchOutcome.INFEASIBLE, None), problem.name
             continue
-        assert Outcome.OPTIMAL is result.outcome, problem.name
+        assert SearchOutcome.OPTIMAL is result.outcome, problem.name
         assert plain.legal(problem, result.plan) and plain.fits(problem, result.plan), problem.name
         assert [min(costs)] * 2 == [plain.makespan(problem, result.plan), round(result.makespan_seconds * 1e6)]
         assert min(costs) == round(result.lower_bound_seconds * 1e6), problem.name
@@ -175,7 +175,7 @@ def test_the_random_problems_hold_every_case():
     assert {0, 1, 2} == {edge.lag for problem in problems for edge in problem.edges}
     assert any(len(set(problem.device_bytes)) == 2 for problem in problems)
     outcomes = {search(problem, budget_seconds=60).outcome for problem in problems[:60]}
-    assert {Outcome.OPTIMAL, Outcome.INFEASIBLE} == outcomes
+    assert {SearchOutcome.OPTIMAL, SearchOutcome.INFEASIBLE} == outcomes
 
 
 def test_the_binding_term_names_what_binds():

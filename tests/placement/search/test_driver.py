@@ -12,7 +12,7 @@ import pytest
 from benchmarks.closed_problem import load_closed_problem, read_closed_problem
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.driver import search
-from prefect_rlhf.placement.search.partial.incumbent import Outcome
+from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PlannedCall, Problem
 from prefect_rlhf.placement.search.tables.tables import build_tables
 from prefect_rlhf.placement.strategy import Strategy
@@ -80,7 +80,7 @@ def test_a_reload_occupies_the_host_link_alone():
 def test_what_fits_nowhere_is_infeasible():
     """An outcome, not an exception: the caller knows which field to blame."""
     result = search(two_calls(memory=50), 60)
-    assert (Outcome.INFEASIBLE, None, float("inf")) == (result.outcome, result.plan, result.makespan_seconds)
+    assert (SearchOutcome.INFEASIBLE, None, float("inf")) == (result.outcome, result.plan, result.makespan_seconds)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -96,7 +96,7 @@ def test_it_stops_when_asked_with_the_best_plan_so_far(method):
     problem = read_closed_problem(closed_file(safe_ppo(13, 7), num_nodes=4, batch=256)).problem
     asked = itertools.count()
     result = search(problem, 600, method, should_stop=lambda: next(asked) > 20)
-    assert (result.outcome, result.plan is not None) == (Outcome.INTERRUPTED, True)
+    assert (result.outcome, result.plan is not None) == (SearchOutcome.INTERRUPTED, True)
     assert result.makespan_seconds >= 60.784
     assert result.lower_bound_seconds <= 62.350
     assert result.gap > 0
@@ -110,7 +110,7 @@ def test_an_interrupt_from_the_keyboard_keeps_the_plan(large):
             raise KeyboardInterrupt
 
     result = search(large, 600, progress=interrupt)
-    assert (result.outcome, result.plan is not None) == (Outcome.INTERRUPTED, True)
+    assert (result.outcome, result.plan is not None) == (SearchOutcome.INTERRUPTED, True)
 
 
 def test_progress_only_gets_better(large):
@@ -127,7 +127,7 @@ def test_progress_only_gets_better(large):
 def test_it_ends_at_the_gap_that_was_asked_for(large):
     """No work is spent on what does not matter."""
     result = search(large, 600, max_gap=0.5)
-    assert Outcome.WITHIN_GAP is result.outcome
+    assert SearchOutcome.WITHIN_GAP is result.outcome
     assert result.gap <= 0.5
 
 

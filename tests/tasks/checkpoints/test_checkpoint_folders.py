@@ -13,7 +13,7 @@ from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.checkpoints import folders as checkpoints
 from prefect_rlhf.tasks.checkpoints.folders import check_resumable, find_checkpoint, folder_of, keep_newest
-from prefect_rlhf.tasks.checkpoints.run_identity import problem_of
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from tests.finished_steps import write_checkpoint, write_shards
 from tests.strategies import GIB, ppo
 from tests.tasks import row_world
@@ -159,12 +159,12 @@ def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, s
     """Checkpoints then decide which weights are read."""
     write_checkpoint(augmented(staleness), tmp_path / "run", 4, every=2)
     found, graph = find_checkpoint("latest", tmp_path), augmented(staleness).graph
-    check_resumable(found, graph, problem_of(graph, 1, 2), 9)
+    check_resumable(found, graph, run_identity(graph, 1, 2), 9)
     if accepted:
-        check_resumable(found, graph, problem_of(graph, 1, 3), 9)
+        check_resumable(found, graph, run_identity(graph, 1, 3), 9)
     else:
         with pytest.raises(InvalidInput, match="'a checkpoint with checkpoint_every 2', expected 3, as in this run"):
-            check_resumable(found, graph, problem_of(graph, 1, 3), 9)
+            check_resumable(found, graph, run_identity(graph, 1, 3), 9)
 
 
 def test_what_is_small_is_plain_json(written):

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.tasks.reporting.comparison import ORCHESTRATION, compare, comparison_rows, subject_of
-from prefect_rlhf.tasks.running.journal import Journal, Span, read_spans
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
 from tests.strategies import TWO_DEVICES, dpo
 
 WORKED = {"ref_inference": 2.0, "actor_train_step": 3.0}
@@ -22,14 +22,16 @@ KNOWN = {node.id: WORKED[subject_of(node.id)] for node in AUGMENTED if subject_o
 PREDICTED = Prediction(SCHEDULE, KNOWN, orchestration_seconds=0.25)
 
 
-def spans(num_steps: int = 4) -> list[Span]:
+def spans(num_steps: int = 4) -> list[TaskRunSpan]:
     """Inference worked 1 s and held its devices 1.5 s; training 4 and 4.5 s; the first step took thrice as long."""
     made, now = [], 1000.0
     for step in range(num_steps):
         slower = 3.0 if step == 0 else 1.0
         for call, kind, seconds in (("ref_inference", "inference", 1.0), ("actor_train_step", "train_step", 4.0)):
             end = now + slower * (seconds + 0.5)
-            made.append(Span(f"{call}@{step}", call, kind, call, step, "", "", ("n0:0",), now, end, slower * seconds))
+            made.append(
+                TaskRunSpan(f"{call}@{step}", call, kind, call, step, "", "", ("n0:0",), now, end, slower * seconds)
+            )
             now = end
     return made
 
@@ -48,7 +50,7 @@ def test_the_step_compares_steady_states():
 
 
 def test_what_was_not_predicted_has_no_ratio():
-    extra = Span("held_out@1", "held_out", "inference", "held_out", 1, "", "", ("n0:0",), 1030.0, 1031.0, 1.0)
+    extra = TaskRunSpan("held_out@1", "held_out", "inference", "held_out", 1, "", "", ("n0:0",), 1030.0, 1031.0, 1.0)
     row = next(row for row in comparison_rows(compare(PREDICTED, [*spans(), extra])) if row["node"] == "held_out")
     assert (row["predicted s"], row["measured s"], row["ratio"], row["predicted order"]) == ("", "1", "", "")
 

@@ -11,7 +11,7 @@ from prefect_rlhf.placement.augmented.row_uses import row_uses
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.check import check_plan
-from prefect_rlhf.tasks.running.commands import call_orders
+from prefect_rlhf.tasks.running.commands import call_commands
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from tests.strategies import GIB, on, ppo
 from tests.tasks import row_world
@@ -115,7 +115,7 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
         if node.id == "actor_train_step@0":
             break
         dispatcher.execute(node)
-    orders = call_orders(dispatcher.run, node, dispatcher.rows)
+    orders = call_commands(dispatcher.run, node, dispatcher.rows)
     dispatcher.rows.finish(0)
     assert orders[0].rows == orders[2].rows and orders[1].rows == orders[3].rows, "stages of one replica"
     assert sorted(orders[0].rows + orders[1].rows) == list(range(8))

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from prefect_rlhf.tasks.running.journal import Journal, Span, covered_seconds, time_shares
+from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, covered_seconds, time_shares
 
 
 def span(kind, start, end, seconds=None, step=0, **more):
     worked = end - start if seconds is None else seconds
-    return Span(f"{kind}@{step}", kind, kind, kind, step, "pool", "lease", ("n0:0",), start, end, worked, **more)
+    return TaskRunSpan(f"{kind}@{step}", kind, kind, kind, step, "pool", "lease", ("n0:0",), start, end, worked, **more)
 
 
 def test_time_outside_of_model_function_calls_is_orchestration():

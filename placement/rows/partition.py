@@ -12,13 +12,13 @@ from functools import lru_cache
 
 from prefect_rlhf.placement.errors import InvalidInput
 
-Rows = tuple[int, ...]
-Hands = tuple[tuple[Rows, ...], ...]
+RowIndices = tuple[int, ...]
+Partitions = tuple[tuple[RowIndices, ...], ...]
 """hands[d][m] are the rows of mini-batch m that replica d works on, in ascending order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Dealing:
+class RowPartition:
     """What decides which replica works on which rows: equal dealings of equal lengths give equal hands.
 
     Replica d gets work in proportion to `speeds[d]`. Groups of `rows_per_item` adjacent rows stay together.
@@ -40,14 +40,14 @@ class Dealing:
         """Whether its one replica has all rows."""
         return self.dp == 1
 
-    def hands(self, lengths: tuple[int, ...] | None = None) -> Hands:
+    def hands(self, lengths: tuple[int, ...] | None = None) -> Partitions:
         """Deal: with each row's number of tokens where the dealing goes by tokens; without them by count.
 
         Raises InvalidInput when a mini-batch has fewer items than there are replicas, or is no whole number of items.
 
-        >>> Dealing(8, (1.0, 1.0), mini_batches=2).hands()
+        >>> RowPartition(8, (1.0, 1.0), mini_batches=2).hands()
         (((0, 1), (4, 5)), ((2, 3), (6, 7)))
-        >>> Dealing(4, (1.0, 1.0), lengths_of="generate").hands((9, 2, 3, 2))
+        >>> RowPartition(4, (1.0, 1.0), lengths_of="generate").hands((9, 2, 3, 2))
         (((0,),), ((1, 2, 3),))
         """
         return _hands(self, None if self.lengths_of is None else lengths)
@@ -70,23 +70,23 @@ class Dealing:
         assert len(lengths) == self.num_rows, f"{len(lengths)} lengths of {self.num_rows} rows"
         return [sum(lengths[i : i + width]) for i in range(0, self.num_rows, width)]
 
-    def rows_of(self, items: Sequence[int]) -> Rows:
+    def rows_of(self, items: Sequence[int]) -> RowIndices:
         """The rows of these items."""
         width = self.rows_per_item
         return tuple(row for item in items for row in range(item * width, (item + 1) * width))
 
 
 @lru_cache(maxsize=64)  # every device of a call asks for its replica's
-def _hands(dealing: Dealing, lengths: tuple[int, ...] | None) -> Hands:
+def _hands(dealing: RowPartition, lengths: tuple[int, ...] | None) -> Partitions:
     size, tokens = dealing.items_per_mini_batch(), dealing.tokens_of_items(lengths)
     dealt = []
     for start in range(0, size * dealing.mini_batches, size):
-        hands = deal(tokens[start : start + size], dealing.speeds)
+        hands = balance(tokens[start : start + size], dealing.speeds)
         dealt.append([dealing.rows_of([start + item for item in hand]) for hand in hands])
     return tuple(zip(*dealt, strict=True))
 
 
-def deal(tokens: Sequence[int], speeds: Sequence[float]) -> list[list[int]]:
+def balance(tokens: Sequence[int], speeds: Sequence[float]) -> list[list[int]]:
     """Items to replicas, so that the last to finish finishes early: by count where that is as good, else longest first.
 
     By count first, since generate deals by count: rows stay where they are unless moving them pays.

@@ -16,7 +16,7 @@ Priority = tuple[int, ...]
 """What runs first when either may: the smaller. See `order`."""
 
 
-class Draft:
+class GraphBuilder:
     """Nodes by id, each with its priority. Private to augment; a finished graph is frozen."""
 
     def __init__(self) -> None:

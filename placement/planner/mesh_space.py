@@ -12,7 +12,7 @@ from prefect_rlhf.placement.search.problem import Interval
 
 
 @dataclass(frozen=True, slots=True)
-class MeshLine:
+class MeshSpace:
     """`meshes[i]` is `intervals[i]` of the line; `classes` are meshes of one shape on nodes of the same kinds.
 
     Of the same kinds: with the same hardware, speeds and memory, node by node. `nodes` has the node of each device.
@@ -24,12 +24,12 @@ class MeshLine:
     nodes: tuple[int, ...]
 
     @classmethod
-    def of(cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources) -> MeshLine:
+    def of(cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources) -> MeshSpace:
         """Every mesh that a call may have on the lease.
 
-        >>> from prefect_rlhf.placement.cost.hardware import DEVICE_KINDS, Hardware
+        >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
         >>> desk = ClusterShape("desk", 1, 2, 8 << 30)
-        >>> line = MeshLine.of(desk, desk.whole, CostSources.equal_nodes(Hardware(DEVICE_KINDS["h100"], 2), 1))
+        >>> line = MeshSpace.of(desk, desk.whole, CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2), 1))
         >>> [mesh.name for mesh in line.meshes], line.classes
         (['n0:0', 'n0:1', 'n0:0-1'], ((0, 1), (2,)))
         """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.engines.weights.buckets import Parcel, message_bytes, parcels
+from prefect_rlhf.engines.weights.buckets import Bucket, cut_into_buckets, message_bytes
 from prefect_rlhf.engines.weights.views import blocks, copy_rows
 from prefect_rlhf.placement.layout.reshard import Piece, ReshardPlan
 
@@ -19,7 +19,7 @@ Blocks = Sequence[Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WeightMessage:
     """A parcel at one of its ends: the blocks of each piece there, in the order in which they travel."""
 
     pieces: tuple[Blocks, ...]
@@ -59,15 +59,15 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class RankTransfers:
     """What one rank does: `staying` are the blocks that it copies within, the rest its messages by the other rank.
 
     Views stay valid as long as the engines that stated them; offloading empties and refills the same storages.
     """
 
     staying: tuple[tuple[Blocks, Blocks], ...]
-    outgoing: Mapping[int, Sequence[Message]]
-    incoming: Mapping[int, Sequence[Message]]
+    outgoing: Mapping[int, Sequence[WeightMessage]]
+    incoming: Mapping[int, Sequence[WeightMessage]]
     bucket_bytes: int
 
     @property
@@ -90,28 +90,28 @@ class Route:
         return sum(block.nbytes for _, target in self.staying for block in target)
 
 
-def plan_route(plan: ReshardPlan, rank: int, read: Shards, write: Shards, bucket_bytes: int) -> Route:
+def plan_rank_transfers(plan: ReshardPlan, rank: int, read: Shards, write: Shards, bucket_bytes: int) -> RankTransfers:
     """What `rank` does for `plan`, reading and writing these shards, with at most two buckets staged."""
     limit = message_bytes(_most_peers(plan.moved), bucket_bytes)
     outgoing = _by_peer((piece.target, piece) for piece in plan.moved if piece.source == rank)
     incoming = _by_peer((piece.source, piece) for piece in plan.moved if piece.target == rank)
     staying = [piece for piece in plan.local if piece.target == rank]
-    return Route(
+    return RankTransfers(
         tuple((_blocks(piece, read), _blocks(piece, write)) for piece in staying),
-        {peer: _messages(parcels(pieces, _formats(read), limit), read) for peer, pieces in outgoing.items()},
-        {peer: _messages(parcels(pieces, _formats(write), limit), write) for peer, pieces in incoming.items()},
+        {peer: _messages(cut_into_buckets(pieces, _formats(read), limit), read) for peer, pieces in outgoing.items()},
+        {peer: _messages(cut_into_buckets(pieces, _formats(write), limit), write) for peer, pieces in incoming.items()},
         bucket_bytes,
     )
 
 
-def _most_staged(messages: Sequence[Message]) -> int:
+def _most_staged(messages: Sequence[WeightMessage]) -> int:
     """Bytes of the largest message that is not sent from, or received into, where it belongs."""
     return max((message.num_bytes for message in messages if message.place is None), default=0)
 
 
-def _messages(made: Iterable[Parcel], shards: Shards) -> list[Message]:
+def _messages(made: Iterable[Bucket], shards: Shards) -> list[WeightMessage]:
     return [
-        Message(tuple(_blocks(piece, shards) for piece in parcel), sum(piece.num_elements for piece in parcel))
+        WeightMessage(tuple(_blocks(piece, shards) for piece in parcel), sum(piece.num_elements for piece in parcel))
         for parcel in made
     ]
 
