@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from prefect_rlhf.engines.engine import Output, SamplingSettings, TrainSettings
 from prefect_rlhf.placement.graph import Call
@@ -19,6 +19,9 @@ from prefect_rlhf.placement.plan import ModelInstance
 
 Digest = Mapping[str, int]
 """Parameter name -> what this rank's shard contributes to the weight fingerprint, modulo 2**64."""
+
+Bytes = TypeVar("Bytes", int, Mapping[str, int])
+"""Of one rank a number, of several rank -> number."""
 
 
 class RowSource(Protocol):
@@ -133,26 +136,34 @@ class MoveWeightsCommand:
     devices: tuple[Device, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """What a rank says after an order. `seconds` is its own clock; `digest` is set when weights were written.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements(Generic[Bytes]):
+    """Time, data and memory of one piece of work: of one rank, or of all ranks of a node (memory then by rank).
 
-    `device_bytes` are the storages of all tensors that its engines have on the device; `resident_bytes` is what the
-    system says of the process's own memory, their witness where the device is a CPU.
+    `seconds` is the rank's own clock. `bytes_moved` came from other ranks (for offload and reload: to or from the
+    host); `peak_extra_bytes` is the most that was staged for it.
 
-    `row_lengths` are the tokens of each row that a generate made, in the order of its rows. `store_bytes` is what the
-    rank's store of rows holds after the order. `bytes_moved` came from other ranks (for offload and reload: to or from
-    the host); `peak_extra_bytes` is the most that was staged for it.
+    `device_bytes` are the storages of all tensors that engines have on the device; `resident_bytes` is what the system
+    says of the process's own memory, their witness where the device is a CPU; `store_bytes` are the rows still kept.
     """
 
     seconds: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    digest: Digest | None = None
-    bytes_moved: int = 0
-    device_bytes: int = 0
     fingerprint_seconds: float = 0.0
+    bytes_moved: int = 0
     num_tokens: int = 0
-    resident_bytes: int = 0
     peak_extra_bytes: int = 0
+    device_bytes: Bytes
+    resident_bytes: Bytes
+    store_bytes: Bytes
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport(Measurements[int]):
+    """A rank's reply to a command. `digest` is set when weights were written.
+
+    `row_lengths` are the tokens of each row that a generate made, in the order of its rows.
+    """
+
+    digest: Digest | None = None
     row_lengths: tuple[int, ...] = ()
-    store_bytes: int = 0

@@ -80,7 +80,7 @@ def _spawn(settings: ForkServerSettings, rank: int, listener: int | None) -> int
         os.set_inheritable(descriptor, descriptor in (*settings.pipes[rank], settings.lifeline, listener))
     pipes = ",".join(map(str, settings.pipes[rank]))
     arguments = [pipes, str(settings.lifeline), "" if listener is None else str(listener)]
-    command = [sys.executable, "-P", "-m", "prefect_rlhf.engines.gang.protocol.rank_process", *arguments]
+    command = [sys.executable, "-P", "-m", "prefect_rlhf.engines.gang.rank_process", *arguments]
     return os.posix_spawn(sys.executable, command, os.environ)
 
 

@@ -285,7 +285,7 @@ def test_a_rank_that_exits_is_lost(gang):
 
 def test_a_failure_is_told_though_others_hang_behind_it(gang, monkeypatch):
     """When one rank raises and the other waits for it in a collective, the error is the first one's."""
-    monkeypatch.setattr("prefect_rlhf.engines.gang.protocol.local._FAILURE_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("prefect_rlhf.engines.gang.local._FAILURE_GRACE_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(InvalidInput, match="x: got 1"):
         call(gang, "raise_on", 0, InvalidInput("x", 1, "2"), seconds=60)
@@ -316,7 +316,7 @@ def broken_factory(rank, size):
 CONTROLLER = """
 import sys, threading, time
 from prefect_rlhf.engines.gang.local import LocalGang
-from tests.engines.test_gang import Probe
+from tests.engines.gang.test_gang import Probe
 gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",))
 print(gang.process_group, flush=True)
 gang.call("spin", {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=60)
