@@ -17,6 +17,7 @@ from prefect_rlhf.engines.files.tensor_files import (
     stored_tensors,
     write_folder_of_tensors,
 )
+from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
@@ -76,18 +77,17 @@ def write_folder(
     `tensors` come one by one under their Hugging Face names, whole, in any order, and are written as `spec.dtype`. The
     folder appears under its name only when it is complete.
     """
-    target = Path(path)
-    part = target.with_name(target.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     shapes = {p.name: p.shape for p in parameters(spec)}
-    write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes)
-    (part / "config.json").write_text(json.dumps(_config_of(spec, Path(tokenizer)), indent=2) + "\n")
-    for name in TOKENIZER_FILES:
-        if (Path(tokenizer) / name).is_file():
-            shutil.copyfile(Path(tokenizer) / name, part / name)
-    shutil.rmtree(target, ignore_errors=True)
-    part.rename(target)
+
+    def write(part: Path) -> None:
+        part.mkdir()
+        write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes)
+        (part / "config.json").write_text(json.dumps(_config_of(spec, Path(tokenizer)), indent=2) + "\n")
+        for name in TOKENIZER_FILES:
+            if (Path(tokenizer) / name).is_file():
+                shutil.copyfile(Path(tokenizer) / name, part / name)
+
+    write_atomically(Path(path), write)
 
 
 def _read_config(folder: Path, role: str) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def test_old_and_new_rope_settings_are_read(folder):
 def test_reading_a_spec_imports_no_torch(made):
     """A flow may check a folder without loading an engine."""
     code = (
-        "import sys; from prefect_rlhf.engines.huggingface import read_model_spec as r;"
+        "import sys; from prefect_rlhf.engines.files.huggingface import read_model_spec as r;"
         f"r('actor', {made!r}, 'lm'); assert not {{'torch', 'megatron', 'transformers'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -51,6 +51,6 @@ def test_a_process_that_has_ended_is_named():
 
 
 def test_a_host_is_the_same_for_all_its_processes():
-    line = "from prefect_rlhf.engines.read_memory import _host; print(_host())"
+    line = "from prefect_rlhf.engines.weights.read_peer_memory import _host; print(_host())"
     told = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True, timeout=60)
     assert int(told.stdout) == _host() != os.getpid()

@@ -1,0 +1,33 @@
+"""Files, folders and links that appear under their names only when they are complete."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
+    """Let `write` make something beside `path`, then rename it, in place of what is there; return `path`.
+
+    Nobody sees half of it, even when several processes write at once; nothing is left of a write that raises.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    _remove(part)  # of an earlier process with this id, which was killed
+    try:
+        write(part)
+    except BaseException:
+        _remove(part)
+        raise
+    if part.is_dir():
+        _remove(path)  # a folder replaces only an empty one
+    return part.replace(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
