@@ -5,134 +5,193 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import networkx as nx
 import pytest
 
 from prefect_rlhf.flows.rlhf_flow import ALGORITHMS
+from tests.house import (
+    PACKAGE,
+    PAGE,
+    PICTURE,
+    ROOMS,
+    TABLE,
+    boxes,
+    file_arrows,
+    files,
+    folders,
+    imported,
+    ours,
+    picture,
+    purpose,
+    table,
+)
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = "prefect_rlhf"
-ROOMS = ("flows", "tasks", "placement", "engines", "blocks")
 MAY_IMPORT = {
-    "flows": {"tasks", "placement", "blocks"},
-    "tasks": {"placement", "engines"},
-    "placement": set(),
-    "engines": {"placement"},
-    "blocks": {"placement"},
+    "flows": "tasks placement blocks",
+    "tasks": "placement engines",
+    "blocks": "placement",
+    "engines": "placement",
+    "placement": "",
 }
-PROTOCOLS = {"engine", "gang", "orders", "rows", "compute"}  # values and protocols that tasks share with engines
-CONTROLLER = {"open_gang", "versions", "huggingface", "checkpoint_files", "saved_state", "profiling"}
-"""What the controller runs itself: it opens a gang (of ranks that profile too), compares fingerprints, reads configs
-and indexes."""
+"""Rooms: what each may import of the others."""
+SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
+    "flows": {
+        "commands": "planning forms .",
+        "planning": "training hardware forms .",
+        "training": "hardware forms",
+        "hardware": "",
+        "forms": "",
+        "demo": "",
+        ".": "planning training hardware forms",
+    },
+    "tasks": {
+        "reporting": "running checkpoints",
+        "running": "checkpoints data .",
+        "data": ".",
+        "rl": ".",
+        "checkpoints": "",
+        "profiling": "",
+        ".": "",
+    },
+    "blocks": {
+        "worker": ".",
+        ".": "worker",  # the package's front door shows it
+    },
+    "engines": {
+        "gang": "rank",
+        "profiling": "rank megatron files weights .",
+        "rank": "megatron vllm files sampling weights .",
+        "megatron": "megatron.cpu files sampling weights .",
+        "megatron.cpu": "megatron",
+        "vllm": "vllm.cpu files sampling weights .",
+        "vllm.cpu": "vllm",
+        "files": "weights .",
+        "sampling": ".",
+        "weights": ".",
+        ".": "",
+    },
+    "placement": {
+        "pictures": "planner schedule augmented rows .",
+        "planner": "memory schedule cost augmented plans layout search .",
+        "memory": "cost augmented plans layout rows .",
+        "schedule": "cost augmented .",
+        "cost": "augmented layout rows .",
+        "augmented": "rows .",
+        "plans": "layout .",
+        "layout": ".",
+        "rows": ".",
+        "search": "search.exact search.sampling search.partial search.tables .",
+        "search.exact": "search.sampling search.partial search.bound search.tables search",
+        "search.sampling": "search.partial search.bound search.tables search",
+        "search.partial": "search.bound search.tables search",
+        "search.bound": "search.tables search",
+        "search.tables": "search",
+        ".": "",
+    },
+}
+"""Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
+SEAM = {"", "gang", "weights", "files", "profiling"}
+"""What tasks may import of engines: the root (values and protocols), and of these sub-rooms what the controller runs
+itself: it opens a gang (of ranks that profile too), compares fingerprints, reads configs and indexes."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500
 """Limits of the tail. What most functions and files should be is far below: 25 and 300."""
 
 
-def files(room: str) -> list[Path]:
-    return sorted(path for path in (ROOT / room).rglob("*.py") if "__pycache__" not in path.parts)
+def inside(room: str) -> dict[str, Path]:
+    return {name: path for name, path in files().items() if name.split(".")[0] == room}
 
 
-def module(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported(path: Path, typing_only: bool = True) -> set[str]:
-    """Every absolute module name that a file imports, `from a import b` as both a and a.b."""
-    tree = ast.parse(path.read_text())
-    skipped = set() if typing_only else {id(n) for block in type_checking(tree) for n in ast.walk(block)}
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import; a file entrypoint would load a second copy"
-            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def type_checking(tree: ast.Module) -> Iterator[ast.If]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            yield node
-
-
-def ours(names: set[str]) -> set[str]:
-    """Our modules among them, without the package's name."""
-    return {name.removeprefix(f"{PACKAGE}.") for name in names if name.startswith(f"{PACKAGE}.")}
+def sub_room(name: str) -> str:
+    """The folder that a file stands in, within its room; `.` for the room's root."""
+    path = files()[name]
+    folder = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return folder.partition(".")[2] or "."
 
 
 def test_every_room_has_files():
     """An empty room would make the tests below say nothing."""
-    assert {room: bool(files(room)) for room in ROOMS} == dict.fromkeys(ROOMS, True)
+    assert {room: bool(inside(room)) for room in ROOMS} == dict.fromkeys(ROOMS, True)
+    assert set(SUB_ROOMS) == set(MAY_IMPORT) == set(ROOMS)
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_rooms_that_it_may(room):
+    allowed = {room, *MAY_IMPORT[room].split()}
     wrong = {
-        f"{module(path)} -> {name}"
-        for path in files(room)
-        for name in ours(imported(path))
-        if name.split(".")[0] not in MAY_IMPORT[room] | {room}
+        f"{name} -> {other}"
+        for name, path in inside(room).items()
+        for other in ours(path)
+        if other.split(".")[0] not in allowed
     }
     assert wrong == set()
 
 
-def test_tasks_know_no_engine_by_name():
-    wrong = {
-        f"{module(path)} -> {name}"
-        for path in files("tasks")
-        for name in ours(imported(path))
-        if name.startswith("engines.") and name.split(".")[1] not in PROTOCOLS | CONTROLLER
-    }
-    assert wrong == set()
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_sub_room_imports_what_the_table_shows(room):
+    """Nothing else, and all of it: the table is a picture of the house, not a wish."""
+    seen: dict[str, set[str]] = {sub_room(name): set() for name in inside(room)}
+    for name, path in inside(room).items():
+        targets = {sub_room(other) for other in ours(path) if other.split(".")[0] == room}
+        seen[sub_room(name)] |= targets - {sub_room(name)}
+    assert seen == {name: set(targets.split()) for name, targets in SUB_ROOMS[room].items()}
 
 
-def test_placement_imports_nothing_heavy():
-    wrong = {
-        f"{module(path)} -> {name}"
-        for path in files("placement")
-        for name in imported(path)
-        if name.split(".")[0] in HEAVY
-    }
-    assert wrong == set()
+@pytest.mark.parametrize("room", ROOMS)
+def test_sub_rooms_import_each_other_in_no_circle(room):
+    """A sub-room's own sub-rooms belong to it. A room's root is none: it holds the doors and the vocabulary."""
+    graph: nx.DiGraph = nx.DiGraph()
+    for name, targets in SUB_ROOMS[room].items():
+        ends = {target.split(".")[0] for target in targets.split()} - {name.split(".")[0], ""}
+        graph.add_edges_from((name.split(".")[0], end) for end in ends if name != ".")
+    assert list(nx.simple_cycles(graph)) == []
 
 
-@pytest.mark.parametrize("room", ["flows", "placement", "blocks"])
-def test_only_engines_and_tasks_import_torch(room):
-    wrong = {
-        f"{module(path)} -> {name}"
-        for path in files(room)
-        for name in imported(path)
-        if name.split(".")[0] in {"torch", "megatron", "vllm"}
-    }
-    assert wrong == set()
+@pytest.mark.parametrize("folder", [name for name in folders() if name.count(".") == 1 or name in ROOMS])
+def test_files_and_sub_rooms_of_a_folder_import_each_other_in_no_circle(folder):
+    """What stands side by side can be read one after another, from the lowest floor up."""
+    assert list(nx.simple_cycles(boxes(folder))) == []
 
 
 def test_files_import_each_other_in_no_circle():
     """Imports inside functions count: that is where circles hide. Those for type checkers alone do not."""
-    graph: nx.DiGraph = nx.DiGraph()
-    known = {module(path) for room in ROOMS for path in files(room)}
-    for room in ROOMS:
-        for path in files(room):
-            targets = ours(imported(path, typing_only=False)) & known - {module(path)}
-            graph.add_edges_from((module(path), name) for name in targets if not module(path).startswith(f"{name}."))
-    assert list(nx.simple_cycles(graph)) == []
+    assert list(nx.simple_cycles(file_arrows(typing_only=False))) == []
+
+
+def test_tasks_know_no_engine_by_name():
+    wrong = {
+        f"{name} -> {other}"
+        for name, path in inside("tasks").items()
+        for other in ours(path)
+        if other.split(".")[0] == "engines" and sub_room(other).removesuffix(".") not in SEAM
+    }
+    assert wrong == set()
+
+
+@pytest.mark.parametrize(
+    ("room", "heavy"),
+    [("placement", HEAVY), ("flows", {"torch", "megatron", "vllm"}), ("blocks", {"torch", "megatron", "vllm"})],
+)
+def test_only_engines_and_tasks_import_what_is_heavy(room, heavy):
+    wrong = {
+        f"{name} -> {other}"
+        for name, path in inside(room).items()
+        for other in imported(path)
+        if other.split(".")[0] in heavy
+    }
+    assert wrong == set()
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_function_is_longer_than_a_page(room):
     """Lines of code from the first statement after the docstring; blank lines and comments are free."""
     long = {
-        f"{module(path)}.{node.name}: {lines}"
-        for path in files(room)
+        f"{name}.{node.name}: {lines}"
+        for name, path in inside(room).items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         if (lines := body_lines(path, node)) > MAX_BODY_LINES
@@ -142,13 +201,28 @@ def test_no_function_is_longer_than_a_page(room):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_file_is_too_long(room):
-    long = {module(p): lines for p in files(room) if (lines := len(p.read_text().splitlines())) > MAX_FILE_LINES}
-    assert long == {}
+    lengths = {name: len(path.read_text().splitlines()) for name, path in inside(room).items()}
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
 
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_module_says_what_it_is(room):
-    assert [module(path) for path in files(room) if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [name for name, path in inside(room).items() if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_every_folder_says_in_one_line_what_it_is_for():
+    """A folder without `__init__` would be in no table and no picture."""
+    paths = {path.parent for room in ROOMS for path in inside(room).values()}
+    assert len(paths) == len(folders())
+    assert [name for name in folders() if not purpose(name).endswith(".")] == []
+
+
+def test_the_drawing_of_the_house_is_what_the_imports_say():
+    """`python -m tests.house` draws it anew."""
+    assert PICTURE.read_text() == picture()
+    drawn = TABLE.search(PAGE.read_text())
+    assert drawn is not None
+    assert drawn[0] == table()
 
 
 def body_lines(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -161,7 +235,7 @@ def body_lines(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_importing_placement_loads_nothing_heavy():
     """The same as read from the source, seen in a fresh interpreter."""
-    assert loaded_by(f"{PACKAGE}.{module(path)}" for path in files("placement")) == set()
+    assert loaded_by(f"{PACKAGE}.{name}" for name in inside("placement")) == set()
 
 
 def test_planning_an_algorithm_loads_no_engine():
