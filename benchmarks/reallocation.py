@@ -79,7 +79,7 @@ def pairs() -> Iterator[Pair]:
 
 def _aligned(name: str, source: ModelInstance, target: ModelInstance, lease: DeviceMesh) -> Pair:
     """The target has its coordinates where they overlap most with the source."""
-    return Pair(name, source, replace(target, order=overlapping_order(target, source, SPEC)), lease)
+    return Pair(name, source, replace(target, device_order=overlapping_order(target, source, SPEC)), lease)
 
 
 @dataclass(frozen=True, slots=True)

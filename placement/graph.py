@@ -53,7 +53,8 @@ class Call:
     the last step. `stateful` computations carry state from step to step. `num_rows` rows are worked on in one step (a
     generate with n samples per prompt: n times its prompts); groups of `rows_per_item` adjacent ones (a chosen and a
     rejected answer) are never split. A train_step takes `epochs` * `mini_batches` optimizer steps. `temperature`
-    divides the logits of log-probabilities that a call makes or trains.
+    divides the logits of log-probabilities that a call makes or trains. A generate adds at most
+    `max_new_tokens` to a row (0: not stated).
     """
 
     name: str
@@ -71,6 +72,7 @@ class Call:
     mini_batches: int = 1
     epochs: int = 1
     temperature: float = 1.0
+    max_new_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

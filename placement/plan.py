@@ -21,9 +21,9 @@ OffloadPart = Literal["all", "optimizer"]
 class Placement:
     """Where and how one call runs.
 
-    `micro_batches` is per data-parallel replica and mini-batch; with vLLM, how many times fewer rows than a replica has
-    its key-value cache holds at once. `offload` says what of the instance that this call uses
-    is in host memory whenever no call is using it. `order` are the mesh's devices, by position, in the order of the
+    `micro_batches` is per data-parallel replica and mini-batch; with vLLM, the number of groups that a replica's rows
+    are generated in: the key-value cache holds one group. `offload` says what of the instance that this call uses is in
+    host memory whenever no call is using it. `device_order` are the mesh's devices, by position, in the order of the
     strategy's coordinates; empty: as the mesh lists them. `python` is the engine of compute calls, which use one
     device's host CPU.
     """
@@ -33,7 +33,7 @@ class Placement:
     engine: EngineKind
     micro_batches: int = 1
     offload: Offload = "none"
-    order: tuple[int, ...] = ()
+    device_order: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class Placement:
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices in the order of the strategy's coordinates."""
-        return ordered_devices(self.mesh, self.order)
+        return ordered_devices(self.mesh, self.device_order)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class ModelInstance:
     engine: EngineKind
     mesh: DeviceMesh
     strategy: Strategy
-    order: tuple[int, ...] = ()
+    device_order: tuple[int, ...] = ()
 
     @property
     def devices(self) -> tuple[Device, ...]:
         """The devices in the order of the strategy's coordinates."""
-        return ordered_devices(self.mesh, self.order)
+        return ordered_devices(self.mesh, self.device_order)
 
     @property
     def name(self) -> str:
@@ -100,7 +100,7 @@ def instance_of(call: Call, placement: Placement) -> ModelInstance | None:
     """The copy of weights that `call` uses when placed so; None for compute calls, which use none."""
     if call.role is None:
         return None
-    return ModelInstance(call.role, placement.engine, placement.mesh, placement.strategy, placement.order)
+    return ModelInstance(call.role, placement.engine, placement.mesh, placement.strategy, placement.device_order)
 
 
 def instances(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[Call, ...]]:

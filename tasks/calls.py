@@ -56,6 +56,7 @@ def generate(
         num_rows=rows.num_rows * samples_per_prompt,
         every=every,
         samples_per_prompt=samples_per_prompt,
+        max_new_tokens=settings.max_new_tokens,
     )
     return trace.add(call)
 

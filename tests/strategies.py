@@ -185,7 +185,7 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
         if draw(st.booleans()):
             order = tuple(draw(st.permutations(range(instance.mesh.num_devices))))
             for each in calls:
-                plan = placed(plan, each.name, order=order)
+                plan = placed(plan, each.name, device_order=order)
     for calls in instances(graph, plan).values() if offload else ():
         trained = any(each.kind == "train_step" for each in calls)
         part = draw(st.sampled_from(["none", "all", "optimizer"] if trained else ["none", "all"]))

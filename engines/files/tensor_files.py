@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+FORMAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
 MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
 
@@ -44,7 +44,7 @@ def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
         for name, entry in header.items():
             if entry["data_offsets"][1] > data_bytes:
                 raise InvalidInput(field, file.name, f"a whole file; it ends inside tensor {name}")
-            if entry["dtype"] not in ITEM_BYTES:
+            if entry["dtype"] not in FORMAT_BYTES:
                 raise InvalidInput(field, f"{name} of type {entry['dtype']}", "a tensor of type F32, BF16 or F16")
             found[name] = StoredTensor(file, tuple(entry["shape"]))
     return found
@@ -203,4 +203,4 @@ def _bytes_of(tensor: Tensor, dtype: str) -> memoryview:
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: str) -> int:
-    return prod(shape) * ITEM_BYTES[FORMATS[dtype]]
+    return prod(shape) * FORMAT_BYTES[FORMATS[dtype]]

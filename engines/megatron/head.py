@@ -14,9 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from prefect_rlhf.engines.megatron.gradients import GradientSink, transposed
-
-LOGITS_AT_ONCE = 1 << 19  # elements: about what stays in a core's cache; a GPU takes more
-LOGITS_AT_ONCE_CUDA = 1 << 28
+from prefect_rlhf.placement.engine_constants import LOGITS_AT_ONCE_CPU, LOGITS_AT_ONCE_CUDA
 
 
 def token_logprobs(
@@ -31,7 +29,7 @@ def token_logprobs(
 
     The vocabulary is split over `tp`; of this rank's rows the first `num_rows` (all, unless given) are tokens, and the
     rest have no part in the softmax. Logits are made for a slice of the vocabulary at a time, and made again in the
-    backward pass, so that at most LOGITS_AT_ONCE of them exist.
+    backward pass, so that at most LOGITS_AT_ONCE_CPU or LOGITS_AT_ONCE_CUDA of them exist.
     """
     apply: Callable[..., Tensor] = _TokenLogprobs.apply
     tokens = weight_VH.shape[0] if num_rows is None else num_rows
@@ -123,7 +121,7 @@ def _combine(logsumexp_N: Tensor, picked_N: Tensor, tp: dist.ProcessGroup) -> Te
 
 def _slices(hidden_NH: Tensor, weight_VH: Tensor) -> list[tuple[int, int]]:
     """Vocabulary slices whose logits are few enough for all N tokens at once."""
-    limit = LOGITS_AT_ONCE_CUDA if hidden_NH.is_cuda else LOGITS_AT_ONCE
+    limit = LOGITS_AT_ONCE_CUDA if hidden_NH.is_cuda else LOGITS_AT_ONCE_CPU
     width = max(128, limit // max(1, hidden_NH.shape[0]) // 128 * 128)
     size = weight_VH.shape[0]
     return [(start, min(start + width, size)) for start in range(0, size, width)]

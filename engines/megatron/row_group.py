@@ -13,8 +13,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill, TableMaker
-
-PREFILL_TOKENS = 8192  # of one pass, padding included: activations of all prompts at once could fill a device
+from prefect_rlhf.placement.engine_constants import PASS_TOKENS
 
 
 class RowGroup:
@@ -52,7 +51,7 @@ class RowGroup:
     def prefills(self, rotary: TableMaker) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
         """Tokens [1, N], the pass over them and the place of each prompt's last token; few enough rows at a time."""
         longest = max(len(prompt) for prompt in self._prompts)
-        count = max(1, PREFILL_TOKENS // longest)
+        count = max(1, PASS_TOKENS // longest)
         for slot in range(0, len(self._prompts), count):
             prompts, lengths = self._prompts[slot : slot + count], self._lengths_R[slot : slot + count]
             made = Prefill.of(lengths, self.cache, slot, rotary)

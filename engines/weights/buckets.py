@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
+from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.layout.reshard import Piece
 
-BUCKET_BYTES = 64 << 20  # the most that a rank stages at once for sending, and the same for receiving
 MESSAGE_BYTES = 8 << 20
 ALONE_BYTES = 512 << 10
 IN_FLIGHT = 2  # messages that may be under way between two ranks in one direction, at the least

@@ -84,7 +84,7 @@ class PlanAnswer:
 
 def without_orders(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
     """The plan without the orders of devices that a run chooses by itself: shorter to read."""
-    plain = replace(plan, placements=tuple((name, replace(old, order=())) for name, old in plan.placements))
+    plain = replace(plan, placements=tuple((name, replace(old, device_order=())) for name, old in plan.placements))
     return plain if aligned(plain, graph) == plan else plan
 
 

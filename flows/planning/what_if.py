@@ -29,7 +29,6 @@ from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.planner.question import Planner
 from prefect_rlhf.tasks.model_shape import model_shape
-from prefect_rlhf.tasks.settings import Sampling
 from prefect_rlhf.tasks.trace import Algorithm
 
 MANY = 1 << 30  # items of a dataset that is not there
@@ -107,8 +106,8 @@ def _workload(graph: DataflowGraph, options: PlanOptions, inputs: RunInputs) -> 
     of_data = run_workload(graph, inputs) if trained.rows_from in inputs.sources else None
     if of_data and not (options.prompt_length or options.response_length):
         return of_data
-    sampled = [Sampling.model_validate_json(call.operation.settings) for call in graph if call.kind == "generate"]
-    most = max((sampling.max_new_tokens for sampling in sampled), default=0)
+    sampled = [call for call in graph if call.kind == "generate"]
+    most = max((call.max_new_tokens for call in sampled), default=0)
     prompts = of_data.prompts if of_data and sampled else None
     if options.prompt_length:
         prompts = parse_lengths(options.prompt_length, "prompt_length")

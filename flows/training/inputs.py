@@ -13,7 +13,6 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.model_shape import read_model_spec
-from prefect_rlhf.tasks.settings import Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,11 @@ def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
     longest = max(inputs.longest.values())
     for call in graph:
         if call.kind == "generate":
-            sampling = Sampling.model_validate_json(call.operation.settings)
             left = inputs.context - inputs.longest[call.rows_from]
-            if sampling.max_new_tokens > left:
+            if call.max_new_tokens > left:
                 field, expected = f"{call.name}.sampling.max_new_tokens", f"at most {left}, which the context leaves"
-                raise InvalidInput(field, sampling.max_new_tokens, expected)
-            longest = max(longest, inputs.longest[call.rows_from] + sampling.max_new_tokens)
+                raise InvalidInput(field, call.max_new_tokens, expected)
+            longest = max(longest, inputs.longest[call.rows_from] + call.max_new_tokens)
     return longest
 
 

@@ -6,7 +6,6 @@ from prefect_rlhf.flows.training.inputs import RunInputs, longest_sequence
 from prefect_rlhf.flows.training.lengths import distribution, reaching
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.tasks.settings import Sampling
 
 ROWS_READ = 1024  # of a dataset, evenly from all of it: enough to know its lengths
 
@@ -20,10 +19,9 @@ def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
     longest = longest_sequence(graph, inputs)
     trained = [call for call in graph if call.every is None]
     lengths = _lengths(inputs, trained[0].rows_from)
-    sampled = [Sampling.model_validate_json(call.operation.settings) for call in trained if call.kind == "generate"]
-    if not sampled:
+    new = max((call.max_new_tokens for call in trained if call.kind == "generate"), default=0)
+    if not new:
         return Workload(LengthDistribution.fixed(0), reaching(lengths, longest))
-    new = max(sampling.max_new_tokens for sampling in sampled)
     return Workload(reaching(lengths, longest - new), LengthDistribution.fixed(new))
 
 

@@ -7,13 +7,21 @@ share their ways out, so the ring is as fast as those together, and never faster
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, log2
 
-from prefect_rlhf.placement.cost.execution import CollectiveGroup
-from prefect_rlhf.placement.cost.hardware import Links
+from prefect_rlhf.placement.cost.hardware import Links, LinkSpan
+from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
 
-GRADIENT_BYTES = 4  # gradients are summed over replicas in float32
+
+@dataclass(frozen=True, slots=True)
+class CollectiveGroup:
+    """`size` devices that work on a collective; `per_node` of them share a node, and so its way to the others."""
+
+    size: int
+    span: LinkSpan
+    per_node: int
 
 
 def all_reduce_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:

@@ -15,14 +15,14 @@ from typing import NamedTuple
 from prefect_rlhf.placement.cost.hardware import Links, LinkSpan
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.engine_constants import COLUMN_BYTES, TOKEN_BYTES
+from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.layout.reshard import ReshardPlan
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
-TOKEN_BYTES = 8  # token ids are int64
-NUMBER_BYTES = 4  # everything else is float32
 _EVERY = -1  # in place of a tp part: what tp does not split, which every part holds
 _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
 
@@ -84,8 +84,8 @@ def row_bytes(keys: Iterable[str], workload: Workload) -> float:
 
 def _key_bytes(key: str, workload: Workload) -> float:
     if key in _PER_ROW:
-        return NUMBER_BYTES
-    return workload.mean_length * TOKEN_BYTES if key == "tokens" else workload.responses.mean * NUMBER_BYTES
+        return COLUMN_BYTES
+    return workload.mean_length * TOKEN_BYTES if key == "tokens" else workload.responses.mean * COLUMN_BYTES
 
 
 def host_seconds(num_bytes: float, links: Links) -> float:
@@ -150,10 +150,9 @@ class _Ends:
 
 def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes) -> dict[int, tuple[int, _Ends]]:
     """For each source stage with something of the target's: how many layers, and which ends."""
-    wanted = layer_range(stage, target_pp, sizes.num_layers)
+    wanted = stages(sizes.num_layers, target_pp)[stage]
     found = {}
-    for other in range(source_pp):
-        held = layer_range(other, source_pp, sizes.num_layers)
+    for other, held in enumerate(stages(sizes.num_layers, source_pp)):
         layers = max(0, min(wanted.stop, held.stop) - max(wanted.start, held.start))
         ends = _shared_ends(stage, target_pp, other, source_pp, sizes)
         if layers or ends.split or ends.whole:
@@ -172,13 +171,6 @@ def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSiz
         if "lm" in sizes.head and not (sizes.tied and stage == 0):
             split += sizes.table
     return _Ends(split, whole)
-
-
-def layer_range(stage: int, pp: int, num_layers: int) -> range:
-    """The layers of a pipeline stage."""
-    size, extra = divmod(num_layers, pp)
-    start = stage * size + min(stage, extra)
-    return range(start, start + size + (stage < extra))
 
 
 def _overlaps(index: int, degree: int, other_degree: int) -> Mapping[int, float]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
+from prefect_rlhf.placement.engine_constants import ITEM_BYTES
+from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, TransformerShape
 from prefect_rlhf.placement.strategy import Strategy
-
-ITEM_BYTES: Mapping[Dtype, int] = MappingProxyType({"float32": 4, "bfloat16": 2})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +82,8 @@ class ModelSizes:
         return self.num_layers * (self.layer_matrices + self.layer_norms) + ends + output
 
     def stage_layers(self, pp: int, stage: int = 0) -> int:
-        """Layers of a stage, as `placement.stages` deals them: the first have one more where they do not divide.
-
-        >>> from prefect_rlhf.placement.model import KNOWN_SHAPES
-        >>> [ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"]).stage_layers(3, stage) for stage in range(3)]
-        [11, 11, 10]
-        """
-        size, extra = divmod(self.num_layers, pp)
-        return size + (stage < extra)
+        """Count the layers of a pipeline stage; see `stages`."""
+        return len(stages(self.num_layers, pp)[stage])
 
     def stage_parameters(self, strategy: Strategy, stage: int) -> int:
         """Elements that a device of a pipeline stage holds.

@@ -64,7 +64,7 @@ def least_cost(
     """
     mesh = placement.mesh
     apart = placed_cost(
-        work, sizes, replace(placement, order=_fastest_first(placement, node_speeds)), sources, node_speeds
+        work, sizes, replace(placement, device_order=_fastest_first(placement, node_speeds)), sources, node_speeds
     )
     together = sources.call_cost(work, Execution.of(placement), sizes, mesh)
     return min(apart, together, key=lambda cost: cost.total)

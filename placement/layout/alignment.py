@@ -31,11 +31,14 @@ def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
     orders: dict[str, tuple[int, ...]] = {}
     for instance, calls in instances(graph, plan).items():
         trained = trained_instance(graph, plan, instance.role)
-        if trained is not None and trained != instance and not instance.order:
+        if trained is not None and trained != instance and not instance.device_order:
             order = overlapping_order(instance, trained, graph.model(instance.role))
             orders |= {call.name: order for call in calls}
-    placements = ((name, replace(old, order=orders.get(name, old.order))) for name, old in plan.placements)
-    return replace(plan, placements=tuple(placements))
+    reordered = (
+        (name, replace(placement, device_order=orders.get(name, placement.device_order)))
+        for name, placement in plan.placements
+    )
+    return replace(plan, placements=tuple(reordered))
 
 
 @lru_cache(maxsize=256)  # presets and candidates of one question ask for the same pairs again and again

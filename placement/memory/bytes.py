@@ -6,10 +6,6 @@ from math import ceil
 
 GIB, MIB = 1 << 30, 1 << 20
 
-
-BUCKET_BYTES = 64 << 20  # of weights staged at a time in a reallocate: one bucket goes out while one comes in
-
-
 RESERVED_SHARE = 0.08  # of a device: contexts and buffers of CUDA and collectives, fragments that nothing fits in
 
 

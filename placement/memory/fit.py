@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Backend
@@ -66,10 +64,10 @@ def offload_to_fit(
 
 
 def longest_rows(graph: DataflowGraph, max_sequence_length: int) -> Workload:
-    """Every row as long as any can be; of it, what generates makes new ones as many as they may."""
-    settings = [json.loads(call.operation.settings) for call in graph if call.kind == "generate"]
-    new = [found["max_new_tokens"] for found in settings if "max_new_tokens" in found] or [max_sequence_length]
-    prompts = max(0, max_sequence_length - min(new)) or max_sequence_length * bool(settings)
+    """Worst case: every row has the maximum length, its response the maximum new tokens."""
+    limits = [call.max_new_tokens for call in graph if call.kind == "generate"]
+    new = [limit for limit in limits if limit] or [max_sequence_length]
+    prompts = max(0, max_sequence_length - min(new)) or max_sequence_length * bool(limits)
     return Workload(LengthDistribution.fixed(prompts), LengthDistribution.fixed(min(max_sequence_length, max(new))))
 
 

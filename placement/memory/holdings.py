@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from math import lcm
 
-from prefect_rlhf.placement.cost.call_bytes import ADAM_BYTES, CACHE_BLOCK, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.engine_constants import ADAM_BYTES, CACHE_BLOCK, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.lease import Backend

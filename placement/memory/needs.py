@@ -16,11 +16,9 @@ from prefect_rlhf.placement.cost.moves import reallocation_flows
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.memory.bytes import (
-    BUCKET_BYTES,
-)
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance

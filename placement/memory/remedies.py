@@ -148,8 +148,8 @@ def _changed(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> Ex
     names = {call.name for call in calls}
 
     def change(old: Placement) -> Placement:
-        order = () if "strategy" in fields else old.order
-        return replace(old, **{"order": order, **fields})  # type: ignore[arg-type]  # names of Placement's fields
+        order = () if "strategy" in fields else old.device_order
+        return replace(old, **{"device_order": order, **fields})  # type: ignore[arg-type]  # names of Placement's fields
 
     return replace(plan, placements=tuple((n, change(old) if n in names else old) for n, old in plan.placements))
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from prefect_rlhf.placement.cost.moves import layer_range
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.candidates import Candidate
@@ -112,8 +112,7 @@ def _needed(source_pp: int, target_pp: int, num_layers: int) -> NDArray[np.int64
 @cache
 def _layers(pp: int, num_layers: int) -> NDArray[np.int64]:
     """[stage, 2]: its first layer, and the one after its last."""
-    ranges = [layer_range(stage, pp, num_layers) for stage in range(pp)]
-    return np.array([(layers.start, layers.stop) for layers in ranges])
+    return np.array([(layers.start, layers.stop) for layers in stages(num_layers, pp)])
 
 
 def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -37,7 +37,7 @@ def neighbours(
 def changed_plan(planner: Planner, plan: ExecutionPlan, call: str, placement: Placement) -> ExecutionPlan | None:
     """The plan with one call placed otherwise; None where that is not legal. Evaluation follows its siblings."""
     graph = planner.graph
-    every = {name: replace(old, order=()) for name, old in plan.placements}
+    every = {name: replace(old, device_order=()) for name, old in plan.placements}
     computes = [old.mesh.devices()[0] for old in every.values() if old.engine == "python"]
     chosen = {one.name: every[one.name] for one in graph if one.kind != "compute" and one.every is None}
     chosen[call] = placement

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.memory.bytes import BUCKET_BYTES, usable_bytes
+from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, candidates

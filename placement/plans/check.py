@@ -88,9 +88,9 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         if call.kind == "compute":
             wanted = "a mesh of one device, since a computation sees all rows in one place"
         yield InvalidInput(f"plan.calls.{call.name}", product, wanted)
-    if placement.order and sorted(placement.order) != list(range(mesh.num_devices)):
+    if placement.device_order and sorted(placement.device_order) != list(range(mesh.num_devices)):
         right = f"each of 0 to {mesh.num_devices - 1}, the devices of mesh {mesh.name}, once"
-        yield InvalidInput(_field(call.name, "order"), list(placement.order), right)
+        yield InvalidInput(_field(call.name, "order"), list(placement.device_order), right)
     if placement.micro_batches < 1:
         yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, "1 or more")
 
@@ -139,10 +139,10 @@ def _check_orders(plan: ExecutionPlan, graph: DataflowGraph) -> None:
     """Calls that could share one copy of weights must not ask for two that differ in nothing but their order."""
     first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
     for instance, calls in instances(graph, plan).items():
-        call, twin = first.setdefault(replace(instance, order=()), (calls[0], instance))
-        if twin.order != instance.order:
-            right = f"{list(twin.order)} as for {call.name}: both are {instance.name}"
-            raise InvalidInput(_field(calls[0].name, "order"), list(instance.order), right)
+        call, twin = first.setdefault(replace(instance, device_order=()), (calls[0], instance))
+        if twin.device_order != instance.device_order:
+            right = f"{list(twin.device_order)} as for {call.name}: both are {instance.name}"
+            raise InvalidInput(_field(calls[0].name, "order"), list(instance.device_order), right)
 
 
 def _check_offloads(plan: ExecutionPlan, graph: DataflowGraph) -> None:

@@ -46,7 +46,7 @@ class CallEntry(BaseModel):
             pp=strategy.pp,
             micro_batches=placement.micro_batches,
             offload=placement.offload,
-            order=list(placement.order),
+            order=list(placement.device_order),
         )
 
     def line(self) -> str:

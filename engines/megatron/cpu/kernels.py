@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prefect_rlhf.placement.engine_constants import LONGEST_EXPLICIT
+
 BLOCK_ROWS = 128  # tokens worked on at a time, so that what one pass writes is still in cache for the next
-LONGEST_EXPLICIT = 512  # up to here the S x S scores are cheap, and torch's own backward pass is 2-5 times slower
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:

@@ -104,7 +104,7 @@ def test_attention_equals_rotating_and_masking_by_hand(monkeypatch, longest):
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_token_logprobs_equal_log_softmax(monkeypatch, alone, at_once):
     """Value and gradients, with one slice of the vocabulary or many."""
-    monkeypatch.setattr(head, "LOGITS_AT_ONCE", at_once)
+    monkeypatch.setattr(head, "LOGITS_AT_ONCE_CPU", at_once)
     targets = torch.randint(0, VOCAB, (9,))
     assert_same(
         lambda h, w: head.token_logprobs(h, w, targets, 0.7, alone.tp),
@@ -132,7 +132,7 @@ class LargestTensor(TorchDispatchMode):
 
 def test_no_tensor_has_a_logit_for_every_token_and_word(monkeypatch, alone):
     """Forward and backward hold a slice of the vocabulary at a time, and nothing of logits in between."""
-    monkeypatch.setattr(head, "LOGITS_AT_ONCE", 1)  # the narrowest slice: 128 words
+    monkeypatch.setattr(head, "LOGITS_AT_ONCE_CPU", 1)  # the narrowest slice: 128 words
     num_tokens, width = 64, 8
     hidden, weight = torch.randn(num_tokens, width, requires_grad=True), torch.randn(VOCAB, width, requires_grad=True)
     saved = []

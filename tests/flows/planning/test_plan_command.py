@@ -118,8 +118,8 @@ def test_the_file_leaves_out_orders_that_a_run_chooses_by_itself():
     plan = preset("flattening", graph, four, four.whole, 256)
     plain = placed(placed(plan, "actor_train_step", dp=1, tp=4), "actor_generate", dp=2, tp=2)
     chosen = aligned(plain, graph)
-    other = placed(plain, "actor_generate", order=(3, 2, 1, 0))
-    assert chosen["actor_generate"].order
+    other = placed(plain, "actor_generate", device_order=(3, 2, 1, 0))
+    assert chosen["actor_generate"].device_order
     assert without_orders(chosen, graph) == plain
     assert without_orders(other, graph) == other
 

@@ -42,13 +42,13 @@ class Devices:
         self.uses_left: dict[int, Counter] = {}
         self.version: dict[ModelInstance, int] = defaultdict(int)
         self.away = {
-            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.order)
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.device_order)
             for c in graph
             if (p := plan[c.name]).offload == "all" and c.role
         }
         self.comes_and_goes = frozenset(self.away)
         self.optimizers_away = {
-            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.order)
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.device_order)
             for c in graph
             if (p := plan[c.name]).offload == "optimizer"
         }

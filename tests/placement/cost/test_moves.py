@@ -80,7 +80,7 @@ def test_aligned_generation_receives_what_hybridflow_says(tp):
     model = ModelSpec("actor", "", "lm", replace(SMALL, num_attention_heads=8, num_kv_heads=8, tied_embeddings=False))
     trained = ModelInstance("actor", "megatron", mesh, Strategy(dp=2, tp=8))
     plain = ModelInstance("actor", "megatron", mesh, Strategy(dp=16 // tp, tp=tp))
-    aligned = replace(plain, order=overlapping_order(plain, trained, model))
+    aligned = replace(plain, device_order=overlapping_order(plain, trained, model))
     sizes = ModelSizes.of(model)
     received = defaultdict(float)
     for flow in reallocation_flows(trained, aligned, sizes):

@@ -93,7 +93,7 @@ def test_no_order_on_one_node_overlaps_more(train, infer, held_order, narrower):
     have = painted(held, spec, lease)
 
     def quality(order):
-        overlap = int((have & painted(replace(target, order=tuple(order)), spec, lease)).sum())
+        overlap = int((have & painted(replace(target, device_order=tuple(order)), spec, lease)).sum())
         return overlap, sum(place == position for place, position in enumerate(order))
 
     size = mesh.num_devices
@@ -113,7 +113,7 @@ def test_no_tensor_parallel_group_is_torn_over_more_nodes(train, infer, num_node
     def spans(devices):
         return [len({d.node for d in devices[i : i + infer.tp]}) for i in range(0, 8, infer.tp)]
 
-    found, plain = spans(replace(target, order=order).devices), spans(mesh.devices())
+    found, plain = spans(replace(target, device_order=order).devices), spans(mesh.devices())
     assert sorted(order) == list(range(8)) or order == ()
     assert all(a <= b for a, b in zip(found, plain, strict=True))
 
@@ -130,7 +130,7 @@ def ppo_plan(**orders):
         "actor_train_step": tp4,
         "critic_train_step": tp4,
     }
-    placed = {name: replace(placement, order=orders.get(name, ())) for name, placement in placements.items()}
+    placed = {name: replace(placement, device_order=orders.get(name, ())) for name, placement in placements.items()}
     graph = ppo()
     graph = replace(graph, models=tuple(replace(m, shape=FOUR_KV) for m in graph.models))
     return aligned(ExecutionPlan("mine", cluster, tuple(placed.items())), graph)
@@ -138,9 +138,9 @@ def ppo_plan(**orders):
 
 def test_only_copies_of_trained_weights_are_reordered():
     plan = ppo_plan()
-    reordered = {name for name, placement in plan.placements if placement.order}
+    reordered = {name for name, placement in plan.placements if placement.device_order}
     assert reordered == {"actor_generate", "critic_inference"}
-    assert {frozenset(plan["actor_generate"].order[i : i + 2]) for i in (0, 2)} == {
+    assert {frozenset(plan["actor_generate"].device_order[i : i + 2]) for i in (0, 2)} == {
         frozenset({0, 2}),
         frozenset({1, 3}),
     }
@@ -148,10 +148,10 @@ def test_only_copies_of_trained_weights_are_reordered():
 
 def test_an_order_that_the_plan_states_is_kept():
     """The plain one too; and copies follow a trained instance that is itself out of order."""
-    assert ppo_plan(actor_generate=(0, 1, 2, 3))["actor_generate"].order == (0, 1, 2, 3)
+    assert ppo_plan(actor_generate=(0, 1, 2, 3))["actor_generate"].device_order == (0, 1, 2, 3)
     plan = ppo_plan(actor_train_step=(3, 1, 0, 2))
-    assert plan["actor_train_step"].order == (3, 1, 0, 2)
-    first, second = (set(plan["actor_generate"].order[i : i + 2]) for i in (0, 2))
+    assert plan["actor_train_step"].device_order == (3, 1, 0, 2)
+    first, second = (set(plan["actor_generate"].device_order[i : i + 2]) for i in (0, 2))
     assert all(len(pair & {3, 1}) == 1 and len(pair & {0, 2}) == 1 for pair in (first, second))
 
 

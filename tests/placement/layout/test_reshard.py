@@ -214,7 +214,7 @@ def test_at_most_the_volume_of_hybridflows_table_2(train, generate):
     lease = LEASES["two nodes"]
     held = ModelInstance("actor", "megatron", lease, train)
     made = ModelInstance("actor", "megatron", lease, generate)
-    made = replace(made, order=overlapping_order(made, held, spec))
+    made = replace(made, device_order=overlapping_order(made, held, spec))
     moved = sum(
         piece.num_elements
         for piece in reshard(layout_of(held, spec, lease), layout_of(made, spec, lease)).moved

@@ -78,9 +78,7 @@ def test_a_model_too_large_for_any_change_is_said_to_be():
 def test_rows_are_as_long_as_the_run_allows():
     """Without a generate every token may be one that is scored."""
     assert longest_rows(dpo(), 100).longest == 100
-    generate = GRAPH.call("actor_generate")
-    sampling = replace(generate.operation, settings='{"max_new_tokens": 30}')
-    calls = tuple(replace(c, operation=sampling) if c == generate else c for c in GRAPH)
+    calls = tuple(replace(call, max_new_tokens=30) if call.name == "actor_generate" else call for call in GRAPH)
     workload = longest_rows(replace(GRAPH, calls=calls), 100)
     assert (workload.prompts.longest, workload.responses.longest) == (70, 30)
 

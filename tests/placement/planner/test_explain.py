@@ -60,7 +60,7 @@ def test_the_runner_up_is_another_mesh_or_strategy_and_costs_what_its_plan_is_es
             continue
         new, old = one.runner_up.placement, one.placement
         assert (new.mesh, new.strategy) != (old.mesh, old.strategy)
-        cleared = replace(plan, placements=tuple((name, replace(p, order=())) for name, p in plan.placements))
+        cleared = replace(plan, placements=tuple((name, replace(p, device_order=())) for name, p in plan.placements))
         degrees = {"dp": new.strategy.dp, "tp": new.strategy.tp, "pp": new.strategy.pp}
         changed = placed(
             cleared, one.call, mesh=new.mesh.name, engine=new.engine, micro_batches=new.micro_batches, **degrees

@@ -84,13 +84,17 @@ BAD = {
         "plan.calls.ref_inference.pp: got 4, expected at most 3, the layers of ref",
     ),
     "an order that leaves out a device": (
-        placed(GOOD, "ref_inference", order=(0, 1, 2)),
+        placed(GOOD, "ref_inference", device_order=(0, 1, 2)),
         GRAPH,
         "plan.calls.ref_inference.order: got [0, 1, 2], expected each of 0 to 3, the devices of mesh n0:0-3, once",
     ),
-    "an order that names a device twice": (placed(GOOD, "ref_inference", order=(0, 1, 2, 2)), GRAPH, "[0, 1, 2, 2]"),
+    "an order that names a device twice": (
+        placed(GOOD, "ref_inference", device_order=(0, 1, 2, 2)),
+        GRAPH,
+        "[0, 1, 2, 2]",
+    ),
     "two orders of one copy": (
-        placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", order=(1, 0, 2, 3)),
+        placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", device_order=(1, 0, 2, 3)),
         GRAPH,
         "plan.calls.critic_train_step.order: got [], expected [1, 0, 2, 3] as for critic_inference: both are critic.me",
     ),
