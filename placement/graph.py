@@ -14,7 +14,7 @@ CallKind = Literal["generate", "inference", "train_step", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What a call runs: an importable function and its settings, so that a graph survives JSON.
+    """The function that a call runs, and its settings, as text, so that a graph survives JSON.
 
     `target` is `module:function` (a loss, an advantage estimator) or a plain word an engine knows (`logprobs`,
     `values`, `scores`, `sample`); `settings` is JSON of the class that `settings_type` names in the same way.
@@ -104,9 +104,14 @@ class DataflowGraph:
     calls: tuple[Call, ...]
     staleness: int = 0
     _by_name: dict[str, Call] = field(init=False, repr=False, compare=False, hash=False)
+    _models: dict[str, ModelSpec] = field(init=False, repr=False, compare=False, hash=False)
+    _trainers: dict[str, Call] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
+        trainers = {call.role: call for call in self.calls if call.kind == "train_step"}
         object.__setattr__(self, "_by_name", {call.name: call for call in self.calls})
+        object.__setattr__(self, "_models", {model.role: model for model in self.models})
+        object.__setattr__(self, "_trainers", trainers)
         check_graph(self)
 
     def __iter__(self) -> Iterator[Call]:
@@ -116,11 +121,11 @@ class DataflowGraph:
         return self._by_name[name]
 
     def model(self, role: str) -> ModelSpec:
-        return next(model for model in self.models if model.role == role)
+        return self._models[role]
 
     def trained_by(self, role: str) -> Call | None:
-        """The call that writes the weights of `role`, or None when the role is frozen."""
-        return next((c for c in self.calls if c.kind == "train_step" and c.role == role), None)
+        """Return the call that writes the weights of `role`, or None when the role is frozen."""
+        return self._trainers.get(role)
 
     def data_edges(self) -> tuple[DataEdge, ...]:
         return tuple(
@@ -131,7 +136,7 @@ class DataflowGraph:
         )
 
     def reads_of(self, consumer: str) -> dict[str, tuple[str, ...]]:
-        """The calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports."""
+        """Return the calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports."""
         keys: dict[str, tuple[str, ...]] = {}
         for port in self.call(consumer).inputs:
             if port.source in self._by_name:
@@ -139,7 +144,7 @@ class DataflowGraph:
         return keys
 
     def version_edges(self) -> tuple[VersionEdge, ...]:
-        """Which train_step each reader of a trained role waits for, and how many steps earlier it ran.
+        """Return, for each reader of a trained role, the train_step it waits for and how many steps earlier that ran.
 
         A call written after its role's train_step reads what that wrote in the same step (lag 0). A call written before
         it reads what the train_step of `1 + staleness` steps earlier wrote. The train_step itself and evaluation calls,
@@ -154,16 +159,25 @@ class DataflowGraph:
             trainer = self.trained_by(call.role) if call.role else None
             if trainer is None:
                 continue
-            newest = call == trainer or call.every is not None
-            after = position[call.name] > position[trainer.name]
-            lag = 1 if newest else 0 if after else 1 + self.staleness
+            reads_newest = call == trainer or call.every is not None
+            after_trainer = position[call.name] > position[trainer.name]
+            lag = 1 if reads_newest else 0 if after_trainer else 1 + self.staleness
             edges.append(VersionEdge(trainer.name, call.name, trainer.role or "", lag))
         return tuple(edges)
 
 
 def check_graph(graph: DataflowGraph) -> None:
     """Raise GraphError for calls that no order of task runs could satisfy."""
-    _check_names(graph)
+    names: set[str] = set()
+    trained: set[str | None] = set()
+    for call in graph:
+        if call.name in names:
+            raise GraphError(f"flow {graph.name}: two calls are named {call.name!r}; give one of them name=...")
+        names.add(call.name)
+        if call.kind == "train_step":
+            if call.role in trained:
+                raise GraphError(f"flow {graph.name}: {call.role} has two train_steps; one call makes a version")
+            trained.add(call.role)
     if graph.staleness < 0:
         raise GraphError(f"flow {graph.name}: staleness is {graph.staleness}; it counts steps, so 0 or more")
     earlier: dict[str, Call] = {}
@@ -172,20 +186,6 @@ def check_graph(graph: DataflowGraph) -> None:
         for port in call.inputs:
             _check_port(graph, call, port, earlier)
         earlier[call.name] = call
-
-
-def _check_names(graph: DataflowGraph) -> None:
-    names = [call.name for call in graph.calls]
-    for name in names:
-        if names.count(name) > 1:
-            raise GraphError(f"flow {graph.name}: two calls are named {name!r}; give one of them name=...")
-    trainers = [call for call in graph.calls if call.kind == "train_step"]
-    for trainer in trainers:
-        if (first := graph.trained_by(trainer.role or "")) not in (trainer, None):
-            raise GraphError(
-                f"flow {graph.name}: {first.name if first else None} and {trainer.name} both train {trainer.role}; "
-                "one train_step makes one version, with several mini_batches or epochs"
-            )
 
 
 def _check_call(graph: DataflowGraph, call: Call) -> None:

@@ -140,8 +140,6 @@ def train_step(
     operator = loss.operator
     _check_operator(trace, operator, "loss")
     _check_head(trace, role, operator.output, "train_step")
-    if role in trace.optimizers:
-        raise GraphError(f"flow {trace.flow}: {role} has two train_steps; one call makes a version")
     handles = [trace.rows(rows, "train_step", batch_size) for rows in inputs]
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
     walk = update or Update()

@@ -82,21 +82,20 @@ class Trace:
 
     def add(self, call: Call) -> RowsHandle:
         """Append a call and return the handle of its outputs."""
-        if any(made.name == call.name for made in self.calls):
-            raise GraphError(f"flow {self.flow}: two calls are named {call.name!r}; give one of them name=...")
         self.calls.append(call)
         return RowsHandle(call.name, call.outputs, call.rows_from, call.num_rows, call.rows_per_item)
 
     def graph(self) -> DataflowGraph:
-        """The finished graph. Raises GraphError for an empty body and for parameters that nothing uses."""
+        """Return the graph. Raises GraphError for an empty body and for parameters that nothing uses."""
         if not self.calls:
             raise GraphError(f"flow {self.flow}: the body made no model function call")
+        models = tuple(replace(m, optimizer=self.optimizers.get(role)) for role, m in self.models.items())
+        datasets = tuple(self.datasets.values())
+        graph = DataflowGraph(self.flow, models, datasets, tuple(self.calls), self.staleness or 0)
         unused = sorted({*self.models, *self.datasets} - self.used)
         if unused:
             raise GraphError(f"flow {self.flow}: parameter {unused[0]!r} is used by no call; remove it")
-        models = tuple(replace(m, optimizer=self.optimizers.get(role)) for role, m in self.models.items())
-        datasets = tuple(self.datasets.values())
-        return DataflowGraph(self.flow, models, datasets, tuple(self.calls), self.staleness or 0)
+        return graph
 
 
 @contextmanager

@@ -99,7 +99,7 @@ SCORE = {"actor_generate": ("tokens",)}
     ("calls", "says"),
     [
         ([GENERATE, GENERATE], "two calls are named 'actor_generate'"),
-        ([GENERATE, TRAIN, call("again", "train_step", "actor", SCORE)], "both train actor"),
+        ([GENERATE, TRAIN, call("again", "train_step", "actor", SCORE)], "actor has two train_steps"),
         ([call("x", "inference", "judge", {"prompts": ()})], "role 'judge', which no model has"),
         ([call("x", "inference", None, {"prompts": ()})], r"\(inference\) has role None"),
         ([call("x", "compute", "actor", {"prompts": ()})], r"\(compute\) has role 'actor'"),
