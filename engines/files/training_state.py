@@ -17,11 +17,11 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.strategy import Coordinate
 
 
-def save(engine: TrainingEngine, order: BuildCommand, folder: Path, rank: int) -> int:
+def save(engine: TrainingEngine, command: BuildCommand, folder: Path, rank: int) -> int:
     """Write this rank's shard into a role's folder; return the bytes."""
-    members = dict(zip(order.ranks, order.instance.strategy.coordinates(), strict=True))
-    number = order.ranks.index(rank)
-    return write_shard(folder, number, engine.num_updates, _own(engine.state_parts(), order.layout, members, rank))
+    members = dict(zip(command.ranks, command.instance.strategy.coordinates(), strict=True))
+    number = command.ranks.index(rank)
+    return write_shard(folder, number, engine.num_updates, _own(engine.state_parts(), command.layout, members, rank))
 
 
 def restore(engine: TrainingEngine, folder: Path) -> None:

@@ -199,7 +199,7 @@ class _Launched:
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
     def kill(self) -> None:
-        """End fork_server and ranks: SIGTERM lets the fork server kill and reap its ranks; failing that, the whole group."""
+        """End every process: SIGTERM lets the fork server kill and reap its ranks; failing that, kill the group."""
         self.fork_server.terminate()
         try:
             self.fork_server.wait(_CLOSE_SECONDS)

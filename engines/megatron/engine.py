@@ -50,18 +50,18 @@ FromHidden = Callable[[Tensor, MicroBatch], Any]
 class MegatronEngine:
     """One role's weights on one mesh, split by the instance's strategy; with an optimizer when the role is trained."""
 
-    def __init__(self, order: BuildCommand, rank: int) -> None:
+    def __init__(self, command: BuildCommand, rank: int) -> None:
         cpu_shim.install()
-        self.instance = order.instance
-        self._spec = order.model
-        self._groups = build_groups(order.ranks, order.instance.strategy, rank)
+        self.instance = command.instance
+        self._spec = command.model
+        self._groups = build_groups(command.ranks, command.instance.strategy, rank)
         self._model = build_model(self._spec, self._groups)
         self._num_rows = num_vocabulary_rows(self._spec, self._groups)
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
         self._links: dict[str, HostLink] = {}
         self._parked: dict[str, OffloadedTensors] = {}  # what has left device memory, by the names of `_segment`
-        self._max_length, self._end_tokens = order.max_sequence_length, end_tokens(self._spec.path)
+        self._max_length, self._end_tokens = command.max_sequence_length, end_tokens(self._spec.path)
         self._caches: list[Tensor] = []  # of the generate that runs: each takes its own and frees it
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
@@ -69,7 +69,7 @@ class MegatronEngine:
             self._wrapped = with_gradient_buffers(self._model, self._groups)
             self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups)
         self._shards = weights.shards(self._model, self._spec, self._groups)
-        if order.restore is None:  # else they come from there
+        if command.restore is None:  # else they come from there
             weights.load(self._shards, self._spec)
             self.weights_written()
 

@@ -72,9 +72,9 @@ class ProfilingRank:
         )
         write_folder(model.path, model, tensors, Path(model.path))
 
-    def build(self, order: BuildCommand) -> RankReport:
+    def build(self, command: BuildCommand) -> RankReport:
         """As a run builds it."""
-        return self._work.build(order)
+        return self._work.build(command)
 
     def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int) -> PassSeconds:
         """Log-probabilities of rows of which the second half is the response."""
@@ -118,9 +118,9 @@ class ProfilingRank:
         engine.weights_written()
         return max(0.0, once() - usual)
 
-    def reallocate(self, order: MoveWeightsCommand) -> RankReport:
+    def reallocate(self, command: MoveWeightsCommand) -> RankReport:
         """As a run moves weights; alone of these methods it may be called on some ranks only."""
-        return self._work.reallocate(order)
+        return self._work.reallocate(command)
 
     def offload(self, instance: ModelInstance) -> RankReport:
         """As a run offloads."""
@@ -157,8 +157,8 @@ class ProfilingRank:
 
         return self._median(exchange, repeats)
 
-    def _built(self, order: BuildCommand, rank: int) -> Engine:
-        self._engines[order.instance] = built = build_engine(order, rank)
+    def _built(self, command: BuildCommand, rank: int) -> Engine:
+        self._engines[command.instance] = built = build_engine(command, rank)
         return built
 
     def _timed(self, engine: Any, call: Callable[[], object], repeats: int) -> PassSeconds:

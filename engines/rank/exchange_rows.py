@@ -19,11 +19,11 @@ _DTYPES = (torch.int64, torch.float32, torch.bfloat16, torch.float16, torch.int3
 _SCALAR = -1  # in a header, in place of the length of a 0-d row
 
 
-def exchange_rows(store: RowStore, order: TransferCommand, rank: int) -> int:
-    """Do this rank's part of `order`; return the bytes received. Collective over the ranks it names."""
-    sent = _by_peer((t.target, t) for t in order.transfers if t.source == rank)
-    received = _by_peer((t.source, t) for t in order.transfers if t.target == rank)
-    outgoing = {peer: _Packet.pack(_rows(store, order.step, transfers)) for peer, transfers in sent.items()}
+def exchange_rows(store: RowStore, command: TransferCommand, rank: int) -> int:
+    """Do this rank's part of `command`; return the bytes received. Collective over the ranks it names."""
+    sent = _by_peer((t.target, t) for t in command.transfers if t.source == rank)
+    received = _by_peer((t.source, t) for t in command.transfers if t.target == rank)
+    outgoing = {peer: _Packet.pack(_rows(store, command.step, transfers)) for peer, transfers in sent.items()}
     headers = {peer: torch.empty(len(_names(transfers)), 2).long() for peer, transfers in received.items()}
     send_receive(
         {peer: [packet.header] for peer, packet in outgoing.items()}, {peer: [h] for peer, h in headers.items()}
@@ -35,7 +35,7 @@ def exchange_rows(store: RowStore, order: TransferCommand, rank: int) -> int:
     )
     for peer, packet in incoming.items():
         for (call, key, row), tensor in zip(_names(received[peer]), packet.unpack(), strict=True):
-            store.put(order.step, call, key, {row: tensor})
+            store.put(command.step, call, key, {row: tensor})
     return sum(payload.nbytes for packet in incoming.values() for payload in packet.payloads)
 
 

@@ -85,23 +85,23 @@ class CallInputs:
         return next(fitting, [column.shape[1]] * len(column))
 
 
-def read_call_inputs(order: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> CallInputs:
-    """Collect what `order.call` reads of `order.rows` on this rank."""
-    columns = [_read(port, order, store, datasets) for port in order.call.inputs]
-    return CallInputs(order.call.inputs, tuple(columns), order.lengths, order.keys)
+def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> CallInputs:
+    """Collect what `command.call` reads of `command.rows` on this rank."""
+    columns = [_read(port, command, store, datasets) for port in command.call.inputs]
+    return CallInputs(command.call.inputs, tuple(columns), command.lengths, command.keys)
 
 
-def read_prompts(order: CallCommand, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
+def read_prompts(command: CallCommand, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
     """The prompt of each row of a generate, as token ids. Raises RowsMissing when no port is an open dataset."""
-    source = next((datasets[port.source] for port in order.call.inputs if port.source in datasets), None)
+    source = next((datasets[port.source] for port in command.call.inputs if port.source in datasets), None)
     if source is None:
-        raise RowsMissing(f"{order.doing}: none of its inputs is a dataset that is open on this rank")
-    return source.read(order.row_ids)["prompt_tokens"]
+        raise RowsMissing(f"{command.doing}: none of its inputs is a dataset that is open on this rank")
+    return source.read(command.row_ids)["prompt_tokens"]
 
 
-def _read(port: Port, order: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> dict[str, Column]:
-    keys = [key for key in port.keys if order.keys is None or key in order.keys]
+def _read(port: Port, command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> dict[str, Column]:
+    keys = [key for key in port.keys if command.keys is None or key in command.keys]
     if port.source not in datasets:
-        return {key: store.get(order.step, port.source, key, order.rows) for key in keys}
-    found = datasets[port.source].read(order.row_ids)
+        return {key: store.get(command.step, port.source, key, command.rows) for key in keys}
+    found = datasets[port.source].read(command.row_ids)
     return {key: [torch.as_tensor(value) for value in found[key]] for key in keys}

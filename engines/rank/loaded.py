@@ -19,7 +19,7 @@ class LoadedModel:
     """An engine with the version its weights are labelled with, and a sample of them taken when they were labelled."""
 
     engine: Engine
-    order: BuildCommand
+    command: BuildCommand
     version: int = 0
     away: set[OffloadPart] = field(default_factory=set)  # what is in host memory
     fingerprint_seconds: float = 0.0  # since last taken by `take_fingerprint_seconds`
@@ -28,11 +28,11 @@ class LoadedModel:
 
     @property
     def instance(self) -> ModelInstance:
-        return self.order.instance
+        return self.command.instance
 
     @property
     def model(self) -> ModelSpec:
-        return self.order.model
+        return self.command.model
 
     def written(self, version: int) -> Digest:
         """Label the weights as `version`; return their whole digest, and remember a sample of them."""

@@ -39,29 +39,29 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
-def build_engine(order: BuildCommand, rank: int) -> Engine:
+def build_engine(command: BuildCommand, rank: int) -> Engine:
     """The engine that the instance names, imported only where it is used."""
-    if order.instance.engine == "vllm":
+    if command.instance.engine == "vllm":
         from prefect_rlhf.engines.vllm.engine import VllmEngine
 
-        return VllmEngine(order, rank)
+        return VllmEngine(command, rank)
     from prefect_rlhf.engines.megatron.engine import MegatronEngine
 
-    return MegatronEngine(order, rank)
+    return MegatronEngine(command, rank)
 
 
-def check_layout(engine: Engine, order: BuildCommand, rank: int) -> None:
-    """Raise EngineFailed unless the engine holds what the order's layout says: all moves of weights rely on it."""
+def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
+    """Raise EngineFailed unless the engine holds what the command's layout says: all moves of weights rely on it."""
     held = {name: shard.region for name, shard in engine.weights().items()}
-    regions = order.layout.regions
+    regions = command.layout.regions
     for name in sorted(held.keys() | regions.keys()):
         stated = regions.get(name, {}).get(rank)
         if held.get(name) != stated:
-            raise EngineFailed(f"{order.instance.name} holds {held.get(name)} of {name}, its layout says {stated}")
+            raise EngineFailed(f"{command.instance.name} holds {held.get(name)} of {name}, its layout says {stated}")
     for name, shard in engine.weights().items():
-        if shard.view.dtype != getattr(torch, order.model.dtype):
+        if shard.view.dtype != getattr(torch, command.model.dtype):
             found = f"holds {name} as {shard.view.dtype}"
-            raise EngineFailed(f"{order.instance.name} {found}, its model says {order.model.dtype}")
+            raise EngineFailed(f"{command.instance.name} {found}, its model says {command.model.dtype}")
 
 
 @final
@@ -79,91 +79,95 @@ class Rank:
         self._weight_mover = WeightMover(rank)
         self._states: dict[str, Any] = {}  # what stateful computations return for the next step, by call
 
-    def build(self, order: BuildCommand) -> RankReport:
+    def build(self, command: BuildCommand) -> RankReport:
         """Make the instance's engine and load its weights: version 0, or that of a checkpoint. Collective."""
         began = time.perf_counter()
-        engine = self._engine_factory(order, self.rank)
-        check_layout(engine, order, self.rank)
-        if order.restore is not None:
-            restore(cast(TrainingEngine, engine), order.restore.folder)
-        resident = self._residents[order.instance] = LoadedModel(engine, order)
-        version = order.restore.version if order.restore else 0
+        engine = self._engine_factory(command, self.rank)
+        check_layout(engine, command, self.rank)
+        if command.restore is not None:
+            restore(cast(TrainingEngine, engine), command.restore.folder)
+        resident = self._residents[command.instance] = LoadedModel(engine, command)
+        version = command.restore.version if command.restore else 0
         return self._report(began, resident, digest=resident.written(version))
 
     def open_dataset(self, source: RowSource) -> None:
         """Make the dataset's rows readable here, under its name."""
         self._datasets[source.name] = source
 
-    def generate(self, order: CallCommand) -> RankReport:
+    def generate(self, command: CallCommand) -> RankReport:
         """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows."""
-        began, resident = time.perf_counter(), self._begin(order)
-        assert order.sampling is not None  # a generate order has it
-        prompts = read_prompts(order, self._datasets)
+        began, resident = time.perf_counter(), self._begin(command)
+        assert command.sampling is not None  # a generate command has it
+        prompts = read_prompts(command, self._datasets)
         engine = cast(GenerationEngine, resident.engine)
-        made = engine.generate(prompts, order.sampling, row_seeds(order), order.micro_batches)
+        made = engine.generate(prompts, command.sampling, row_seeds(command), command.micro_batches)
         tokens = [torch.tensor([*p, *r]) for p, r in zip(prompts, made.tokens, strict=True)]
-        self._keep(order, "tokens", tokens)
-        self._keep(order, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
-        self._keep(order, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in made.logprobs])
+        self._keep(command, "tokens", tokens)
+        self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
+        self._keep(command, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in made.logprobs])
         lengths = tuple(map(len, tokens))
-        return self._report(began, resident, order=order, num_tokens=sum(map(len, made.tokens)), row_lengths=lengths)
+        return self._report(
+            began, resident, command=command, num_tokens=sum(map(len, made.tokens)), row_lengths=lengths
+        )
 
-    def inference(self, order: CallCommand) -> RankReport:
-        """Run the model over this replica's rows. Keeps `order.output` where the engine returns it."""
-        began, resident = time.perf_counter(), self._begin(order)
-        inputs = self._inputs(order)
-        sequences = inputs.sequences(order.doing)
+    def inference(self, command: CallCommand) -> RankReport:
+        """Run the model over this replica's rows. Keeps `command.output` where the engine returns it."""
+        began, resident = time.perf_counter(), self._begin(command)
+        inputs = self._inputs(command)
+        sequences = inputs.sequences(command.doing)
         engine = cast(TrainingEngine, resident.engine)
-        made = engine.infer(sequences, order.output, order.micro_batches, order.temperature)
+        made = engine.infer(sequences, command.output, command.micro_batches, command.temperature)
         if made is not None:
             lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
-            self._keep(order, order.output, unpad(made.float().cpu(), lengths))
-        return self._report(began, resident, order=order, num_tokens=int(sequences.lengths_B.sum()))
+            self._keep(command, command.output, unpad(made.float().cpu(), lengths))
+        return self._report(began, resident, command=command, num_tokens=int(sequences.lengths_B.sum()))
 
-    def train_step(self, order: CallCommand) -> RankReport:
-        """Take the optimizer steps of one train_step, after which the weights are version `order.writes`."""
-        began, resident = time.perf_counter(), self._begin(order, "optimizer")
-        assert order.train is not None and order.function is not None and order.writes is not None
-        inputs = self._inputs(order)
-        sequences = inputs.sequences(order.doing)
+    def train_step(self, command: CallCommand) -> RankReport:
+        """Take the optimizer steps of one train_step, after which the weights are version `command.writes`."""
+        began, resident = time.perf_counter(), self._begin(command, "optimizer")
+        assert command.train is not None and command.function is not None and command.writes is not None
+        inputs = self._inputs(command)
+        sequences = inputs.sequences(command.doing)
         engine = cast(TrainingEngine, resident.engine)
-        metrics = engine.train(sequences, inputs.training_batch(sequences), order.function, order.train)
-        tokens = int(sequences.lengths_B.sum()) * order.train.epochs
-        digest = resident.written(order.writes)
-        return self._report(began, resident, order=order, digest=digest, metrics=metrics, num_tokens=tokens)
+        metrics = engine.train(sequences, inputs.training_batch(sequences), command.function, command.train)
+        tokens = int(sequences.lengths_B.sum()) * command.train.epochs
+        digest = resident.written(command.writes)
+        return self._report(began, resident, command=command, digest=digest, metrics=metrics, num_tokens=tokens)
 
-    def compute(self, order: CallCommand) -> RankReport:
+    def compute(self, command: CallCommand) -> RankReport:
         """Run a computation on all rows of the step. Keeps its columns; its state waits for the next step."""
         began = time.perf_counter()
-        assert order.function is not None
-        inputs = self._inputs(order)
-        evaluation = order.call.every is not None
-        context = Context(order.step, order.run_dir, order.tokenizer, order.row_ids, order.versions, evaluation)
+        assert command.function is not None
+        inputs = self._inputs(command)
+        evaluation = command.call.every is not None
+        context = Context(
+            command.step, command.run_dir, command.tokenizer, command.row_ids, command.versions, evaluation
+        )
         with torch.no_grad():
-            state = self._states.get(order.call.name)
-            made: Computed = order.function(*inputs.batches, context=context, state=state)
-        if order.call.stateful:
-            self._states[order.call.name] = made.state
+            state = self._states.get(command.call.name)
+            made: Computed = command.function(*inputs.batches, context=context, state=state)
+        if command.call.stateful:
+            self._states[command.call.name] = made.state
         for key, column in made.columns.items():
-            self._keep(order, key, unpad(column, inputs.lengths_of(column)))
-        return self._report(began, order=order, metrics=made.metrics)
+            self._keep(command, key, unpad(column, inputs.lengths_of(column)))
+        return self._report(began, command=command, metrics=made.metrics)
 
-    def transfer(self, order: TransferCommand) -> RankReport:
+    def transfer(self, command: TransferCommand) -> RankReport:
         """Send and receive this rank's part of the rows that a node moves."""
         began = time.perf_counter()
-        return self._report(began, order=order, bytes_moved=exchange_rows(self.store, order, self.rank))
+        return self._report(began, command=command, bytes_moved=exchange_rows(self.store, command, self.rank))
 
-    def reallocate(self, order: MoveWeightsCommand) -> RankReport:
+    def reallocate(self, command: MoveWeightsCommand) -> RankReport:
         """Bring a version from one instance's storage into another's; the digest is the target's."""
         began = time.perf_counter()
-        source, target = self._residents.get(order.source), self._residents.get(order.target)
-        doing = f"reallocate {order.source.name} to {order.target.name}"
+        source, target = self._residents.get(command.source), self._residents.get(command.target)
+        doing = f"reallocate {command.source.name} to {command.target.name}"
         if source is not None:
-            source.require(order.version, doing)
+            source.require(command.version, doing)
         read = None if source is None else source.engine
         write = None if target is None else target.engine
-        moved = self._weight_mover.move(read, write, order)
-        digest = target.written(order.version) if target is not None else None
+        moved = self._weight_mover.move(read, write, command)
+        digest = target.written(command.version) if target is not None else None
         report = self._report(began, *filter(None, (source, target)), digest=digest, bytes_moved=moved.bytes_moved)
         return replace(report, peak_extra_bytes=moved.peak_extra_bytes)
 
@@ -196,7 +200,7 @@ class Rank:
         """Write this rank's shard of an instance's weights and optimizer into a role's folder."""
         began, resident = time.perf_counter(), self._resident(instance, "checkpoint")
         resident.require(version, f"checkpoint {folder.name}")
-        written = save(cast(TrainingEngine, resident.engine), resident.order, folder, self.rank)
+        written = save(cast(TrainingEngine, resident.engine), resident.command, folder, self.rank)
         return self._report(began, resident, bytes_moved=written)
 
     def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> RankReport:
@@ -223,10 +227,10 @@ class Rank:
         rows = {"store": self.store.num_bytes}
         return {**instances, **rows, "resident": resident_bytes(), "peak_resident": peak}
 
-    def _begin(self, order: CallCommand, part: OffloadPart | None = None) -> LoadedModel:
-        assert order.instance is not None  # only compute has none
-        resident = self._resident(order.instance, order.doing)
-        resident.require(order.reads, order.doing, part)
+    def _begin(self, command: CallCommand, part: OffloadPart | None = None) -> LoadedModel:
+        assert command.instance is not None  # only compute has none
+        resident = self._resident(command.instance, command.doing)
+        resident.require(command.reads, command.doing, part)
         return resident
 
     def _resident(self, instance: ModelInstance, doing: str) -> LoadedModel:
@@ -234,26 +238,26 @@ class Rank:
             raise RlhfError(f"{doing}: {instance.name} was not built on this rank")
         return self._residents[instance]
 
-    def _inputs(self, order: CallCommand) -> CallInputs:
-        return read_call_inputs(order, self.store, self._datasets)
+    def _inputs(self, command: CallCommand) -> CallInputs:
+        return read_call_inputs(command, self.store, self._datasets)
 
-    def _keep(self, order: CallCommand, key: str, rows: Iterable[torch.Tensor]) -> None:
-        self.store.put(order.step, order.call.name, key, dict(zip(order.rows, rows, strict=True)))
+    def _keep(self, command: CallCommand, key: str, rows: Iterable[torch.Tensor]) -> None:
+        self.store.put(command.step, command.call.name, key, dict(zip(command.rows, rows, strict=True)))
 
     def _report(
         self,
         began: float,
         *residents: LoadedModel,
-        order: CallCommand | TransferCommand | None = None,
+        command: CallCommand | TransferCommand | None = None,
         digest: Digest | None = None,
         metrics: Mapping[str, float] | None = None,
         bytes_moved: int = 0,
         num_tokens: int = 0,
         row_lengths: tuple[int, ...] = (),
     ) -> RankReport:
-        """What was done; the rows that nobody on this rank uses after `order` are freed first."""
-        if order is not None:
-            self.store.free(order.step, order.frees)
+        """What was done; the rows that nobody on this rank uses after `command` are freed first."""
+        if command is not None:
+            self.store.free(command.step, command.frees)
         return RankReport(
             seconds=time.perf_counter() - began,
             metrics=metrics or {},

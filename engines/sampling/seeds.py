@@ -7,11 +7,11 @@ from hashlib import blake2b
 from prefect_rlhf.engines.commands import CallCommand
 
 
-def row_seeds(order: CallCommand) -> list[int]:
+def row_seeds(command: CallCommand) -> list[int]:
     """A seed of 63 bits for each row of a generate: from the run's seed, the step, the dataset's row and the sample."""
-    samples = (row % order.samples_per_prompt for row in order.rows)
-    rows = zip(order.row_ids, samples, strict=True)
-    return [_seed(order.seed, order.step, row_id, sample) for row_id, sample in rows]
+    samples = (row % command.samples_per_prompt for row in command.rows)
+    rows = zip(command.row_ids, samples, strict=True)
+    return [_seed(command.seed, command.step, row_id, sample) for row_id, sample in rows]
 
 
 def _seed(*meaning: int) -> int:

@@ -18,7 +18,7 @@ from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
-from prefect_rlhf.engines.vllm.settings import check_order, engine_arguments, sampling_parameters
+from prefect_rlhf.engines.vllm.settings import check_command, engine_arguments, sampling_parameters
 from prefect_rlhf.engines.vllm.weights import shards
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import OffloadedTensors
@@ -27,32 +27,32 @@ from prefect_rlhf.placement.plan import OffloadPart
 
 
 class VllmEngine:
-    """A GenerationEngine. Every rank of a tensor-parallel group builds it with the same order and makes the same calls.
+    """A GenerationEngine. Every rank of a tensor-parallel group builds it from the same command, makes the same calls.
 
-    On CUDA vLLM captures its graphs (unless the order says not to) and computes from the weights that `weights()`
+    On CUDA vLLM captures its graphs (unless the command says not to) and computes from the weights that `weights()`
     shows. On CPU it runs eagerly, and its matrix products read packed copies that the first generate after
     `weights_written()` makes: a fingerprint of `weights()` proves what is packed, not the packed copies themselves.
     """
 
-    def __init__(self, order: BuildCommand, rank: int) -> None:
-        check_order(order)
-        self.instance = order.instance
-        self._max_length = order.max_sequence_length
-        self._end_tokens = end_tokens(order.model.path)
+    def __init__(self, command: BuildCommand, rank: int) -> None:
+        check_command(command)
+        self.instance = command.instance
+        self._max_length = command.max_sequence_length
+        self._end_tokens = end_tokens(command.model.path)
         self._request_ids = itertools.count()
-        self._group = RankGroup(_tensor_parallel_ranks(order, rank), rank)
+        self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)
         survive_scan()
         with self._group.building() as executor:
-            self._llm = LLMEngine.from_engine_args(engine_arguments(order, executor))
+            self._llm = LLMEngine.from_engine_args(engine_arguments(command, executor))
         core = self._llm.engine_core
         core._finalizer.detach()  # it would destroy torch's world when this engine is collected
         self._runner: Any = core.engine_core.model_executor.driver_worker.worker.model_runner
         self._shards = shards(self._runner.get_model())
-        _check_layout(self._shards, order, rank)
+        _check_layout(self._shards, command, rank)
         self._cpu = None if torch.cuda.is_available() else CpuKernels(self._runner)
         self._parked: OffloadedTensors | None = None  # what has left device memory, on CPU
         self._asleep_bytes = 0  # what has left device memory, on CUDA
-        self._load(order.model.path, order.model.role)
+        self._load(command.model.path, command.model.role)
 
     def weights(self) -> Mapping[str, Shard]:
         """The compute weights held here: views of vLLM's own storage."""
@@ -159,16 +159,16 @@ class VllmEngine:
         return [*model.parameters(), *model.buffers()]
 
 
-def _tensor_parallel_ranks(order: BuildCommand, rank: int) -> tuple[int, ...]:
-    """This rank's replica: tp varies fastest over the order's ranks."""
-    tp = order.instance.strategy.tp
-    start = order.ranks.index(rank) // tp * tp
-    return order.ranks[start : start + tp]
+def _tensor_parallel_ranks(command: BuildCommand, rank: int) -> tuple[int, ...]:
+    """This rank's replica: tp varies fastest over the command's ranks."""
+    tp = command.instance.strategy.tp
+    start = command.ranks.index(rank) // tp * tp
+    return command.ranks[start : start + tp]
 
 
-def _check_layout(held: Mapping[str, Shard], order: BuildCommand, rank: int) -> None:
-    """What vLLM put on this rank must be what the order says, or weights would be sent to the wrong place."""
-    for name, region in order.layout.of_rank(rank).items():
+def _check_layout(held: Mapping[str, Shard], command: BuildCommand, rank: int) -> None:
+    """What vLLM put on this rank must be what the command says, or weights would be sent to the wrong place."""
+    for name, region in command.layout.of_rank(rank).items():
         seen = held[name].region if name in held else None
         if seen != region:
-            raise InvalidInput(f"{order.instance.name}: {name}", seen, f"region {region}, as in the layout")
+            raise InvalidInput(f"{command.instance.name}: {name}", seen, f"region {region}, as in the layout")

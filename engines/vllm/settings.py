@@ -1,4 +1,4 @@
-"""What an order and its sampling settings are in vLLM's terms."""
+"""A build command and sampling settings in vLLM's terms."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import stream_seed
+from prefect_rlhf.placement.engine_constants import CACHE_BLOCK, PASS_TOKENS
 from prefect_rlhf.placement.errors import InvalidInput
 
-_BLOCK = 128  # tokens per block of the key-value cache on CPU; smaller ones on CUDA fit in
-_MAX_BATCHED_TOKENS = 8192  # of one forward pass; prompts beyond are prefilled in the next
 
-
-def engine_arguments(order: BuildCommand, executor: type) -> EngineArgs:
-    """An engine with room for the order's rows at once, eager only on CPU."""
+def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
+    """An engine with room for the command's rows at once, eager only on CPU."""
     on_cuda = torch.cuda.is_available()
-    length = order.max_sequence_length
+    length = command.max_sequence_length
     return EngineArgs(
-        model=order.model.path,
+        model=command.model.path,
         load_format="dummy",  # the weights are read once, through our views
         skip_tokenizer_init=True,
         generation_config="vllm",  # sampling is as called for, not as the folder proposes
-        dtype=order.model.dtype,
-        tensor_parallel_size=order.instance.strategy.tp,
+        dtype=command.model.dtype,
+        tensor_parallel_size=command.instance.strategy.tp,
         distributed_executor_backend=executor,
-        enforce_eager=not (on_cuda and order.cuda_graphs),
+        enforce_eager=not (on_cuda and command.cuda_graphs),
         enable_sleep_mode=on_cuda,
         max_model_len=length,
-        max_num_seqs=order.max_rows,
-        max_num_batched_tokens=max(length, min(order.max_rows * length, _MAX_BATCHED_TOKENS)),
-        kv_cache_memory_bytes=_cache_bytes(order),
+        max_num_seqs=command.max_rows,
+        max_num_batched_tokens=max(length, min(command.max_rows * length, PASS_TOKENS)),
+        kv_cache_memory_bytes=_cache_bytes(command),
         gpu_memory_utilization=0.01,  # sizes nothing here, and vLLM refuses to start unless that share is free
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
@@ -56,19 +54,19 @@ def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple
     )
 
 
-def check_order(order: BuildCommand) -> None:
-    """Raise InvalidInput for an order that this engine cannot carry out."""
-    if order.model.head != "lm":
-        raise InvalidInput(f"{order.model.role}.head", order.model.head, "lm, to generate with vllm")
-    if order.instance.strategy.pp != 1:
-        raise InvalidInput(f"{order.instance.name}: pp", order.instance.strategy.pp, "1 with engine vllm")
+def check_command(command: BuildCommand) -> None:
+    """Raise InvalidInput for a command that this engine cannot carry out."""
+    if command.model.head != "lm":
+        raise InvalidInput(f"{command.model.role}.head", command.model.head, "lm, to generate with vllm")
+    if command.instance.strategy.pp != 1:
+        raise InvalidInput(f"{command.instance.name}: pp", command.instance.strategy.pp, "1 with engine vllm")
 
 
-def _cache_bytes(order: BuildCommand) -> int:
+def _cache_bytes(command: BuildCommand) -> int:
     """Key-value cache for max_rows sequences of max_sequence_length at once, and vLLM's null block."""
-    shape, tp = order.model.shape, order.instance.strategy.tp
+    shape, tp = command.model.shape, command.instance.strategy.tp
     heads = max(1, shape.num_kv_heads // tp)
-    item_bytes: int = getattr(torch, order.model.dtype).itemsize
-    block_bytes = 2 * shape.num_layers * heads * shape.head_dim * item_bytes * _BLOCK
-    blocks_per_row = -(-order.max_sequence_length // _BLOCK)
-    return (order.max_rows * blocks_per_row + 2) * block_bytes
+    item_bytes: int = getattr(torch, command.model.dtype).itemsize
+    block_bytes = 2 * shape.num_layers * heads * shape.head_dim * item_bytes * CACHE_BLOCK
+    blocks_per_row = -(-command.max_sequence_length // CACHE_BLOCK)
+    return (command.max_rows * blocks_per_row + 2) * block_bytes

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Engine
-from prefect_rlhf.engines.weights.buckets import BUCKET_BYTES
 from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, Shards, WeightMessage, plan_rank_transfers
 from prefect_rlhf.engines.weights.read_peer_memory import read_memory
 from prefect_rlhf.engines.weights.views import copy_rows
+from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.plan import ModelInstance
@@ -48,31 +48,31 @@ class WeightMover:
         self.rank, self.bucket_bytes = rank, bucket_bytes
         self._routes: dict[tuple[ModelInstance, ModelInstance], tuple[Shards, Shards, RankTransfers]] = {}
 
-    def move(self, source: Engine | None, target: Engine | None, order: MoveWeightsCommand) -> Moved:
-        """Do this rank's part of `order`. Collective over the ranks of both instances.
+    def move(self, source: Engine | None, target: Engine | None, command: MoveWeightsCommand) -> Moved:
+        """Do this rank's part of `command`. Collective over the ranks of both instances.
 
         `source` and `target` are this rank's engines of the two instances, None where it has none. Raises InvalidInput
         before anything is moved when the layouts are of different models, the source's does not cover a parameter, or
         the engines' number formats differ.
         """
-        route = self.route(source, target, order)
+        route = self.route(source, target, command)
         staged = bring(route)
         copy_within(route)
         if target is not None:
             target.weights_written()
         return Moved(route.bytes_received, route.bytes_copied, staged)
 
-    def route(self, source: Engine | None, target: Engine | None, order: MoveWeightsCommand) -> RankTransfers:
-        """This rank's part of `order`; made anew only when an engine states other shards than before."""
+    def route(self, source: Engine | None, target: Engine | None, command: MoveWeightsCommand) -> RankTransfers:
+        """This rank's part of `command`; made anew only when an engine states other shards than before."""
         read = NOTHING if source is None else source.weights()
         write = NOTHING if target is None else target.weights()
-        known = self._routes.get((order.source, order.target))
+        known = self._routes.get((command.source, command.target))
         if known is not None and known[0] is read and known[1] is write:
             return known[2]
-        plan = reshard(order.source_layout, order.target_layout, order.devices)
-        _check_formats(read, write, order)
+        plan = reshard(command.source_layout, command.target_layout, command.devices)
+        _check_formats(read, write, command)
         route = plan_rank_transfers(plan, self.rank, read, write, self.bucket_bytes)
-        self._routes[order.source, order.target] = read, write, route
+        self._routes[command.source, command.target] = read, write, route
         return route
 
 
@@ -177,9 +177,9 @@ def _of_round(messages_of: Mapping[int, Sequence[WeightMessage]], k: int) -> Ite
     return ((peer, messages[k]) for peer, messages in messages_of.items() if k < len(messages))
 
 
-def _check_formats(read: Shards, write: Shards, order: MoveWeightsCommand) -> None:
+def _check_formats(read: Shards, write: Shards, command: MoveWeightsCommand) -> None:
     """Converting on the way would make a version's content depend on where it is."""
     for name in read.keys() & write.keys():
         seen, expected = write[name].view.dtype, read[name].view.dtype
         if seen != expected:
-            raise InvalidInput(f"{order.target.name} {name}", str(seen), f"{expected}, as in {order.source.name}")
+            raise InvalidInput(f"{command.target.name} {name}", str(seen), f"{expected}, as in {command.source.name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vllm_cases import make_order, make_prompts
+from vllm_cases import build_command, make_prompts
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
@@ -19,8 +19,8 @@ STOPPED = SamplingSettings(24, temperature=2.0)
 
 
 def build(folder: str, rank: int = 0, **where) -> MegatronEngine:
-    order = make_order(folder, **where)
-    return MegatronEngine(replace(order, instance=replace(order.instance, engine="megatron")), rank)
+    command = build_command(folder, **where)
+    return MegatronEngine(replace(command, instance=replace(command.instance, engine="megatron")), rank)
 
 
 def generate(

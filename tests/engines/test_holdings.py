@@ -49,9 +49,9 @@ def test_a_megatron_instance_keeps_what_is_predicted(tmp_path, dtype, tied, scal
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_vllm_instance_keeps_what_is_predicted(tmp_path, tied):
     """After a generate, since packed copies are made when they are first used."""
-    order = vllm_cases.make_order(vllm_cases.make_folder(tmp_path, 1, tied=tied), tied=tied, dtype="bfloat16")
-    engine = VllmEngine(order, 0)
+    command = vllm_cases.build_command(vllm_cases.make_folder(tmp_path, 1, tied=tied), tied=tied, dtype="bfloat16")
+    engine = VllmEngine(command, 0)
     engine.generate(vllm_cases.make_prompts(4), SamplingSettings(2), range(4))
-    instance = replace(order.instance, mesh=DeviceMesh(0, 1, 0, 1))
-    found = predicted(order.model, instance, "generate", order.max_rows, order.max_sequence_length)
+    instance = replace(command.instance, mesh=DeviceMesh(0, 1, 0, 1))
+    found = predicted(command.model, instance, "generate", command.max_rows, command.max_sequence_length)
     assert engine.device_bytes() <= found <= TOLERANCE * engine.device_bytes()

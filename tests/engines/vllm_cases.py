@@ -1,4 +1,4 @@
-"""Tiny random Llamas as Hugging Face folders, orders to build them in vLLM, and transformers as the oracle."""
+"""Tiny random Llamas as Hugging Face folders, commands to build them in vLLM, and transformers as the oracle."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make_folder(path: Path, seed: int, *, tied: bool) -> str:
     return str(path)
 
 
-def make_order(
+def build_command(
     folder: str,
     *,
     ranks: tuple[int, ...] = (0,),

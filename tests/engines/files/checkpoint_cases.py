@@ -20,7 +20,7 @@ from prefect_rlhf.placement.strategy import Strategy
 KINDS = ("main", "exp_avg", "exp_avg_sq")
 
 
-def build_order(case: Case, restored: Path | None = None) -> BuildCommand:
+def build_command(case: Case, restored: Path | None = None) -> BuildCommand:
     strategy = Strategy(case.dp, case.tp, case.pp)
     instance = ModelInstance("actor", "megatron", DeviceMesh(0, 1, 0, 1), strategy)
     layout = megatron_layout(case.spec(), strategy, case.ranks)
@@ -37,17 +37,17 @@ def train_once(engine: MegatronEngine, case: Case, rank: int, seed: int):
 
 def train_save_train(rank: int, case: Case, folder: Path, updates: bool = True):
     """Metrics and weights after training, saving and training on without a pause."""
-    order = build_order(case)
-    engine = MegatronEngine(order, rank)
+    command = build_command(case)
+    engine = MegatronEngine(command, rank)
     if updates:
         train_once(engine, case, rank, seed=1)
-    save(engine, order, folder, rank)
+    save(engine, command, folder, rank)
     return train_once(engine, case, rank, seed=2), held(engine)
 
 
 def load_train(rank: int, case: Case, folder: Path, offload: bool = False):
     """The same from the folder."""
-    engine = MegatronEngine(build_order(case, folder), rank)
+    engine = MegatronEngine(build_command(case, folder), rank)
     restore(engine, folder)
     if offload:
         engine.offload("all")
@@ -57,7 +57,7 @@ def load_train(rank: int, case: Case, folder: Path, offload: bool = False):
 
 def main_weights(rank: int, case: Case, folder: Path):
     """How far compute weights are from the main weights rounded, after a load: nothing."""
-    engine = MegatronEngine(build_order(case, folder), rank)
+    engine = MegatronEngine(build_command(case, folder), rank)
     restore(engine, folder)
     views = {name: (shard.region, shard.view.reshape(shard.shape)) for name, shard in engine.weights().items()}
     worst = 0.0
@@ -78,7 +78,7 @@ def stored_bits(folder: Path) -> dict[str, torch.Tensor]:
 
 def load_save(rank: int, case: Case, folder: Path, target: Path):
     """Load and save again, with nothing between."""
-    order = build_order(case, folder)
-    engine = MegatronEngine(order, rank)
+    command = build_command(case, folder)
+    engine = MegatronEngine(command, rank)
     restore(engine, folder)
-    save(engine, order, target, rank)
+    save(engine, command, target, rank)

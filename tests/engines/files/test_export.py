@@ -5,7 +5,7 @@ from pathlib import Path
 import megatron_cases as cases
 import pytest
 import torch
-from checkpoint_cases import build_order
+from checkpoint_cases import build_command
 from megatron_cases import Case
 from megatron_world import World
 from safetensors.torch import load_file
@@ -28,13 +28,13 @@ def resident(line):
 
 def export_and_measure(rank, case, target):
     """Bytes of memory at the peak of an export beyond those before."""
-    order = build_order(case)
-    engine = MegatronEngine(order, rank)
-    export(engine, order.model, order.layout, target / "warm", Path(case.folder), rank)  # first messages connect
+    command = build_command(case)
+    engine = MegatronEngine(command, rank)
+    export(engine, command.model, command.layout, target / "warm", Path(case.folder), rank)  # first messages connect
     release_free_memory()
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = resident("VmRSS")
-    export(engine, order.model, order.layout, target / "made", Path(case.folder), rank)
+    export(engine, command.model, command.layout, target / "made", Path(case.folder), rank)
     return resident("VmHWM") - before
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from generation_cases import GREEDY, PROMPTS, SAMPLED, SEEDS, STOPPED, build, generate
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_cases import END_TOKENS, Oracle, make_folder, make_order, make_prompts
+from vllm_cases import END_TOKENS, Oracle, build_command, make_folder, make_prompts
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Sequences
 from prefect_rlhf.engines.weights.memory import storage_bytes
@@ -49,7 +49,7 @@ def oracle(folder):
 def vllm(folder):
     from prefect_rlhf.engines.vllm.engine import VllmEngine
 
-    return VllmEngine(make_order(folder), 0)
+    return VllmEngine(build_command(folder), 0)
 
 
 def test_greedy_tokens_are_those_of_transformers(engine, oracle):
@@ -156,7 +156,7 @@ def test_few_rows_at_a_time_are_prefilled(engine, monkeypatch):
     from prefect_rlhf.engines.megatron import row_group
 
     expected = engine.generate(PROMPTS, SAMPLED, SEEDS).tokens
-    monkeypatch.setattr(row_group, "PREFILL_TOKENS", 600)
+    monkeypatch.setattr(row_group, "PASS_TOKENS", 600)
     with Rows() as seen:
         assert engine.generate(PROMPTS, SAMPLED, SEEDS).tokens == expected
     assert seen.counts[:16] == [3] * 12 + [1] * 4

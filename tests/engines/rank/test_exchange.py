@@ -33,18 +33,20 @@ class Exchanger:
     def __init__(self, rank, size):
         self.rank, self.store = rank, RowStore()
 
-    def exchange(self, order):
+    def exchange(self, command):
         """Send and receive; return the number of rows that arrived and are right."""
-        self.store.free(order.step, self.store.keys(order.step))
-        for transfer in order.transfers:
+        self.store.free(command.step, self.store.keys(command.step))
+        for transfer in command.transfers:
             if transfer.source == self.rank:
                 for key in transfer.keys:
-                    self.store.put(order.step, transfer.call, key, {row: row_value(key, row) for row in transfer.rows})
-        received = exchange_rows(self.store, order, self.rank)
-        mine = [t for t in order.transfers if t.target == self.rank]
+                    self.store.put(
+                        command.step, transfer.call, key, {row: row_value(key, row) for row in transfer.rows}
+                    )
+        received = exchange_rows(self.store, command, self.rank)
+        mine = [t for t in command.transfers if t.target == self.rank]
         for transfer in mine:
             for key in transfer.keys:
-                for row, value in zip(transfer.rows, self._rows(order.step, transfer, key), strict=True):
+                for row, value in zip(transfer.rows, self._rows(command.step, transfer, key), strict=True):
                     expected = row_value(key, row)
                     assert value.dtype == expected.dtype and value.shape == expected.shape
                     assert torch.equal(value, expected)
@@ -83,8 +85,8 @@ def test_rows_arrive(gang, seed):
 @pytest.mark.slow
 def test_bytes_received_are_counted(gang):
     """The bytes reported are those of the rows."""
-    order = TransferCommand(100, (RowTransfer(0, 1, "generate", ("tokens", "logprobs"), (0, 1)),))
-    results = everywhere(gang, "exchange", order)
+    command = TransferCommand(100, (RowTransfer(0, 1, "generate", ("tokens", "logprobs"), (0, 1)),))
+    results = everywhere(gang, "exchange", command)
     assert {rank: received for rank, (_, received) in results.items()} == {0: 0, 1: 8 * (3 + 4) + 4 * 1, 2: 0, 3: 0}
 
 
@@ -92,6 +94,6 @@ def test_bytes_received_are_counted(gang):
 def test_a_row_that_is_missing_is_told():
     """A transfer of rows that its source does not hold fails on the source, by call, key and row."""
     store = RowStore()
-    order = TransferCommand(0, (RowTransfer(0, 1, "generate", ("tokens",), (3,)),))
+    command = TransferCommand(0, (RowTransfer(0, 1, "generate", ("tokens",), (3,)),))
     with pytest.raises(Exception, match="generate.tokens of step 0: row 3 is not on this rank"):
-        exchange_rows(store, order, 0)
+        exchange_rows(store, command, 0)

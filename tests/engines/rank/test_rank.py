@@ -1,4 +1,4 @@
-"""A rank runs orders on its engines and rows, and lets no call see weights of another version than its edge names."""
+"""A rank runs commands on its engines and rows, and lets no call see weights of another version than its edge names."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,9 +33,9 @@ ROLLOUT = ("tokens", "prompt_length", "logprobs")
 class FakeEngine:
     """A model of one number, its first weight, so that a test can tell what a call saw."""
 
-    def __init__(self, order, rank):
-        self.instance, self.seen = order.instance, {}
-        self.tensors = {name: torch.ones(shape) for name, shape in order.layout.shapes.items()}
+    def __init__(self, command, rank):
+        self.instance, self.seen = command.instance, {}
+        self.tensors = {name: torch.ones(shape) for name, shape in command.layout.shapes.items()}
         self.parked, self.moved = False, []
 
     def weights(self):
@@ -148,30 +148,30 @@ TRAIN = call("train", "train_step", [("rollout", "generate", ROLLOUT), ("adv", "
 ROWS, ROW_IDS = (2, 0, 3), (5, 1, 1)
 
 
-def order(made, instance=None, step=0, **more):
+def command(made, instance=None, step=0, **more):
     settings = {"rows": ROWS, "row_ids": ROW_IDS, "seed": 7, "run_dir": Path(), "tokenizer": ""} | more
     return CallCommand(step, made, instance, **settings)
 
 
 def generate(rank, step=0, **more):
-    return rank.generate(order(GENERATE, SAMPLER, step, reads=0, sampling=SamplingSettings(100), **more))
+    return rank.generate(command(GENERATE, SAMPLER, step, reads=0, sampling=SamplingSettings(100), **more))
 
 
 def run_step(rank, step=0):
     """generate, values, advantages, train: the reports by name."""
     held = step
     return {
-        "generate": rank.generate(order(GENERATE, SAMPLER, step, reads=held, sampling=SamplingSettings(100))),
-        "infer": rank.inference(order(VALUES, TRAINED, step, reads=held, output="values", micro_batches=3)),
-        "compute": rank.compute(order(COMPUTE, None, step, function=count_steps)),
-        "train": rank.train_step(train_order(step)),
+        "generate": rank.generate(command(GENERATE, SAMPLER, step, reads=held, sampling=SamplingSettings(100))),
+        "infer": rank.inference(command(VALUES, TRAINED, step, reads=held, output="values", micro_batches=3)),
+        "compute": rank.compute(command(COMPUTE, None, step, function=count_steps)),
+        "train": rank.train_step(train_command(step)),
     }
 
 
-def train_order(step, **more):
+def train_command(step, **more):
     settings = TrainSettings("logprobs", mini_batches=1)
     settings_of_step = {"reads": step, "writes": step + 1, "function": mean_loss} | more
-    return order(TRAIN, TRAINED, step, train=settings, **settings_of_step)
+    return command(TRAIN, TRAINED, step, train=settings, **settings_of_step)
 
 
 def engine_of(rank, instance):
@@ -230,24 +230,24 @@ def test_a_stateful_computation_remembers(rank):
     """State returned at one step is handed in at the next."""
     run_step(rank)
     generate(rank, step=1)
-    rank.inference(order(VALUES, TRAINED, 1, reads=1, output="values"))
-    assert rank.compute(order(COMPUTE, None, 1, function=count_steps)).metrics["calls"] == 2
+    rank.inference(command(VALUES, TRAINED, 1, reads=1, output="values"))
+    assert rank.compute(command(COMPUTE, None, 1, function=count_steps)).metrics["calls"] == 2
 
 
 def test_rows_of_a_dataset_need_no_producer(rank):
     """An inference on preference rows reads them itself."""
     on_pairs = call("score", "inference", [("pairs", "pairs", ("tokens", "prompt_length"))], ("scores",))
-    rank.inference(order(on_pairs, TRAINED, reads=0, output="scores"))
+    rank.inference(command(on_pairs, TRAINED, reads=0, output="scores"))
     assert [float(row) for row in rank.store.get(0, "score", "scores", ROWS)] == [3.0, 3.0, 3.0]
 
 
 def test_rows_are_freed_after_the_order_that_uses_them_last(rank):
-    """An order uses what it frees; what it makes and nobody here uses is never kept; others stay."""
+    """A command uses what it frees; what it makes and nobody here uses is never kept; others stay."""
     generate(rank, frees=(("generate", "logprobs"),))
     assert rank.store_keys(0) == (("generate", "tokens"), ("generate", "prompt_length"))
     generate(rank, step=1)
     last = {"reads": 0, "output": "values", "frees": tuple(("generate", key) for key in ROLLOUT)}
-    report = rank.inference(order(VALUES, TRAINED, **last))
+    report = rank.inference(command(VALUES, TRAINED, **last))
     assert rank.store_keys(0) == (("infer", "values"),)
     assert rank.store_keys(1) == tuple(("generate", key) for key in ROLLOUT)
     assert report.store_bytes == rank.store.num_bytes > 0
@@ -260,24 +260,24 @@ def test_a_generate_tells_how_long_its_rows_became(rank):
 
 def test_a_stage_reads_only_the_keys_that_it_uses(rank):
     """With the lengths told, a stage that embeds nothing and has no output runs without any rows in its store."""
-    rank.inference(order(VALUES, TRAINED, reads=0, output="values", keys=frozenset(), lengths=(12, 4, 4)))
-    rank.train_step(train_order(0, keys=frozenset(), lengths=(12, 4, 4), function=no_loss_here))
+    rank.inference(command(VALUES, TRAINED, reads=0, output="values", keys=frozenset(), lengths=(12, 4, 4)))
+    rank.train_step(train_command(0, keys=frozenset(), lengths=(12, 4, 4), function=no_loss_here))
     assert engine_of(rank, TRAINED).seen["batch"] == {}
     with pytest.raises(RowsMissing, match="generate.prompt_length of step 0"):
-        rank.inference(order(VALUES, TRAINED, reads=1, keys=frozenset({"prompt_length"}), lengths=(12, 4, 4)))
+        rank.inference(command(VALUES, TRAINED, reads=1, keys=frozenset({"prompt_length"}), lengths=(12, 4, 4)))
 
 
 def test_missing_rows_are_told(rank):
     """A call whose rows were not brought here says which."""
     with pytest.raises(RowsMissing, match="generate.tokens of step 0: row 2 is not on this rank, which holds nothing"):
-        rank.inference(order(VALUES, TRAINED, reads=0))
+        rank.inference(command(VALUES, TRAINED, reads=0))
 
 
 def test_an_instance_that_was_not_built_is_told(rank):
-    """An order for another instance names it and the call."""
+    """A command for another instance names it and the call."""
     other = replace(SAMPLER, strategy=Strategy(tp=2))
     with pytest.raises(RlhfError, match=r"generate · step 0: actor.vllm n0:0 tp2 was not built on this rank"):
-        rank.generate(order(GENERATE, other, reads=0, sampling=SamplingSettings(1)))
+        rank.generate(command(GENERATE, other, reads=0, sampling=SamplingSettings(1)))
 
 
 def test_an_engine_that_holds_something_else_is_refused():
@@ -300,11 +300,11 @@ def test_a_call_that_names_another_version_is_stopped(rank):
     with pytest.raises(
         StaleWeights, match=r"generate · step 1: actor.vllm n0:0 dp1 holds weights v0, its edge names v1"
     ):
-        rank.generate(order(GENERATE, SAMPLER, 1, reads=1, sampling=SamplingSettings(1)))
+        rank.generate(command(GENERATE, SAMPLER, 1, reads=1, sampling=SamplingSettings(1)))
     with pytest.raises(
         StaleWeights, match=r"train · step 0: actor.megatron n0:0 dp1 holds weights v1, its edge names v0"
     ):
-        rank.train_step(train_order(0))
+        rank.train_step(train_command(0))
 
 
 def test_weights_written_behind_the_label_are_noticed(rank):
@@ -323,7 +323,7 @@ def test_reallocated_weights_are_the_version(rank):
     known.settle(SAMPLER, 1, {0: report.digest}, LAYOUT)
     assert engine_of(rank, SAMPLER).seen["written"]
     assert report.bytes_moved == 0  # all of it stays on the rank
-    rank.generate(order(GENERATE, SAMPLER, 1, reads=1, sampling=SamplingSettings(100)))
+    rank.generate(command(GENERATE, SAMPLER, 1, reads=1, sampling=SamplingSettings(100)))
     assert float(rank.store.get(1, "generate", "logprobs", [2])[0][0]) == -2.0
 
 
@@ -352,22 +352,22 @@ def test_offloaded_weights_serve_no_call(rank):
     assert rank.memory()[TRAINED.name] == 0 < before
     generate(rank)
     with pytest.raises(StaleWeights, match=r"infer · step 0: actor.megatron n0:0 dp1 is offloaded"):
-        rank.inference(order(VALUES, TRAINED, reads=0))
+        rank.inference(command(VALUES, TRAINED, reads=0))
     assert rank.reload(TRAINED).digest == rank.digest(SAMPLER)
-    rank.inference(order(VALUES, TRAINED, reads=0, output="values"))
+    rank.inference(command(VALUES, TRAINED, reads=0, output="values"))
 
 
 def test_without_its_optimizer_an_instance_infers_and_is_copied_but_does_not_train(rank):
     """The weights stay, so nothing but a train_step asks for what is away, and the reload hashes no weights."""
     rank.offload(TRAINED, "optimizer")
     generate(rank)
-    rank.inference(order(VALUES, TRAINED, reads=0, output="values"))
-    rank.compute(order(COMPUTE, None, function=count_steps))
+    rank.inference(command(VALUES, TRAINED, reads=0, output="values"))
+    rank.compute(command(COMPUTE, None, function=count_steps))
     rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 0, LAYOUT, LAYOUT))
     with pytest.raises(StaleWeights, match=r"train · step 0: the optimizer of actor.megatron n0:0 dp1 is offloaded"):
-        rank.train_step(train_order(0))
+        rank.train_step(train_command(0))
     assert rank.reload(TRAINED, "optimizer").digest is None
-    rank.train_step(train_order(0))
+    rank.train_step(train_command(0))
     assert engine_of(rank, TRAINED).moved == [("offload", "optimizer"), ("reload", "optimizer")]
 
 

@@ -109,8 +109,8 @@ class World:
         self.spec = read_model_spec("actor", folder, "lm", dtype="float32", optimizer=optimizer)
         self.call("open_dataset", Prompts())
         for instance in (TRAINED, SAMPLER):
-            order = BuildCommand(self.spec, instance, RANKS, self.layout(instance), 128, 8)
-            self.settle(instance, 0, self.call("build", order))
+            command = BuildCommand(self.spec, instance, RANKS, self.layout(instance), 128, 8)
+            self.settle(instance, 0, self.call("build", command))
 
     def layout(self, instance):
         return layout_of(instance, self.spec, MESH)
@@ -122,17 +122,17 @@ class World:
         digests = {rank: report.digest for rank, report in reports.items()}
         self.known.settle(instance, version, digests, self.layout(instance))
 
-    def order(self, call, instance, step, rows, **more):
+    def command(self, call, instance, step, rows, **more):
         common = {"seed": 3, "run_dir": Path(), "tokenizer": self.folder, "row_ids": rows}
         return CallCommand(step, call, instance, rows, **common, **more)
 
     def generate(self, step, version):
         sampling = SamplingSettings(12, stop_at_eos=False)
-        orders = {
-            rank: (self.order(GENERATE, SAMPLER, step, rows, reads=version, sampling=sampling),)
+        commands = {
+            rank: (self.command(GENERATE, SAMPLER, step, rows, reads=version, sampling=sampling),)
             for rank, rows in REPLICAS.items()
         }
-        self.gang.call("generate", orders, doing="generate", deadline_seconds=60)
+        self.gang.call("generate", commands, doing="generate", deadline_seconds=60)
         swapped = (
             RowTransfer(0, 1, "generate", ROLLOUT, REPLICAS[0]),
             RowTransfer(1, 0, "generate", ROLLOUT, REPLICAS[1]),
@@ -140,21 +140,21 @@ class World:
         self.call("transfer", TransferCommand(step, swapped))
 
     def infer(self, step, version):
-        self.call("inference", self.order(INFER, TRAINED, step, ALL, reads=version))
+        self.call("inference", self.command(INFER, TRAINED, step, ALL, reads=version))
         return self.rows(step, "infer")
 
     def train(self, step, version):
         settings = TrainSettings("logprobs", mini_batches=2)
-        order = self.order(
+        command = self.command(
             TRAIN, TRAINED, step, ALL, reads=version, writes=version + 1, function=push_up, train=settings
         )
-        reports = self.call("train_step", order)
+        reports = self.call("train_step", command)
         self.settle(TRAINED, version + 1, reports)
         return reports
 
     def reallocate(self, version):
-        order = MoveWeightsCommand(TRAINED, SAMPLER, version, self.layout(TRAINED), self.layout(SAMPLER))
-        reports = self.call("reallocate", order)
+        command = MoveWeightsCommand(TRAINED, SAMPLER, version, self.layout(TRAINED), self.layout(SAMPLER))
+        reports = self.call("reallocate", command)
         self.settle(SAMPLER, version, reports)
         return reports
 
@@ -236,6 +236,6 @@ def check_tampering(world):
 def test_a_prompt_that_is_too_long_is_the_users_error(world):
     """An engine's own complaint comes back as InvalidInput, though another process found it."""
     sampling = SamplingSettings(500)
-    orders = {r: (world.order(GENERATE, SAMPLER, 20, rows, sampling=sampling),) for r, rows in REPLICAS.items()}
+    commands = {r: (world.command(GENERATE, SAMPLER, 20, rows, sampling=sampling),) for r, rows in REPLICAS.items()}
     with pytest.raises(InvalidInput, match="prompt tokens: got 4, expected at most"):
-        world.gang.call("generate", orders, doing="generate", deadline_seconds=30)
+        world.gang.call("generate", commands, doing="generate", deadline_seconds=30)

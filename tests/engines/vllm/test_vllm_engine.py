@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from vllm_cases import END_TOKENS, MAX_LENGTH, Oracle, make_folder, make_order, make_prompts, write_weights
+from vllm_cases import END_TOKENS, MAX_LENGTH, Oracle, build_command, make_folder, make_prompts, write_weights
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
@@ -34,7 +34,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(folders):
-    return VllmEngine(make_order(folders[0]), 0)
+    return VllmEngine(build_command(folders[0]), 0)
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def test_weights_are_the_checkpoint(engine, oracle):
 def test_weights_written_in_place_answer_like_a_fresh_engine(folders, dtype):
     """Also with prompts longer than a cache block, whose old keys and values would show."""
     prompts = [*make_prompts(4, 150, 200), *make_prompts(4)]
-    fresh = VllmEngine(make_order(folders[1], dtype=dtype), 0)
-    written = VllmEngine(make_order(folders[0], dtype=dtype), 0)
+    fresh = VllmEngine(build_command(folders[1], dtype=dtype), 0)
+    written = VllmEngine(build_command(folders[0], dtype=dtype), 0)
     before = written.generate(prompts, SAMPLED, range(8))
     write_weights(written.weights(), folders[1])
     written.weights_written()
@@ -145,7 +145,7 @@ def test_an_engine_leaves_the_process_as_it_was(folders):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    engine = VllmEngine(make_order(folders[0]), 0)
+    engine = VllmEngine(build_command(folders[0]), 0)
     engine.generate(PROMPTS[:2], SAMPLED, SEEDS[:2])
     del engine
     gc.collect()
@@ -159,7 +159,7 @@ def test_an_engine_leaves_the_process_as_it_was(folders):
 @pytest.mark.parametrize("wrong", [{"head": "scalar"}, {"pp": 2, "ranks": (0, 1)}])
 def test_what_vllm_cannot_generate_with_is_refused(folders, wrong):
     with pytest.raises(InvalidInput, match="vllm"):
-        VllmEngine(make_order(folders[0], **wrong), 0)
+        VllmEngine(build_command(folders[0], **wrong), 0)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(engine):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from vllm_cases import make_folder, make_order, make_prompts, write_weights
+from vllm_cases import build_command, make_folder, make_prompts, write_weights
 from vllm_world import run_world
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
@@ -56,7 +56,7 @@ def on_rank(rank: int, first: str, second: str) -> Seen:
 def _build(rank: int, folder: str) -> dict[str, VllmEngine]:
     layouts = {"alone": (ALONE, 1, 1), "split": (SPLIT, 1, 2), "replica": (REPLICAS, 2, 1)}
     return {
-        name: VllmEngine(make_order(folder, ranks=ranks, dp=dp, tp=tp, tied=False), rank)
+        name: VllmEngine(build_command(folder, ranks=ranks, dp=dp, tp=tp, tied=False), rank)
         for name, (ranks, dp, tp) in layouts.items()
         if rank in ranks
     }

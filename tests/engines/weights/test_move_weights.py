@@ -12,9 +12,10 @@ from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.weights import read_peer_memory as read_memory
-from prefect_rlhf.engines.weights.buckets import BUCKET_BYTES, IN_FLIGHT, cut_into_buckets, message_bytes
+from prefect_rlhf.engines.weights.buckets import IN_FLIGHT, cut_into_buckets, message_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.engines.weights.views import blocks, copy_rows
+from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.layout.regions import num_elements
@@ -69,17 +70,17 @@ class Mover:
     def __init__(self, rank, size):
         self.rank = rank
 
-    def move(self, order, dtype, target_dtype, split, refused=(), bucket_bytes=BUCKET_BYTES):
+    def move(self, command, dtype, target_dtype, split, refused=(), bucket_bytes=BUCKET_BYTES):
         """Move weights; return which are wrong afterwards, what was moved and how often the engine was told.
 
         Ranks in `refused` may not read the memory of others.
         """
-        source = FakeEngine(order.source_layout, self.rank, dtype, filled=True, split=split)
-        target = FakeEngine(order.target_layout, self.rank, target_dtype, filled=False, split=split)
+        source = FakeEngine(command.source_layout, self.rank, dtype, filled=True, split=split)
+        target = FakeEngine(command.target_layout, self.rank, target_dtype, filled=False, split=split)
         may_read = nullcontext() if self.rank not in refused else patch.object(read_memory, "_copy", lambda *_: False)
         with may_read:
-            moved = WeightMover(self.rank, bucket_bytes).move(source, target, order)
-        expected = FakeEngine(order.target_layout, self.rank, dtype, filled=True, split=False)
+            moved = WeightMover(self.rank, bucket_bytes).move(source, target, command)
+        expected = FakeEngine(command.target_layout, self.rank, dtype, filled=True, split=False)
         wrong = [
             n for n, s in target.shards.items() if not torch.equal(s.view.reshape(s.shape), expected.shards[n].view)
         ]
@@ -129,9 +130,9 @@ def test_weights_arrive(gang, seed, split, refused):
     draw = random.Random(seed)
     shapes = {"embed": (24, 16), "q": (16, 16), "o": (16, 20), "norm": (16,)}
     source, target = random_layout(draw, shapes), random_layout(draw, shapes)
-    order = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
+    command = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
     dtype = draw.choice([torch.bfloat16, torch.float32])
-    results = everywhere(gang, "move", order, dtype, dtype, split, refused)
+    results = everywhere(gang, "move", command, dtype, dtype, split, refused)
     for rank, (wrong, moved, told) in results.items():
         assert not wrong
         assert told == 1
@@ -145,9 +146,9 @@ def test_weights_arrive(gang, seed, split, refused):
 def test_another_number_format_is_refused(gang):
     """Weights are never converted on their way: that is refused, with both formats."""
     layout = Layout({"w": (4, 4)}, {"w": {0: ((0, 4), (0, 4))}})
-    order = MoveWeightsCommand(SOURCE, TARGET, 3, layout, layout)
+    command = MoveWeightsCommand(SOURCE, TARGET, 3, layout, layout)
     with pytest.raises(InvalidInput, match=r"actor.vllm n0:0-3 tp4 w: got 'torch.float32', expected torch.bfloat16"):
-        everywhere(gang, "move", order, torch.bfloat16, torch.float32, False)
+        everywhere(gang, "move", command, torch.bfloat16, torch.float32, False)
 
 
 @pytest.mark.slow
@@ -172,10 +173,10 @@ def test_large_weights_arrive_with_at_most_two_buckets_staged(gang, split, bucke
         return Layout(shapes, regions)
 
     source, target = tiled(0, (0, 1, 2, 3)), tiled(1, (2, 0, 3, 1))
-    order = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
+    command = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
     numbers = torch.float32, torch.float32, split
     for refused in (range(SIZE), ()):
-        results = everywhere(gang, "move", order, *numbers, refused, bucket_bytes)
+        results = everywhere(gang, "move", command, *numbers, refused, bucket_bytes)
         for wrong, moved, _ in results.values():
             assert not wrong
             assert moved.bytes_moved == 2 * (32 << 20) // SIZE * (SIZE - 1) // SIZE
@@ -188,8 +189,8 @@ def test_a_contiguous_slice_needs_no_memory_beside_its_storage(gang):
     shapes = {"w": (4096, 1024)}
     source = Layout(shapes, {"w": {0: ((0, 4096), (0, 1024))}})
     target = Layout(shapes, {"w": {1: ((0, 2048), (0, 1024)), 2: ((2048, 4096), (0, 1024))}})
-    order = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
-    results = everywhere(gang, "move", order, torch.float32, torch.float32, False, range(SIZE))
+    command = MoveWeightsCommand(SOURCE, TARGET, 3, source, target)
+    results = everywhere(gang, "move", command, torch.float32, torch.float32, False, range(SIZE))
     assert all(not wrong and moved.peak_extra_bytes == 0 for wrong, moved, _ in results.values())
     assert [results[rank][1].bytes_moved for rank in range(SIZE)] == [0, 8 << 20, 8 << 20, 0]
 

@@ -72,7 +72,7 @@ class World:
         spec = read_model_spec("actor", self.folder, "lm", dtype="bfloat16", optimizer=optimizer)
         return self.ask("build", BuildCommand(spec, instance, (0,), layout_of(instance, spec, ONE), 64, len(ROWS)))
 
-    def order(self, kind, instance, keys, source, outputs=(), **more):
+    def command(self, kind, instance, keys, source, outputs=(), **more):
         call = Call(kind, kind, "actor", (Port("rows", source, keys),), outputs, Operation("x"), source, len(ROWS))
         common = {"rows": ROWS, "row_ids": ROWS, "seed": 1, "run_dir": None, "tokenizer": self.folder}
         return CallCommand(0, call, instance, **common, **more)
@@ -80,16 +80,16 @@ class World:
     def train(self, version):
         keys, settings = ("tokens", "prompt_length"), TrainSettings("logprobs")
         more = {"function": likelier, "train": settings, "reads": version, "writes": version + 1}
-        return self.ask("train_step", self.order("train_step", TRAINED, keys, "pairs", **more))
+        return self.ask("train_step", self.command("train_step", TRAINED, keys, "pairs", **more))
 
     def infer(self, version):
-        order = self.order("inference", TRAINED, ("tokens", "prompt_length"), "pairs", ("logprobs",), reads=version)
-        return self.ask("inference", order)
+        command = self.command("inference", TRAINED, ("tokens", "prompt_length"), "pairs", ("logprobs",), reads=version)
+        return self.ask("inference", command)
 
     def generate(self):
         keys, outputs = ("prompt_tokens",), ("tokens", "prompt_length", "logprobs")
         more = {"sampling": SamplingSettings(8), "reads": 0}
-        return self.ask("generate", self.order("generate", SAMPLER, keys, "prompts", outputs, **more))
+        return self.ask("generate", self.command("generate", SAMPLER, keys, "prompts", outputs, **more))
 
     def move(self, kind, instance, part):
         return self.ask(kind, instance, part, resource="host_link")
