@@ -35,7 +35,7 @@ from prefect_rlhf.flows.commands import profile as profile_command
 from prefect_rlhf.flows.forms.options import RunOptions  # noqa: E402  after the path is set
 from prefect_rlhf.flows.hardware import profiles  # noqa: E402  after the path is set
 from prefect_rlhf.flows.ppo import ppo  # noqa: E402  after the path is set
-from prefect_rlhf.flows.training.run import Prepared, prepare  # noqa: E402  after the path is set
+from prefect_rlhf.flows.training.run import PreparedRun, prepare  # noqa: E402  after the path is set
 from prefect_rlhf.placement.errors import InvalidInput  # noqa: E402  after the path is set
 from prefect_rlhf.placement.lease import Lease  # noqa: E402  after the path is set
 from prefect_rlhf.placement.plans.plan_file import plan_yaml  # noqa: E402  after the path is set
@@ -131,8 +131,8 @@ def small_work(work: PPOWork, folder: Path) -> PPOWork:
 
 def ensure_profile(work: PPOWork, again: bool) -> None:
     """Measure the model's layers on as many ranks, unless that was done."""
-    subject = profiles.subject_of(model_shape("model", work.model), "bfloat16", "cpu", work.threads)
-    if again or not profiles.file_of(subject).is_file():
+    subject = profiles.Machine.read("cpu").subject(model_shape("model", work.model), "bfloat16", work.threads)
+    if again or not profiles.profile_file(subject).is_file():
         longest = "64" if work.threads == 2 else "32"
         sizes = ["--rows", str(work.batch_size), "--longest", longest]
         print(profile_command.run([work.model, "--devices", str(work.threads), *sizes]))
@@ -175,14 +175,14 @@ def predicted_and_measured(name: str, file: str, work: PPOWork, folder: Path) ->
     }
 
 
-def prepared_run(given: Mapping[str, Any]) -> Prepared:
+def prepared_run(given: Mapping[str, Any]) -> PreparedRun:
     """The run as it will be, before it is."""
     parameters = ppo.validate_parameters(dict(given))
     options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields if key in parameters})
     held = Lease.from_environment()
     assert held is not None  # just set
     prepared = prepare(ppo.algorithm, parameters, options, held)
-    if not profiles.find_profiles(prepared.augmented.graph.models, held):
+    if not profiles.measured_sources(prepared.augmented.graph.models, held).profiles:
         sys.exit("no profile for every model of the graph")
     return prepared
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from prefect_rlhf.blocks.lease_book import Busy, HeldMesh, Holder, LeaseBook
@@ -15,7 +16,12 @@ from prefect_rlhf.placement.mesh import ClusterShape
 
 DEFAULT_LEASE_DIRECTORY = Path("~/.prefect-rlhf/leases")
 RETRY_SECONDS = 0.5
-SAY_SECONDS = 5.0
+TERMINAL_LINE_SECONDS = 5.0  # between two lines that say what is waited for
+
+ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
+"""What a run without a worker gets: one device and no gang, as a debugger wants it."""
+
+_current: ContextVar[Lease | None] = ContextVar("rlhf_lease", default=None)  # what `running_on` gives to its body
 
 
 class LeaseTimeout(RlhfError, TimeoutError):
@@ -39,45 +45,62 @@ def lease(
     never give that mesh, LeaseTimeout when it is not free after `wait_seconds`.
 
     >>> import tempfile
-    >>> with lease(ClusterShape("desk", 1, 2, 8 << 30), 1, directory=Path(tempfile.mkdtemp())) as held:
-    ...     print(held.pool, held.mesh.name)
+    >>> with lease(ClusterShape("desk", 1, 2, 8 << 30), 1, directory=Path(tempfile.mkdtemp())) as leased:
+    ...     print(leased.pool, leased.mesh.name)
     local n0:0
     """
-    held = _wait(LeaseBook(directory, cluster), mesh, Holder.now(f"pid-{os.getpid()}", flow_run), wait_seconds, say)
+    holder = Holder.now(f"pid-{os.getpid()}", flow_run)
+    held = _wait_for_mesh(LeaseBook(directory, cluster), mesh, holder, wait_seconds, say)
     try:
         yield Lease("local", held.id, cluster, held.mesh, held.mesh.devices(), kind)
     finally:
         held.release()
 
 
-def _wait(
+def _wait_for_mesh(
     book: LeaseBook, mesh: str | int, holder: Holder, wait_seconds: float, say: Callable[[str], object]
 ) -> HeldMesh:
     deadline = time.monotonic() + wait_seconds
-    next_words = 0.0
+    next_line = 0.0
     while isinstance(answer := book.acquire(mesh, holder), Busy):
         now = time.monotonic()
         if now >= deadline:
             raise LeaseTimeout(f"{answer}; gave up after {wait_seconds:g} s")
-        if now >= next_words:
+        if now >= next_line:
             say(str(answer))
-            next_words = now + SAY_SECONDS
+            next_line = now + TERMINAL_LINE_SECONDS
         time.sleep(min(RETRY_SECONDS, deadline - now))
     return answer
 
 
-ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
-"""What a run without a worker gets: one device and no gang, as a debugger wants it."""
+def dry_lease(cluster: ClusterShape) -> Lease:
+    """Return the lease of a dry run without a worker: the mesh is the whole cluster, and no device is held."""
+    return Lease("local", "dry-run", cluster, cluster.whole, ())
 
 
 @contextmanager
-def held_devices(dry_run: bool = False) -> Iterator[Lease]:
-    """The devices that the worker leased for this run; without a worker, one of this machine, or for a dry run none."""
-    given = Lease.from_environment()
-    if given is not None:
-        yield given
+def running_on(leased: Lease) -> Iterator[None]:
+    """Give `leased` to the flow run that the body starts in this process."""
+    token = _current.set(leased)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def given_lease() -> Lease | None:
+    """Return the lease that this flow run was given, by `running_on` or by its worker; None when it was given none."""
+    return _current.get() or Lease.from_environment()
+
+
+@contextmanager
+def leased_devices(dry_run: bool = False) -> Iterator[Lease]:
+    """Yield the lease that this flow run was given; without one, one device of this machine, or for a dry run none."""
+    leased = given_lease()
+    if leased is not None:
+        yield leased
     elif dry_run:
-        yield Lease("local", "dry-run", ONE_DEVICE, ONE_DEVICE.whole, ())
+        yield dry_lease(ONE_DEVICE)
     else:
-        with lease(ONE_DEVICE, 1) as held:
-            yield held
+        with lease(ONE_DEVICE, 1) as leased:
+            yield leased

@@ -12,8 +12,8 @@ from prefect import flow
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from pydantic import Field
 
-from prefect_rlhf.blocks.lease import held_devices
-from prefect_rlhf.flows.hardware.profiles import file_of, keep, subject_of
+from prefect_rlhf.blocks.lease import leased_devices
+from prefect_rlhf.flows.hardware.profiles import Machine, keep_profile, profile_file
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
@@ -51,13 +51,10 @@ def profile(
         tensor_parallel: Degrees of tensor parallelism; empty takes all that divide devices and model.
     """
     try:
-        with held_devices() as held, _progress() as say:
+        with leased_devices() as leased, _progress() as say:
             sizes = Sizes(most_rows, longest)
-            return str(
-                profile_on(
-                    held, ask_profile(model, dtype, held.kind, held.mesh.num_devices, sizes, tensor_parallel), say
-                )
-            )
+            request = profile_request(model, dtype, leased.kind, leased.mesh.num_devices, sizes, tensor_parallel)
+            return str(measure_profile(leased, request, say))
     except RlhfError as error:
         return failed(error)
 
@@ -72,41 +69,41 @@ class ProfileRequest:
     @property
     def file(self) -> Path:
         """Where the profile is kept."""
-        return file_of(self.subject)
+        return profile_file(self.subject)
 
     @property
     def num_measurements(self) -> int:
         return number_of_measurements(self.subject, self.sizes)
 
 
-def ask_profile(
+def profile_request(
     model: str, dtype: Dtype, kind: Backend, num_devices: int, sizes: Sizes, tensor_parallel: list[int] | None
 ) -> ProfileRequest:
     """Read the model's shape. Raises InvalidInput for sizes or degrees that it has not, and for unknown devices."""
     shape = model_shape("model", model)
     degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, num_devices)
-    asked = ProfileRequest(subject_of(shape, dtype, kind, num_devices), replace(sizes, tensor_parallel=degrees))
-    check_sizes(asked.subject, asked.sizes)
-    return asked
+    subject = Machine.read(kind).subject(shape, dtype, num_devices)
+    request = ProfileRequest(subject, replace(sizes, tensor_parallel=degrees))
+    check_sizes(request.subject, request.sizes)
+    return request
 
 
-def profile_on(held: Lease, asked: ProfileRequest, say: Say) -> Path:
+def measure_profile(leased: Lease, request: ProfileRequest, say: Say) -> Path:
     """Measure on a lease's devices and keep the profile; returns its file."""
-    if held.mesh.num_nodes > 1:
-        raise InvalidInput("mesh", held.mesh.name, "devices of one node: each kind of node is profiled by itself")
-    keep(measure(asked.subject, asked.sizes, say), asked.file)
-    return asked.file
+    if leased.mesh.num_nodes > 1:
+        raise InvalidInput("mesh", leased.mesh.name, "devices of one node: each kind of node is profiled by itself")
+    return keep_profile(measure(request.subject, request.sizes, say), request.file)
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:
-    """Divisors of the devices that split heads, key-value heads and feed-forward columns evenly."""
+    """Return the divisors of the devices that split heads, key-value heads and feed-forward columns evenly."""
     counts = (num_devices, shape.num_attention_heads, shape.num_kv_heads, shape.intermediate_size)
     return tuple(tp for tp in range(1, num_devices + 1) if all(count % tp == 0 for count in counts))
 
 
 @contextmanager
 def _progress() -> Iterator[Say]:
-    """A line in the log and a bar in Prefect for each measurement."""
+    """Yield what writes a line in the log for each measurement, and moves a bar in Prefect."""
     bar = publish(create_progress_artifact, 0.0, key="profile", description="Measurements")
 
     def say(number: int, total: int, words: str) -> None:

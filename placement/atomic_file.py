@@ -21,7 +21,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     except BaseException:
         _remove(part)
         raise
-    if part.is_dir():
+    if part.is_dir() and not part.is_symlink():
         _remove(path)  # a folder replaces only an empty one
     return part.replace(path)
 

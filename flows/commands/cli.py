@@ -16,10 +16,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Where no plan fits, what fills the devices and what would help follows as a table.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    name, rest = (given[0], given[1:]) if given and given[0] in COMMANDS else ("run", given)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    command = words.pop(0) if words and words[0] in COMMANDS else "run"
     try:
-        status: int = import_module(f"prefect_rlhf.flows.commands.{name}").run(rest)  # a plan needs less than a run
+        status: int = import_module(f"prefect_rlhf.flows.commands.{command}").run(words)  # a plan needs less than a run
     except RlhfError as error:
         more = (error.report,) if isinstance(error, PlanDoesNotFit) else ()
         print(f"prefect-rlhf: {error}", *more, sep="\n", file=sys.stderr)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,10 +12,9 @@ from typing import Any
 
 import yaml
 
-from prefect_rlhf.flows.commands.flags import pairs, read_parameters
+from prefect_rlhf.flows.commands.flags import print_error, read_numbers, read_pairs, read_parameters
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.driver import Progress
 
 FLAGS = {
@@ -31,21 +29,23 @@ FLAGS = {
     "output_dir": "--output",
 }
 """Fields of PlanOptions that take one value."""
+NUMBERS = {"device_memory_gib", "batch_size", "budget_seconds"}
+"""Those whose value is read as YAML; the others are words."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags; what they mean is said once, by the fields of PlanOptions."""
-    says = {name: field.description for name, field in PlanOptions.model_fields.items()}
+    """Return the flags; what they mean is said once, by the fields of PlanOptions."""
+    help_of = {name: field.description for name, field in PlanOptions.model_fields.items()}
     top = argparse.ArgumentParser(prog="prefect-rlhf plan", description=__doc__)
-    top.add_argument("algorithm", help=says["algorithm"])
-    top.add_argument("--model", action="append", default=[], metavar="ROLE=MODEL", help=says["models"])
+    top.add_argument("algorithm", help=help_of["algorithm"])
+    top.add_argument("--model", action="append", default=[], metavar="ROLE=MODEL", help=help_of["models"])
     top.add_argument("--parameters", type=Path, help="YAML or JSON file of the flow's parameters")
     top.add_argument("-p", "--param", action="append", default=[], metavar="NAME=VALUE", help="one parameter, YAML")
-    top.add_argument("--profile", action="append", default=[], metavar="FILE", help=says["profiles"])
-    top.add_argument("--explain", action="store_true", help=says["explain"])
-    top.add_argument("--sweep", metavar="NODES,...", help=says["sweep"])
+    top.add_argument("--profile", action="append", default=[], metavar="FILE", help=help_of["profiles"])
+    top.add_argument("--explain", action="store_true", help=help_of["explain"])
+    top.add_argument("--sweep", metavar="NODES,...", help=help_of["sweep"])
     for name, flag in FLAGS.items():
-        top.add_argument(flag, dest=name, help=says[name])
+        top.add_argument(flag, dest=name, help=help_of[name])
     return top
 
 
@@ -59,47 +59,40 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read_options(given: argparse.Namespace) -> PlanOptions:
-    """The flags as values. Raises InvalidInput for the first that is wrong."""
-    words = {"cluster", "network", "prompt_length", "response_length", "output_dir", "method"}
+def read_options(flags: argparse.Namespace) -> PlanOptions:
+    """Return the flags as values. Raises InvalidInput for the first that is wrong."""
     values: dict[str, Any] = {
-        name: value if name in words else yaml.safe_load(value)
+        name: yaml.safe_load(value) if name in NUMBERS else value
         for name in FLAGS
-        if (value := getattr(given, name)) is not None
+        if (value := getattr(flags, name)) is not None
     }
-    return plan_options(
-        values
-        | {
-            "algorithm": given.algorithm,
-            "models": pairs("--model", given.model),
-            "parameters": read_parameters(given.parameters, given.param),
-            "profiles": given.profile,
-            "explain": given.explain,
-            "sweep": _counts(given.sweep),
-        }
-    )
-
-
-def _counts(text: str | None) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")] if text else []
-    except ValueError as error:
-        raise InvalidInput("--sweep", text, "numbers of nodes, such as 1,2,4") from error
+    values |= {
+        "algorithm": flags.algorithm,
+        "models": read_pairs("--model", flags.model),
+        "parameters": read_parameters(flags.parameters, flags.param),
+        "profiles": flags.profile,
+        "explain": flags.explain,
+        "sweep": read_numbers("--sweep", flags.sweep, "numbers of nodes, such as 1,2,4"),
+    }
+    return plan_options(values)
 
 
 @contextmanager
-def interruptible() -> Iterator[Any]:
-    """Progress on stderr, which the first Ctrl-C turns into the end of the search; a second one ends the program."""
-    asked = False
+def interruptible() -> Iterator[Callable[[Progress], None]]:
+    """Yield what prints progress on stderr, and turns the first Ctrl-C into the end of the search.
+
+    A second Ctrl-C ends the program.
+    """
+    interrupted = False
 
     def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal interrupted
+        interrupted = True
         signal.signal(signal.SIGINT, before)
 
     def show(progress: Progress) -> None:
-        print(progress, file=sys.stderr, flush=True)
-        if asked:
+        print_error(progress)
+        if interrupted:
             raise KeyboardInterrupt  # as the search's driver expects it: it returns the best so far
 
     before = signal.signal(signal.SIGINT, stop)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows.profile import ask_profile, profile_on
+from prefect_rlhf.flows.commands.flags import print_error, read_numbers
+from prefect_rlhf.flows.profile import measure_profile, profile_request
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.profiling.bench import Sizes
 from prefect_rlhf.tasks.profiling.measure import Say
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """Return the flags."""
     top = argparse.ArgumentParser(prog="prefect-rlhf profile", description=__doc__)
     top.add_argument("model", help="a Hugging Face folder, of which config.json is read, or a known shape")
     top.add_argument("--devices", type=int, default=1, help="devices of this machine, which all work at once")
@@ -31,32 +31,27 @@ def parser() -> argparse.ArgumentParser:
 
 def run(arguments: Sequence[str]) -> int:
     """Measure, keep, and say where; returns the exit status. Raises InvalidInput for the first mistake."""
-    given = parser().parse_args(arguments)
-    for flag, value, least in (("--rows", given.rows, 1), ("--longest", given.longest, 16)):
+    options = parser().parse_args(arguments)
+    for flag, value, least in (("--rows", options.rows, 1), ("--longest", options.longest, 16)):
         if value < least:
             raise InvalidInput(flag, value, f"at least {least}")
-    shape, degrees = Cluster(devices_per_node=given.devices).shape, _degrees(given.tensor_parallel)
-    asked = ask_profile(given.model, given.dtype, given.kind, given.devices, Sizes(given.rows, given.longest), degrees)
-    if given.dry_run:
-        print(f"{asked.num_measurements} measurements of {given.model}, to be kept in {asked.file}")
+    cluster = Cluster(devices_per_node=options.devices).shape
+    degrees = read_numbers("--tensor-parallel", options.tensor_parallel, "degrees, such as 1,2")
+    sizes = Sizes(options.rows, options.longest)
+    request = profile_request(options.model, options.dtype, options.kind, options.devices, sizes, degrees)
+    if options.dry_run:
+        print(f"{request.num_measurements} measurements of {options.model}, to be kept in {request.file}")
         return 0
-    with lease(shape, given.devices, kind=given.kind, say=lambda words: print(words, file=sys.stderr)) as held:
-        print(profile_on(held, asked, progress()))
+    with lease(cluster, options.devices, kind=options.kind, say=print_error) as leased:
+        print(measure_profile(leased, request, progress()))
     return 0
 
 
 def progress() -> Say:
-    """On stderr, with the time so far."""
+    """Return what prints each measurement on stderr, with the time so far."""
     began = time.monotonic()
 
     def say(number: int, total: int, words: str) -> None:
-        print(f"{time.monotonic() - began:6.0f} s  {number}/{total}  {words}", file=sys.stderr, flush=True)
+        print_error(f"{time.monotonic() - began:6.0f} s  {number}/{total}  {words}")
 
     return say
-
-
-def _degrees(text: str | None) -> list[int] | None:
-    try:
-        return [int(part) for part in text.split(",")] if text else None
-    except ValueError as error:
-        raise InvalidInput("--tensor-parallel", text, "degrees, such as 1,2") from error

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from prefect.client.schemas.objects import State
 
 from prefect_rlhf.blocks.cluster import Cluster
-from prefect_rlhf.blocks.lease import lease
-from prefect_rlhf.flows.commands.flags import read_parameters
-from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, AlgorithmFlow, find_flow
-from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
+from prefect_rlhf.blocks.lease import dry_lease, lease, running_on
+from prefect_rlhf.flows.commands.flags import print_error, read_parameters
+from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
 
 EPILOG = (
     "prefect-rlhf plan --help: a plan for a cluster that need not be there; "
@@ -24,7 +22,7 @@ EPILOG = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags; every one is used."""
+    """Return the flags; every one is used."""
     top = argparse.ArgumentParser(prog="prefect-rlhf", description=__doc__, epilog=EPILOG)
     top.add_argument("algorithm", help=f"{', '.join(ALGORITHMS)}, or module:function of your own")
     top.add_argument("--parameters", type=Path, help="YAML or JSON file of the flow's parameters")
@@ -41,16 +39,10 @@ def run(arguments: Sequence[str]) -> int:
     parameters = read_parameters(options.parameters, options.param)
     if options.dry_run:
         parameters["dry_run"] = True
-    shape = Cluster(devices_per_node=options.devices).shape
-    if parameters.get("dry_run"):
-        return _run_on(Lease("local", "dry-run", shape, shape.whole, ()), flow, parameters)
-    with lease(shape, options.devices, say=lambda words: print(words, file=sys.stderr)) as held:
-        return _run_on(held, flow, parameters)
-
-
-def _run_on(held: Lease, flow: AlgorithmFlow, parameters: Mapping[str, Any]) -> int:
-    checked = flow.validate_parameters(dict(parameters))
-    os.environ[ENVIRONMENT_VARIABLE] = held.to_json()
-    state: State[Any] = flow(**checked, return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
+    checked = flow.validate_parameters(parameters)
+    cluster = Cluster(devices_per_node=options.devices).shape
+    dry = nullcontext(dry_lease(cluster))
+    with dry if checked["dry_run"] else lease(cluster, options.devices, say=print_error) as leased, running_on(leased):
+        state: State[Any] = flow(**checked, return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
     print(state.message or state.name)
     return 0 if state.is_completed() else 1

@@ -15,7 +15,7 @@ class Form(Settings):
 
     @classmethod
     def signature(cls) -> list[inspect.Parameter]:
-        """These fields as keyword parameters of a flow function."""
+        """Return these fields as keyword parameters of a flow function."""
         return [
             inspect.Parameter(
                 name,
@@ -28,7 +28,7 @@ class Form(Settings):
 
     @classmethod
     def described(cls, doc: str) -> str:
-        """`doc` with a section of arguments: there Prefect's form finds the descriptions of parameters."""
+        """Return `doc` with a section of arguments: there Prefect's form finds the descriptions of parameters."""
         lines = [f"    {name}: {field.description}" for name, field in cls.model_fields.items()]
         return "\n".join([doc, "", "Args:", *lines])
 

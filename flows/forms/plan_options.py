@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from prefect_rlhf.flows.forms.check import check_parameters
+from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.placement.search.driver import Method
 
@@ -39,6 +39,5 @@ class PlanOptions(Form):
 
 
 def plan_options(values: Mapping[str, Any]) -> PlanOptions:
-    """The options that `values` are. Raises InvalidInput for the first that is wrong."""
-    check_parameters(inspect.Signature(PlanOptions.signature()), values)
-    return PlanOptions(**values)
+    """Return the options that `values` are. Raises InvalidInput for the first that is wrong."""
+    return PlanOptions(**checked_parameters(inspect.Signature(PlanOptions.signature()), values))

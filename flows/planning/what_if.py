@@ -15,7 +15,7 @@ from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import Site, parse_cluster, site
-from prefect_rlhf.flows.hardware.profiles import installed, measured_sources
+from prefect_rlhf.flows.hardware.profiles import installed_version, measured_sources
 from prefect_rlhf.flows.planning.what_if_arguments import ABSENT, read_arguments
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import RunInputs, check_vocabularies, open_source
@@ -140,4 +140,5 @@ def _checked(profile: Profile, models: Mapping[str, ModelSpec], devices: list[st
     like = [model for model in models.values() if (model.shape, model.dtype) == (profile.shape, profile.dtype)]
     model = (like or list(models.values()))[0]
     device = profile.device if profile.device in devices else devices[0]
-    return profile.check(model.shape, model.dtype, device, {name: installed(name) for name, _ in profile.versions})
+    versions = {name: installed_version(name) for name, _ in profile.versions}
+    return profile.check(model.shape, model.dtype, device, versions)

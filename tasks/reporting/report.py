@@ -15,7 +15,6 @@ from prefect.artifacts import (
 )
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.errors import PlanDoesNotFit
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.pictures.text import graph_text, plan_rows, plan_text
@@ -149,10 +148,3 @@ def planned_timeline(predicted: Prediction) -> str:
 def picture(svg: str) -> str:
     """An SVG as Markdown."""
     return f"![timeline](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})"
-
-
-def show_refusal(error: PlanDoesNotFit) -> None:
-    """Say in log and artifact what fills the devices and what would help; the state has but one line."""
-    get_run_logger().error("%s", error.report)
-    text = f"{error}\n\n```text\n{error.report}\n```\n\n```json\n{error.details}\n```"
-    publish(create_markdown_artifact, text, key="does-not-fit", description="Why the plan was refused")

@@ -240,7 +240,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(parameters, monkey
     assert [path.name for path in checkpoints.iterdir()] == ["step-000002"]
     assert f"step-000002 is whole; resume_from={checkpoints / 'step-000002'} goes on from there" in caplog.text
     resumed = prepared(parameters, resume_from="latest", output_dir=str(output))
-    assert resumed.asked.checkpoint.folder == checkpoints / "step-000002"
+    assert resumed.request.checkpoint.folder == checkpoints / "step-000002"
 
 
 def prepared(parameters, flow=ppo, **changes):
@@ -298,7 +298,7 @@ def test_a_moved_model_is_no_other_model(parameters, stored, tmp_path):
     moved = shutil.copytree(parameters["ref"]["path"], tmp_path / "moved")
     changes = {"ref": parameters["ref"] | {"path": str(moved)}, "resume_from": str(stored), "plan": "flattening"}
     ready = prepared(parameters, **changes)
-    assert (ready.augmented.first_step, ready.asked.checkpoint.step) == (HALF, HALF)
+    assert (ready.augmented.first_step, ready.request.checkpoint.step) == (HALF, HALF)
 
 
 def ends_before_any_task_run(parameters, folder, **changes):

@@ -28,14 +28,14 @@ def folder(tmp_path, monkeypatch):
 
 def kept(of, num_devices=2, **changes):
     """Write the profile of a shape, perhaps with something in it that is not so."""
-    subject = profiles.subject_of(of, "bfloat16", "cpu", num_devices)
+    subject = profiles.Machine.read("cpu").subject(of, "bfloat16", num_devices)
     links = Links(1e9, 1e9, 0.0, 1e9)
     made = Profile(
         of, "bfloat16", "cpu", subject.versions, (), links, 1e-9,
         processor=subject.processor, num_devices=num_devices,
     )  # fmt: skip
     made = replace(made, **changes)
-    profiles.keep(made, profiles.file_of(subject))
+    profiles.keep_profile(made, profiles.profile_file(subject))
     return made
 
 
@@ -48,12 +48,12 @@ def test_without_a_profile_of_every_model_the_datasheet_counts():
     kept(SHAPE)
     sources = profiles.measured_sources([ACTOR, CRITIC], HELD)
     assert sources.profiles == ()
-    assert "datasheet" in profiles.said_of(sources)
+    assert "datasheet" in profiles.describe_sources(sources)
 
 
 def test_a_profile_of_another_number_of_devices_is_another_profile():
     kept(SHAPE, num_devices=1)
-    assert profiles.find_profiles([ACTOR], HELD) == ()
+    assert profiles.measured_sources([ACTOR], HELD).profiles == ()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_profile_of_another_number_of_devices_is_another_profile():
 def test_a_stale_profile_is_refused_in_one_line_that_says_what_to_do(changes, field):
     kept(SHAPE, **changes)
     with pytest.raises(InvalidInput) as error:
-        profiles.find_profiles([ACTOR], HELD)
+        profiles.measured_sources([ACTOR], HELD)
     assert str(error.value).startswith(field)
     assert "run rlhf/profile again" in str(error.value)
     assert "\n" not in str(error.value)
@@ -78,7 +78,7 @@ def test_a_broken_file_is_refused_in_one_line(folder):
     (file,) = folder.iterdir()
     file.write_text("{")
     with pytest.raises(InvalidInput) as error:
-        profiles.find_profiles([ACTOR], HELD)
+        profiles.measured_sources([ACTOR], HELD)
     assert "\n" not in str(error.value)
 
 

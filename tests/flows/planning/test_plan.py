@@ -10,6 +10,7 @@ import yaml
 
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site
 from prefect_rlhf.flows.hardware.datasheets import RUNTIME, cost_sources
+from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training import auto_plan as auto
 from prefect_rlhf.flows.training.choose_plan import choose_plan
 from prefect_rlhf.flows.training.measured_plan import (
@@ -122,7 +123,7 @@ def test_a_gpu_is_counted_by_its_datasheet(monkeypatch, tmp_path):
     tool.write_text("#!/bin/sh\necho NVIDIA H200\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    (node,) = cost_sources(replace(HELD, kind="cuda")).nodes
+    (node,) = measured_sources([], replace(HELD, kind="cuda")).nodes
     assert (node.device.name, node.devices_per_node) == ("h200", 2)
     assert node.efficiency == RUNTIME
 
@@ -131,7 +132,7 @@ def test_a_cluster_that_is_asked_about_is_counted_as_a_leased_one():
     """Not as ReaL's runtime, whose calls take two seconds besides their layers."""
     (gpu,), (cpu,) = (site(parse_cluster(text)).sources.nodes for text in ("1x2:h200", "1x2:cpu"))
     assert gpu.efficiency == RUNTIME
-    assert cpu == cost_sources(HELD).nodes[0]
+    assert cpu == cost_sources(HELD, "cpu").nodes[0]
     assert cpu.efficiency.call_seconds == RUNTIME.call_seconds < 0.1 < Efficiency().call_seconds
 
 
@@ -174,13 +175,13 @@ def test_other_plans_are_not_measured(name):
 @pytest.fixture(scope="module")
 def found():
     return auto.plan_graph(
-        ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD), 0.5, kind="cpu"
+        ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD, "cpu"), 0.5, kind="cpu"
     )
 
 
 @pytest.mark.parametrize("count", [1, 2, MOST_PLANS])
 def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
-    planner = Planner(ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD), "cpu")
+    planner = Planner(ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD, "cpu"), "cpu")
     best = next_best(planner, found, count)
     assert len(best) == len({plan.placements for plan in best}) == len({plan.name for plan in best}) == count
     assert best[0].placements == found.plan.placements

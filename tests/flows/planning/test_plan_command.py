@@ -91,7 +91,7 @@ def test_the_graph_that_is_planned_is_the_one_that_runs(folder, answered):
         ppo, plan_options({"cluster": "1x2:cpu", "parameters": read_parameters(folder / "parameters.yaml", [])})
     )
     assert asked.graph == ready(folder, answered / "plan.yaml").augmented.graph
-    assert asked.workload.longest == ready(folder, answered / "plan.yaml").asked.workload.longest
+    assert asked.workload.longest == ready(folder, answered / "plan.yaml").request.workload.longest
 
 
 def test_the_answer_has_plan_certificate_picture_and_a_report(answered):

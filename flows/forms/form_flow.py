@@ -1,0 +1,51 @@
+"""A Prefect flow whose form shows typed parameters, each with its description."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from prefect import Flow
+
+from prefect_rlhf.flows.forms.check import checked_parameters
+from prefect_rlhf.flows.forms.options import Form
+from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
+from prefect_rlhf.tasks.failures import failed, show_refusal
+
+
+class FormFlow(Flow[..., Any]):
+    """A Prefect flow that refuses a wrong parameter in one line, where Prefect would list types."""
+
+    def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Return the parameters as their types. Raises InvalidInput for the first mistake."""
+        checked = checked_parameters(inspect.signature(self.fn), parameters)
+        return super().validate_parameters(checked)  # adds defaults; values that have their type stay as they are
+
+
+def form_entry(
+    body: Callable[..., Any],
+    form: type[Form],
+    run: Callable[[dict[str, Any]], Any],
+    own: Sequence[inspect.Parameter] = (),
+) -> Callable[..., Any]:
+    """Return the function that Prefect calls: named as `body`, it passes its keywords to `run`.
+
+    Its parameters are `own`, then the fields of `form`. A mistake that a person can mend ends it in a Failed state that
+    says why in one line, without a traceback.
+    """
+
+    def entry(**parameters: Any) -> Any:
+        try:
+            return run(parameters)
+        except RlhfError as error:
+            if isinstance(error, PlanDoesNotFit):
+                show_refusal(error)
+            return failed(error)
+
+    parameters = [*own, *form.signature()]
+    entry.__name__, entry.__qualname__, entry.__module__ = body.__name__, body.__qualname__, body.__module__
+    entry.__doc__ = form.described(inspect.getdoc(body) or body.__name__)
+    entry.__signature__ = inspect.Signature(parameters, return_annotation=dict)  # type: ignore[attr-defined]  # read by inspect
+    entry.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return entry
