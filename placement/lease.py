@@ -1,4 +1,4 @@
-"""A lease: the devices of a cluster that one flow run holds, and what it may touch."""
+"""A lease: the devices of a cluster that one flow run may use, and no other run meanwhile."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ ENVIRONMENT_VARIABLE = "RLHF_LEASE"
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What a flow run holds: `devices` of `mesh` in `cluster`, leased through work pool `pool`.
+    """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through work pool `pool`.
 
-    A dry run is told the mesh that it would get, with no devices. A run without a worker has pool `local`.
+    A dry run may plan but touch no device: it has the mesh that it would get, and no devices. A run without a worker
+    has pool `local`.
 
     >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
     >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
@@ -39,17 +40,12 @@ class Lease:
     devices: tuple[Device, ...]
     kind: Backend = "cpu"
 
-    @property
-    def is_dry(self) -> bool:
-        """Whether nothing is held: the run may plan, but touch no device."""
-        return not self.devices
-
     def require(self, mesh: DeviceMesh, doing: str) -> None:
         """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""
         outside = next((device for device in mesh.devices() if device not in self.devices), None)
         if outside is not None:
-            held = f"{self.mesh.name} of {self.cluster.name}" if self.devices else "a dry run: no devices"
-            raise DeviceOutsideLease(f"{doing}: {outside} is outside lease {self.id} ({held})")
+            leased = f"{self.mesh.name} of {self.cluster.name}" if self.devices else "a dry run: no devices"
+            raise DeviceOutsideLease(f"{doing}: {outside} is outside lease {self.id} ({leased})")
 
     def to_json(self) -> str:
         devices = [device._asdict() for device in self.devices]

@@ -1,4 +1,4 @@
-"""Clusters and device meshes: which devices exist, and which rectangles of them a call may occupy.
+"""Clusters and device meshes: the devices that exist, and the rectangles of them that a call may occupy.
 
 A mesh is some whole consecutive nodes, or an aligned power-of-two slice of one node (ReaL, section 4), so any two
 meshes are disjoint, nested, or overlap in whole nodes.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -88,8 +88,8 @@ class Device(NamedTuple):
 class ClusterShape:
     """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
 
-    `node_speeds` is how fast the devices of each node are, relative to each other; empty: all the same.
-    `node_memory_bytes` is what a device of each node has; empty: all have `device_memory_bytes`.
+    `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
+    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`.
     """
 
     name: str
@@ -104,7 +104,7 @@ class ClusterShape:
         return DeviceMesh(0, self.num_nodes, 0, self.devices_per_node)
 
     def with_speeds(self, speeds: Sequence[float], field: str = "node_speeds") -> ClusterShape:
-        """The same cluster whose nodes have these speeds. Raises InvalidInput unless there is one for each, above 0."""
+        """Return the cluster with these node speeds. Raises InvalidInput unless there is one for each node, above 0."""
         if len(speeds) not in (0, self.num_nodes):
             raise InvalidInput(field, list(speeds), f"one speed for each of the {self.num_nodes} nodes of {self.name}")
         if not all(0 < speed < math.inf for speed in speeds):
@@ -112,7 +112,7 @@ class ClusterShape:
         return replace(self, node_speeds=tuple(speeds))
 
     def with_memory(self, memory_bytes: Sequence[int], field: str = "node_memory_bytes") -> ClusterShape:
-        """The same cluster whose nodes have these. Raises InvalidInput unless there is one for each, above 0."""
+        """Return the cluster with this memory of a device by node. Raises InvalidInput unless all nodes have one."""
         if len(memory_bytes) not in (0, self.num_nodes):
             right = f"the memory of a device of each of the {self.num_nodes} nodes of {self.name}"
             raise InvalidInput(field, list(memory_bytes), right)
@@ -121,7 +121,7 @@ class ClusterShape:
         return replace(self, node_memory_bytes=tuple(memory_bytes))
 
     def memory_bytes(self, node: int) -> int:
-        """What each device of a node has.
+        """The memory of each device of a node.
 
         >>> ClusterShape("mixed", 2, 8, 80 << 30).with_memory((80 << 30, 32 << 30)).memory_bytes(1) >> 30
         32
@@ -129,7 +129,7 @@ class ClusterShape:
         return self.node_memory_bytes[node] if self.node_memory_bytes else self.device_memory_bytes
 
     def smallest_memory_bytes(self, mesh: DeviceMesh) -> int:
-        """What the devices of a mesh have at least."""
+        """The memory of the smallest device of a mesh."""
         return min(self.memory_bytes(node) for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes))
 
     def check_mesh(self, mesh: DeviceMesh, field: str = "mesh") -> DeviceMesh:
@@ -146,6 +146,38 @@ class ClusterShape:
         return mesh
 
 
+def lanes(values: Mapping[Device, Hashable]) -> list[DeviceMesh]:
+    """Return runs of devices of one node that have one value, each with those of the next nodes that have it too.
+
+    >>> values = {Device(node, index): "busy" for node in range(2) for index in range(4)} | {Device(2, 0): "idle"}
+    >>> [lane.name for lane in lanes(values)]
+    ['n0-1:0-3', 'n2:0']
+    """
+    runs: list[list[Device]] = []  # each within one node
+    for device in sorted(values):
+        before = runs[-1][-1] if runs else None
+        if before and device == (before.node, before.index + 1) and values[device] == values[before]:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    merged: list[DeviceMesh] = []
+    for run in runs:
+        lane = DeviceMesh(run[0].node, 1, run[0].index, len(run))
+        above = merged[-1] if merged else lane
+        next_node = replace(above, first_node=above.first_node + above.num_nodes, num_nodes=1)
+        if lane == next_node and values[run[0]] == values[above.devices()[0]]:
+            merged[-1] = replace(above, num_nodes=above.num_nodes + 1)
+        else:
+            merged.append(lane)
+    return merged
+
+
+def union(meshes: Iterable[DeviceMesh]) -> tuple[DeviceMesh, ...]:
+    """Return the meshes that together hold all devices of `meshes`: without those inside another."""
+    distinct = tuple(dict.fromkeys(meshes))
+    return tuple(mesh for mesh in distinct if not any(other != mesh and other.contains(mesh) for other in distinct))
+
+
 def _span(first: int, count: int) -> str:
     return str(first) if count == 1 else f"{first}-{first + count - 1}"
 
@@ -157,48 +189,3 @@ def _devices(mesh: DeviceMesh) -> tuple[Device, ...]:
         for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes)
         for device in range(mesh.first_device, mesh.first_device + mesh.devices_per_node)
     )
-
-
-def lanes(values: Mapping[Device, Hashable]) -> list[DeviceMesh]:
-    """Runs of devices of one node that have one value, together with those of the next nodes that have it too.
-
-    >>> values = {Device(node, index): "busy" for node in range(2) for index in range(4)} | {Device(2, 0): "idle"}
-    >>> [lane.name for lane in lanes(values)]
-    ['n0-1:0-3', 'n2:0']
-    """
-    found: list[DeviceMesh] = []
-    for lane in _in_nodes(values):
-        if found and _follows(found[-1], lane) and values[found[-1].devices()[0]] == values[lane.devices()[0]]:
-            found[-1] = replace(found[-1], num_nodes=found[-1].num_nodes + 1)
-        else:
-            found.append(lane)
-    return found
-
-
-def _follows(before: DeviceMesh, lane: DeviceMesh) -> bool:
-    """Whether it is the same devices of the next node."""
-    return replace(before, first_node=lane.first_node, num_nodes=1) == lane and (
-        before.first_node + before.num_nodes == lane.first_node
-    )
-
-
-def _in_nodes(values: Mapping[Device, Hashable]) -> Iterator[DeviceMesh]:
-    """Runs of devices, each within one node."""
-    run: list[Device] = []
-    for device in sorted(values):
-        if run and (device, values[device]) != (Device(run[-1].node, run[-1].index + 1), values[run[-1]]):
-            yield _lane(run)
-            run = []
-        run.append(device)
-    if run:
-        yield _lane(run)
-
-
-def _lane(run: list[Device]) -> DeviceMesh:
-    return DeviceMesh(run[0].node, 1, run[0].index, len(run))
-
-
-def _union(meshes: Iterable[DeviceMesh]) -> tuple[DeviceMesh, ...]:
-    """The meshes that together hold all devices of `meshes`: without those inside another."""
-    every = tuple(dict.fromkeys(meshes))
-    return tuple(mesh for mesh in every if not any(other != mesh and other.contains(mesh) for other in every))

@@ -1,4 +1,4 @@
-"""What the planner and the engines must know of a model: its shape, its head, its number formats."""
+"""Models as the planner and the engines know them: shape, head, number formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from prefect_rlhf.placement.errors import InvalidInput
 
 Head = Literal["lm", "scalar", "lm+scalar"]
-"""How a model ends: in tokens, in one number a token, or in both on one trunk (an actor and critic that share it)."""
+"""The end of a model: in tokens, in one number a token, or in both on one trunk (an actor and critic that share it)."""
 Dtype = Literal["float32", "bfloat16"]
 
 
@@ -100,7 +100,7 @@ KNOWN_SHAPES: Mapping[str, TransformerShape] = MappingProxyType(
 
 
 def known_shape(name: str, field: str = "model") -> TransformerShape:
-    """The shape of that name; raises InvalidInput with the names there are.
+    """Return the shape of that name. Raises InvalidInput with the names there are.
 
     >>> known_shape("llama-7b").num_layers
     32

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Literal
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 EngineKind = Literal["megatron", "vllm", "python"]
 Offload = Literal["none", "optimizer", "all"]
-"""What leaves device memory between uses: nothing, the optimizer's state and gradients, or the whole instance."""
+"""The part that leaves device memory between uses: none, the optimizer's state and gradients, or the whole instance."""
 OffloadPart = Literal["all", "optimizer"]
-"""What of an instance an offload moves: the whole, or main weights, moments and gradients of a trained one."""
+"""The part of an instance that an offload moves: the whole, or main weights, moments and gradients of a trained one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where and how one call runs.
+    """The mesh, strategy and engine of one call.
 
     `micro_batches` is per data-parallel replica and mini-batch; with vLLM, the number of groups that a replica's rows
     are generated in: the key-value cache holds one group. `offload` says what of the instance that this call uses is in
@@ -77,17 +77,17 @@ class ExecutionPlan:
     name: str
     cluster: ClusterShape
     placements: tuple[tuple[str, Placement], ...]
+    _by_call: dict[str, Placement] = field(init=False, repr=False, compare=False, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_call", dict(self.placements))
 
     def __getitem__(self, call: str) -> Placement:
-        return self.by_call[call]
-
-    @property
-    def by_call(self) -> Mapping[str, Placement]:
-        return dict(self.placements)
+        return self._by_call[call]
 
 
 def ordered_devices(mesh: DeviceMesh, order: tuple[int, ...]) -> tuple[Device, ...]:
-    """The mesh's devices in the order of the positions given; as the mesh lists them when none are.
+    """Return the mesh's devices in the order of the given positions; without any, as the mesh lists them.
 
     >>> [str(device) for device in ordered_devices(DeviceMesh(0, 1, 0, 4), (0, 2, 1, 3))]
     ['n0:0', 'n0:2', 'n0:1', 'n0:3']
@@ -96,32 +96,36 @@ def ordered_devices(mesh: DeviceMesh, order: tuple[int, ...]) -> tuple[Device, .
     return tuple(devices[position] for position in order) if order else devices
 
 
+def device_coordinates(placed: Placement | ModelInstance) -> Iterator[tuple[Device, Coordinate]]:
+    """Pair each device with its coordinate in the strategy."""
+    return zip(placed.devices, placed.strategy.coordinates(), strict=True)
+
+
 def instance_of(call: Call, placement: Placement) -> ModelInstance | None:
-    """The copy of weights that `call` uses when placed so; None for compute calls, which use none."""
+    """Return the copy of weights that `call` uses when placed so; None for compute calls, which use none."""
     if call.role is None:
         return None
     return ModelInstance(call.role, placement.engine, placement.mesh, placement.strategy, placement.device_order)
 
 
 def instances(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, tuple[Call, ...]]:
-    """Every instance that the plan asks for with the calls that share it, in the order of the graph's calls."""
-    placements = plan.by_call
+    """Return every instance that the plan asks for with the calls that share it, in the order of the graph's calls."""
     users: dict[ModelInstance, tuple[Call, ...]] = {}
     for call in graph:
-        instance = instance_of(call, placements[call.name])
+        instance = instance_of(call, plan[call.name])
         if instance is not None:
             users[instance] = (*users.get(instance, ()), call)
     return users
 
 
 def trained_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> ModelInstance | None:
-    """The instance whose weights the role's train_step writes in place; None for a frozen role."""
+    """Return the instance whose weights the role's train_step writes in place; None for a frozen role."""
     trainer = graph.trained_by(role)
     return None if trainer is None else instance_of(trainer, plan[trainer.name])
 
 
 def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, first_step: int) -> int:
-    """The weight version that an instance holds when it is built, in a run that goes on at `first_step` (0: anew).
+    """Return the weight version that an instance holds when it is built, in a run that goes on at `first_step`.
 
     A checkpoint holds what is trained, once; other copies of it are brought by the first reallocate.
     """
@@ -129,26 +133,23 @@ def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInst
 
 
 def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, OffloadPart]:
-    """What of which instance leaves device memory whenever no call uses it; built, then offloaded before step 0."""
-    placements = plan.by_call
-    found: dict[ModelInstance, OffloadPart] = {}
-    for instance, calls in instances(graph, plan).items():
-        for part in (placements[call.name].offload for call in calls):
-            if part != "none":
-                found[instance] = part
-    return found
+    """Return the part of each offloaded instance that leaves device memory whenever no call uses it.
 
-
-def offloaded_instances(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[ModelInstance, ...]:
-    """The instances that leave device memory as a whole whenever no call is using them."""
-    return tuple(instance for instance, part in offloaded_parts(graph, plan).items() if part == "all")
+    Such a part is built, then offloaded before step 0.
+    """
+    return {
+        instance: part
+        for instance, calls in instances(graph, plan).items()
+        for call in calls
+        if (part := plan[call.name].offload) != "none"
+    }
 
 
 def labels(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, str]:
-    """A short name for each instance, unique within the plan: `actor.vllm`, with its placement when that is needed."""
-    every = tuple(instances(graph, plan))
-    short = [f"{instance.role}.{instance.engine}" for instance in every]
+    """Return a short name for each instance, unique within the plan: `actor.vllm`, longer where two would share it."""
+    placed = tuple(instances(graph, plan))
+    short = [f"{instance.role}.{instance.engine}" for instance in placed]
     return {
         instance: name if short.count(name) == 1 else instance.name.replace(" ", ".")
-        for instance, name in zip(every, short, strict=True)
+        for instance, name in zip(placed, short, strict=True)
     }

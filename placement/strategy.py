@@ -29,7 +29,7 @@ class Strategy:
         return " ".join(f"{axis}{degree}" for axis, degree in degrees if degree > 1) or "dp1"
 
     def coordinates(self) -> tuple[Coordinate, ...]:
-        """The coordinate of the i-th device of a mesh: tp varies fastest, then dp, then pp (as in Megatron).
+        """Return the coordinates of a mesh's devices, in order: tp varies fastest, then dp, then pp (as in Megatron).
 
         >>> [(c.pp, c.dp, c.tp) for c in Strategy(dp=2, pp=2).coordinates()]
         [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
@@ -39,7 +39,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Coordinate:
-    """Which data-parallel replica, tensor-parallel shard and pipeline stage a device is."""
+    """A device's data-parallel replica, tensor-parallel shard and pipeline stage."""
 
     dp: int
     tp: int
@@ -53,7 +53,7 @@ def _coordinates(strategy: Strategy) -> tuple[Coordinate, ...]:
 
 
 def strategies(num_devices: int) -> Iterator[Strategy]:
-    """All strategies for so many devices: most data parallelism first, then tensor before pipeline parallelism.
+    """Yield all strategies for so many devices: most data parallelism first, then tensor before pipeline parallelism.
 
     >>> [str(strategy) for strategy in strategies(4)]
     ['dp4', 'dp2 tp2', 'dp2 pp2', 'tp4', 'tp2 pp2', 'pp4']
@@ -64,5 +64,5 @@ def strategies(num_devices: int) -> Iterator[Strategy]:
 
 
 def _divisors(number: int) -> Iterator[int]:
-    """The largest first."""
-    return (one for one in range(number, 0, -1) if number % one == 0)
+    """Yield the divisors, the largest first."""
+    return (divisor for divisor in range(number, 0, -1) if number % divisor == 0)

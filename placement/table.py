@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows as aligned text under their keys, two spaces between columns."""
+    """Return rows as aligned text under their keys, two spaces between columns."""
     if not rows:
         return ""
     columns = list(rows[0])

@@ -23,7 +23,7 @@ from prefect_rlhf.placement.augmented.reallocations import (
 )
 from prefect_rlhf.placement.augmented.unroll import CallRun, run_id, unroll
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import _union
+from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,
@@ -139,7 +139,7 @@ def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], i
         id=id,
         kind="transfer",
         step=consumer.step,
-        meshes=_union((*(plan[name].mesh for name, _ in producers), *consumer.meshes)),
+        meshes=union((*(plan[name].mesh for name, _ in producers), *consumer.meshes)),
         dependencies=tuple(Dependency(run, "data", labels_by_producer[name]) for name, run in producers),
         reason=f"the devices of {consumer.id} lack rows of {_keys(moves)} made elsewhere.",
         call=consumer.call,

@@ -9,12 +9,12 @@ from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
 from prefect_rlhf.placement.augmented.unroll import run_id
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.mesh import _union
+from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,
     labels,
-    offloaded_instances,
+    offloaded_parts,
     trained_instance,
 )
 
@@ -31,7 +31,7 @@ def _readers(draft: GraphBuilder) -> dict[ModelInstance, dict[int, list[Node]]]:
 def _add_reallocations(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, order: CallPriorities) -> None:
     """Bring each version to the instances that read it and do not train it; version 0 comes from the checkpoint."""
     names = labels(graph, plan)
-    away = offloaded_instances(graph, plan)
+    away = tuple(instance for instance, part in offloaded_parts(graph, plan).items() if part == "all")
     for instance, by_version in _readers(draft).items():
         source = trained_instance(graph, plan, instance.role)
         if source is None or source == instance:
@@ -78,7 +78,7 @@ def _reallocation(
         id=f"reallocate.{name}{suffix}@{reader.step}",
         kind="reallocate",
         step=reader.step,
-        meshes=_union((source.mesh, target.mesh)),
+        meshes=union((source.mesh, target.mesh)),
         dependencies=waits,
         reason=f"{reader.id} reads v{version} in {target.name}, which does not hold it; {source.name} trained it.",
         source=source,
