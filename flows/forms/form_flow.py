@@ -11,7 +11,8 @@ from prefect import Flow
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
-from prefect_rlhf.tasks.failures import failed, show_refusal
+from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.reporting.refusal import show_refusal
 
 
 class FormFlow(Flow[..., Any]):
