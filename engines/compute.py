@@ -1,4 +1,4 @@
-"""What a computation on rows gets and returns, wherever it is defined."""
+"""Context and result of a computation on rows, wherever it is defined."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where and when a computation runs: what a writer of files or of text needs beside its rows."""
+    """The place and time of a computation: what a writer of files or of text needs beside its rows."""
 
     step: int
     run_dir: Path
     tokenizer: str  # folder of the actor's tokenizer
     row_ids: tuple[int, ...]  # the rows' numbers in the dataset
     versions: Mapping[str, int] = field(default_factory=dict)  # role -> weight version that made the rows
-    evaluation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a computation returns: columns ([B] or right-padded [B, T]), metrics of the step, state for the next."""
+    """The result of a computation: columns ([B] or right-padded [B, T]), metrics of the step, state for the next."""
 
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""One model instance on a rank: its engine, and which weight version it is known to hold."""
+"""A model instance in a rank's memory: its engine, and which weight version it is known to hold."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from prefect_rlhf.engines.commands import BuildCommand, Digest
 from prefect_rlhf.engines.engine import Engine
 from prefect_rlhf.engines.weights.fingerprint import Factors, digest, sample
 from prefect_rlhf.placement.errors import StaleWeights
-from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
+from prefect_rlhf.placement.plan import OffloadPart
 
 
 @dataclass(slots=True)
@@ -19,68 +18,60 @@ class LoadedModel:
     """An engine with the version its weights are labelled with, and a sample of them taken when they were labelled."""
 
     engine: Engine
-    command: BuildCommand
+    command: BuildCommand  # that it was built by
     version: int = 0
-    away: set[OffloadPart] = field(default_factory=set)  # what is in host memory
-    fingerprint_seconds: float = 0.0  # since last taken by `take_fingerprint_seconds`
+    offloaded: set[OffloadPart] = field(default_factory=set)
+    _fingerprint_seconds: float = 0.0  # since last taken
     _sample: Mapping[str, int] = field(default_factory=dict)
     _factors: Factors = field(default_factory=Factors)
 
-    @property
-    def instance(self) -> ModelInstance:
-        return self.command.instance
-
-    @property
-    def model(self) -> ModelSpec:
-        return self.command.model
-
-    def written(self, version: int) -> Digest:
-        """Label the weights as `version`; return their whole digest, and remember a sample of them."""
+    def label(self, version: int) -> Digest:
+        """Say that the weights are `version`; return their whole digest, and remember a sample of them."""
         began = time.perf_counter()
         self.version = version
-        whole = self.current_digest()
+        whole = self.digest()
         self._sample = self._take_sample()
-        self.fingerprint_seconds += time.perf_counter() - began
+        self._fingerprint_seconds += time.perf_counter() - began
         return whole
 
-    def current_digest(self) -> Digest:
+    def digest(self) -> Digest:
         """The whole digest of the weights as they are now."""
         return digest(self.engine.weights(), self._factors)
 
     def offload(self, part: OffloadPart) -> int:
         """Move a part to host memory; return the bytes freed."""
-        self.away.add(part)
+        self.offloaded.add(part)
         return self.engine.offload(part)
 
     def reload(self, part: OffloadPart) -> int:
         """Bring a part back; return the bytes."""
-        moved = self.engine.reload(part)
-        self.away.discard(part)
-        return moved
+        bytes_moved = self.engine.reload(part)
+        self.offloaded.discard(part)
+        return bytes_moved
 
     def require(self, version: int | None, doing: str, part: OffloadPart | None = None) -> None:
         """Raise StaleWeights unless these weights are labelled `version` and are still what they were when labelled.
 
-        What needs the optimizer too says so by `part`.
+        A call that needs the optimizer too says so by `part`.
         """
-        if "all" in self.away:
-            raise StaleWeights(f"{doing}: {self.instance.name} is offloaded; its edge names weights v{version}")
-        if part in self.away:
-            raise StaleWeights(f"{doing}: the {part} of {self.instance.name} is offloaded")
+        name = self.command.instance.name
+        if "all" in self.offloaded:
+            raise StaleWeights(f"{doing}: {name} is offloaded; its edge names weights v{version}")
+        if part in self.offloaded:
+            raise StaleWeights(f"{doing}: the {part} of {name} is offloaded")
         if version is not None and version != self.version:
-            held = f"{self.instance.name} holds weights v{self.version}"
-            raise StaleWeights(f"{doing}: {held}, its edge names v{version}")
+            raise StaleWeights(f"{doing}: {name} holds weights v{self.version}, its edge names v{version}")
         began = time.perf_counter()
-        changed = [name for name, value in self._take_sample().items() if value != self._sample.get(name)]
-        self.fingerprint_seconds += time.perf_counter() - began
+        changed = [weight for weight, value in self._take_sample().items() if value != self._sample.get(weight)]
+        self._fingerprint_seconds += time.perf_counter() - began
         if changed:
             content = f"but {changed[0]} was written since that version was fingerprinted"
-            raise StaleWeights(f"{doing}: {self.instance.name} is labelled v{self.version}, {content}")
+            raise StaleWeights(f"{doing}: {name} is labelled v{self.version}, {content}")
 
     def take_fingerprint_seconds(self) -> float:
         """Seconds spent on fingerprints since this was last asked."""
-        seconds, self.fingerprint_seconds = self.fingerprint_seconds, 0.0
+        seconds, self._fingerprint_seconds = self._fingerprint_seconds, 0.0
         return seconds
 
     def _take_sample(self) -> Mapping[str, int]:
-        return sample(self.engine.weights(), f"{self.instance.name} v{self.version}", self._factors)
+        return sample(self.engine.weights(), f"{self.command.instance.name} v{self.version}", self._factors)

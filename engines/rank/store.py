@@ -49,10 +49,6 @@ class RowStore:
         """(call, key) of what is held of a step."""
         return tuple(self._rows.get(step, {}))
 
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return tuple(sorted(self._rows))
-
     def free(self, step: int, keys: Iterable[tuple[str, str]]) -> None:
         """Forget all rows of these (call, key) of a step."""
         held = self._rows.get(step, {})

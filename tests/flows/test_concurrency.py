@@ -72,9 +72,8 @@ class MeetingRank:
     def _note_visitors(self):
         """How many of the instances that come and go are on the device now, as a file."""
         roles = {file.name.split(".")[1] for file in self._folder.glob("comes_and_goes.*")}
-        held = [resident for resident in self._rank._residents.values() if resident.instance.engine == "megatron"]
-        here = [resident for resident in held if resident.instance.role in roles and not resident.away]
-        (self._folder / f"visitors.{len(here)}").touch()
+        present = [i for i, model in self._rank.models.items() if i.engine == "megatron" and not model.offloaded]
+        (self._folder / f"visitors.{sum(instance.role in roles for instance in present)}").touch()
 
 
 @pytest.fixture

@@ -98,9 +98,17 @@ class KnowingEngine:
         assert [length(i) for i in ids] == sequences.lengths_B.tolist() if used else not any(ids)
 
 
-def rank(rank_: int, size: int) -> Rank:
-    """What a gang starts."""
-    return Rank(rank_, size, KnowingEngine)
+class OpenRank(Rank):
+    """A rank that shows which rows it keeps."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size, KnowingEngine)
+
+    def store_keys(self, step: int) -> tuple[tuple[str, str], ...]:
+        return self.store.keys(step)
+
+    def store_bytes(self) -> int:
+        return self.store.num_bytes
 
 
 @computation("advantages", "returns", stateful=True)

@@ -175,13 +175,13 @@ def train_command(step, **more):
 
 
 def engine_of(rank, instance):
-    return rank._residents[instance].engine
+    return rank.models[instance].engine
 
 
 def test_generate_keeps_prompt_and_response(rank):
     """A row's tokens are its own prompt and response, wherever it stands in the batch."""
     report = generate(rank)
-    assert rank.store_keys(0) == (("generate", "tokens"), ("generate", "prompt_length"), ("generate", "logprobs"))
+    assert rank.store.keys(0) == (("generate", "tokens"), ("generate", "prompt_length"), ("generate", "logprobs"))
     tokens = rank.store.get(0, "generate", "tokens", ROWS)
     assert [row.tolist() for row in tokens] == [[5] * 12, [1] * 4, [1] * 4]
     assert [int(row) for row in rank.store.get(0, "generate", "prompt_length", ROWS)] == [6, 2, 2]
@@ -241,15 +241,15 @@ def test_rows_of_a_dataset_need_no_producer(rank):
     assert [float(row) for row in rank.store.get(0, "score", "scores", ROWS)] == [3.0, 3.0, 3.0]
 
 
-def test_rows_are_freed_after_the_order_that_uses_them_last(rank):
+def test_rows_are_freed_after_the_command_that_uses_them_last(rank):
     """A command uses what it frees; what it makes and nobody here uses is never kept; others stay."""
     generate(rank, frees=(("generate", "logprobs"),))
-    assert rank.store_keys(0) == (("generate", "tokens"), ("generate", "prompt_length"))
+    assert rank.store.keys(0) == (("generate", "tokens"), ("generate", "prompt_length"))
     generate(rank, step=1)
     last = {"reads": 0, "output": "values", "frees": tuple(("generate", key) for key in ROLLOUT)}
     report = rank.inference(command(VALUES, TRAINED, **last))
-    assert rank.store_keys(0) == (("infer", "values"),)
-    assert rank.store_keys(1) == tuple(("generate", key) for key in ROLLOUT)
+    assert rank.store.keys(0) == (("infer", "values"),)
+    assert rank.store.keys(1) == tuple(("generate", key) for key in ROLLOUT)
     assert report.store_bytes == rank.store.num_bytes > 0
 
 
@@ -337,23 +337,23 @@ def test_a_planted_stale_weight_is_called_by_its_version(rank):
     """Old content under a new label: the controller names the version expected and the one it is."""
     known = Fingerprints()
     old = engine_of(rank, TRAINED).tensors["embed"].clone()
-    known.settle(TRAINED, 0, {0: rank.digest(TRAINED)}, LAYOUT)
+    known.settle(TRAINED, 0, {0: rank.models[TRAINED].digest()}, LAYOUT)
     known.settle(TRAINED, 1, {0: run_step(rank)["train"].digest}, LAYOUT)
     rank.reallocate(MoveWeightsCommand(TRAINED, SAMPLER, 1, LAYOUT, LAYOUT))
     engine_of(rank, SAMPLER).tensors["embed"].copy_(old)
     with pytest.raises(StaleWeights, match=r"actor.vllm n0:0 dp1 holds the content of v0, expected v1"):
-        known.settle(SAMPLER, 1, {0: rank.digest(SAMPLER)}, LAYOUT)
+        known.settle(SAMPLER, 1, {0: rank.models[SAMPLER].digest()}, LAYOUT)
 
 
 def test_offloaded_weights_serve_no_call(rank):
     """Offload frees device bytes; a call before the reload is stopped; reload hashes the weights again."""
-    before = rank.memory()[TRAINED.name]
+    before = rank.models[TRAINED].engine.device_bytes()
     assert rank.offload(TRAINED).bytes_moved == 100
-    assert rank.memory()[TRAINED.name] == 0 < before
+    assert rank.models[TRAINED].engine.device_bytes() == 0 < before
     generate(rank)
     with pytest.raises(StaleWeights, match=r"infer · step 0: actor.megatron n0:0 dp1 is offloaded"):
         rank.inference(command(VALUES, TRAINED, reads=0))
-    assert rank.reload(TRAINED).digest == rank.digest(SAMPLER)
+    assert rank.reload(TRAINED).digest == rank.models[SAMPLER].digest()
     rank.inference(command(VALUES, TRAINED, reads=0, output="values"))
 
 
@@ -377,4 +377,4 @@ def test_reports_count(rank):
     assert all(report.seconds >= report.fingerprint_seconds >= 0 for report in reports.values())
     assert reports["train"].fingerprint_seconds > 0 == reports["compute"].fingerprint_seconds
     assert reports["train"].device_bytes == 2 * (64 * 8 + 8) * 4
-    assert rank.memory()["resident"] > 1 << 20
+    assert reports["train"].resident_bytes > 1 << 20

@@ -48,7 +48,13 @@ class TamperedRank:
 
     def scale(self, instance, parameter, factor):
         """Write a weight as a bug would: without telling anyone."""
-        self._rank._residents[instance].engine.weights()[parameter].view.mul_(factor)
+        self._rank.models[instance].engine.weights()[parameter].view.mul_(factor)
+
+    def digest(self, instance):
+        return self._rank.models[instance].digest()
+
+    def device_bytes(self, instance):
+        return self._rank.models[instance].engine.device_bytes()
 
 
 class Prompts:
@@ -99,7 +105,7 @@ TRAIN = Call(
 
 
 class World:
-    """A gang with both instances built, and the controller's side of each order."""
+    """A gang with both instances built, and the controller's side of each command."""
 
     def __init__(self, folder):
         environment = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT}
@@ -207,12 +213,11 @@ def check_export(world, path):
 
 def check_offload(world):
     """Offloaded weights come back as the version they were; device bytes fall meanwhile."""
-    before = world.call("memory")[0]
-    for instance in (TRAINED, SAMPLER):
+    before = {instance: world.call("device_bytes", instance)[0] for instance in (TRAINED, SAMPLER)}
+    for instance in before:
         world.call("offload", instance)
-    away = world.call("memory")[0]
-    for instance in (TRAINED, SAMPLER):
-        assert away[instance.name] < before[instance.name] / 10
+    for instance in before:
+        assert world.call("device_bytes", instance)[0] < before[instance] / 10
         world.settle(instance, 2, world.call("reload", instance))
     world.generate(step=9, version=2)
     sampled, computed = world.rows(9, "generate"), world.infer(9, 2)

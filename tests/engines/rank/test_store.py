@@ -32,7 +32,7 @@ def test_freed_keys_are_gone():
     store.free(1, [("generate", "tokens"), ("generate", "values")])
     assert store.keys(1) == (("reward", "scores"),)
     store.free(1, [("reward", "scores")])
-    assert (store.steps, store.keys(1), len(store), store.num_bytes) == ((2,), (), 1, 8)
+    assert (store.keys(1), len(store.keys(2)), len(store), store.num_bytes) == ((), 1, 1, 8)
 
 
 def test_bytes_are_those_of_the_storages():
