@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, shown
+from prefect_rlhf.placement.cost.collectives import share_seconds
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.engine_constants import GRADIENT_BYTES
 from prefect_rlhf.placement.plans.presets import PRESETS, preset_named
 from prefect_rlhf.placement.strategy import Strategy
 
@@ -69,16 +71,25 @@ def separation(nodes: int) -> Comparison:
 
 
 def zero_3_seconds(case: Case) -> float:
-    """DeepSpeed-Chat as the paper describes it: call after call on all devices, weights gathered each time."""
-    graph, mesh = case.graph(), case.cluster.whole
-    execution = Execution(Strategy(case.num_devices), case.num_nodes, case.hardware.devices_per_node, 1, True, zero=3)
-    return sum(
-        case.sources.call_cost(
-            CallWork.of(call, case.workload), execution, ModelSizes.of(graph.model(call.role)), mesh
-        ).total
-        for call in graph
-        if call.role is not None
-    )
+    """DeepSpeed-Chat as the paper describes it: call after call on all devices, weights gathered for every pass.
+
+    A train_step of one micro-batch gathers them for its forward, again where that is run again, and for its backward;
+    it sums gradients, each device its share, and no device has others' new weights to send (ZeRO, section 7.2.2).
+    """
+    graph, mesh, links = case.graph(), case.cluster.whole, case.hardware.links()
+    execution = Execution(Strategy(case.num_devices), case.num_nodes, case.hardware.devices_per_node, recompute=True)
+    passes = {"generate": 1 + case.workload.responses.mean, "inference": 1, "train_step": 3}
+    seconds = 0.0
+    for call in graph:
+        if call.role is None:
+            continue
+        sizes = ModelSizes.of(graph.model(call.role))
+        gathered = share_seconds(sizes.num_parameters * sizes.item, execution.dp_group(), links)
+        sums = 1 if call.kind == "train_step" else 0
+        summed = sums * share_seconds(sizes.num_parameters * GRADIENT_BYTES, execution.dp_group(), links)
+        plain = case.sources.call_cost(CallWork.of(call, case.workload), execution, sizes, mesh)
+        seconds += plain._replace(dp_communication=summed + passes[call.kind] * gathered).total
+    return seconds
 
 
 def _case(model: str, nodes: int, staleness: int = 0) -> Case:

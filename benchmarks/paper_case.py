@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.paper_plans import Found, best_with_moves
@@ -11,7 +11,7 @@ from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
-from prefect_rlhf.placement.cost.execution import MEGATRON, EngineRules
+from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -19,7 +19,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import ModelSpec, known_shape
-from prefect_rlhf.placement.plan import EngineKind
+from prefect_rlhf.placement.plan import EngineKind, Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidates
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace
 from prefect_rlhf.placement.planner.plan_problem import plan_problem
@@ -36,8 +36,8 @@ WHOLE_EVALUATIONS, PRESET_EVALUATIONS = 1_000_000, 100_000  # of the search: the
 class Case:
     """One algorithm with models of known shapes on `num_nodes` equal nodes; every row has the same length.
 
-    `batch` counts prompts (of DPO: pairs). `staleness` is that of the algorithm's own parameter. `rules`, `recompute`
-    and `engines` say how the paper's system runs calls.
+    `batch` counts prompts (of DPO: pairs). `staleness` is that of the algorithm's own parameter. `execution`,
+    `recompute` and `engines` say how the paper's system runs calls.
     """
 
     algorithm: str
@@ -49,7 +49,7 @@ class Case:
     workload: Workload
     mini_batches: int = 1
     staleness: int = 0
-    rules: EngineRules = MEGATRON
+    execution: type[Execution] = Execution
     recompute: bool = False
     engines: tuple[EngineKind, ...] = ("vllm", "megatron")
     _known: dict[str, Candidates] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
@@ -82,7 +82,10 @@ class Case:
         """What its candidates are counted by."""
         cluster, sources = self.cluster, self.sources
         line = MeshSpace.of(cluster, cluster.whole, sources)
-        return CostContext(self.graph(), cluster, line, self.workload, sources, "cuda", self.rules, self.recompute)
+        return CostContext(self.graph(), cluster, line, self.workload, sources, "cuda", self._executed)
+
+    def _executed(self, placement: Placement) -> Execution:
+        return replace(self.execution.of(placement), recompute=self.recompute)
 
     def candidates(self) -> Candidates:
         """Of every call; counted once."""

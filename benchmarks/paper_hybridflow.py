@@ -1,7 +1,7 @@
 """HybridFlow (Sheng et al. 2024, arXiv:2409.19256), figures 12 and 15: placements, and shards for generation.
 
 All four models of PPO have one size. Training is Megatron with sequence parallelism and recomputes activations;
-generation is vLLM before 0.6 without CUDA graphs (`execution.HYBRIDFLOW`), with as many rows in flight as the plan has
+generation is vLLM before 0.6 without CUDA graphs (`HybridFlowExecution`), with as many rows in flight as the plan has
 memory for. 96 devices work on 1056 rows a step, the nearest to 1024 that divide over them.
 """
 
@@ -11,13 +11,15 @@ from dataclasses import replace
 
 from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, shown
+from benchmarks.paper_engines import EarlyVllmExecution, HybridFlowExecution
 from prefect_rlhf.placement.cost.call import call_cost
-from prefect_rlhf.placement.cost.call_bytes import rows_that_fit, static_bytes
+from prefect_rlhf.placement.cost.call_bytes import static_bytes
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.execution import EARLY_VLLM, HYBRIDFLOW, Execution
+from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import known_shape
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.strategy import Strategy
@@ -47,7 +49,7 @@ def placements(model: str, devices: int) -> Comparison:
         rows,
         WORKLOAD,
         8,
-        rules=HYBRIDFLOW,
+        execution=HybridFlowExecution,
         recompute=True,
         engines=("vllm",),
     )
@@ -79,10 +81,23 @@ def _generation_seconds(model: str, tp: int) -> float:
     """The cache takes what trained and frozen models leave; the transition is its table 2."""
     sizes = ModelSizes.of_shape(known_shape(model))
     times, work = DatasheetTimes.of(sizes, HARDWARE), CallWork("generate", 1024, WORKLOAD)
-    training, execution = Execution(Strategy(2, 8), 2, 8), Execution(Strategy(16 // tp, tp), 2, 8, rules=EARLY_VLLM)
+    training, execution = Execution(Strategy(2, 8), 2, 8), EarlyVllmExecution(Strategy(16 // tp, tp), 2, 8)
     trained, frozen = (static_bytes(training, sizes, on).static for on in (True, False))
     copy = static_bytes(execution, sizes, False).static
     room = VLLM_SHARE * HARDWARE.device.memory_bytes - 2 * trained - 2 * frozen - copy
     transition = times.links.seconds((8 - tp) / (8 * tp) * sizes.num_parameters * sizes.item, "node")
     fitting = replace(execution, rows_at_once=rows_that_fit(room, work, execution, sizes))
     return transition + call_cost(work, fitting, times).total
+
+
+def rows_that_fit(room_bytes: float, work: CallWork, execution: Execution, sizes: ModelSizes) -> int:
+    """Rows of a replica whose key-value cache fits into `room_bytes` of each device, for `Execution.rows_at_once`.
+
+    HybridFlow's best-effort allocation (section 8.4). Raises InvalidInput where not one row fits.
+    """
+    strategy = execution.strategy
+    row = sizes.stage_layers(strategy.pp) * sizes.cache_bytes_per_token(strategy.tp) * work.workload.longest
+    if room_bytes < row:
+        right = f"at least {row} for the key-value cache of one row; raise tp or pp, or take more devices"
+        raise InvalidInput("bytes left for generation", int(room_bytes), right)
+    return int(room_bytes // row)

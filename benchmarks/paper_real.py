@@ -1,6 +1,6 @@
 """ReaL (Mei et al. 2024, arXiv:2406.14088), figures 7, 8 and 16: gain of the searched plan over ReaL-Heuristic.
 
-Calls are counted as ReaL's engine runs them (`execution.REAL`, full recomputation). A length that grows is the
+Calls are counted as ReaL's engine runs them (`RealExecution`, full recomputation). A length that grows is the
 response's: prompts stay at 1024 tokens. The heuristic has one strategy for all calls (section 8.1), and as in
 pre-training its micro-batches have one size, that of table 5.
 """
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, Row, shown
+from benchmarks.paper_engines import RealExecution
 from benchmarks.paper_plans import Found
-from prefect_rlhf.placement.cost.execution import REAL
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.plans.presets import PRESETS
@@ -112,7 +112,7 @@ def _case(algorithm: str, size: str, nodes: int, batch: int, context: int, mini_
         batch,
         workload,
         mini_batches,
-        rules=REAL,
+        execution=RealExecution,
         recompute=True,
         engines=("megatron",),
     )

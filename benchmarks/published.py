@@ -1,7 +1,7 @@
 """Published measurements of calls (`real_ppo_7b_7b.json` and files like it), and what the cost model says of them.
 
 ReaL's engine is not ours: it runs a plan's micro-batches one after the other and cuts each again for the pipeline, it
-recomputes activations in training, and its head sees prompts too (`execution.REAL`).
+recomputes activations in training, and its head sees prompts too (`RealExecution`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from benchmarks.paper_engines import RealExecution
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.execution import REAL, Execution
 from prefect_rlhf.placement.cost.hardware import ITERATION_SECONDS, Hardware, Network, datasheet
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -209,13 +209,12 @@ def _cost(published: Published, call: CallTable, hardware: Hardware, cuda_graphs
     workload = Workload.fixed(table.prompt_tokens, table.generated_tokens, graphs)
     work = CallWork(call.kind, table.global_batch_size, workload, table.ppo_mini_batches)
     sizes = ModelSizes.of_shape(published.models[call.model].shape(), call.head, _DTYPES[table.dtype])
-    execution = Execution(
+    execution = RealExecution(
         Strategy(call.dp, call.tp, call.pp),
         call.mesh.num_nodes,
         call.mesh.gpus_per_node,
         call.micro_batches,
         recompute=True,
-        rules=REAL,
     )
     return call_cost(work, execution, DatasheetTimes.of(sizes, hardware))
 

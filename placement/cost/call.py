@@ -7,8 +7,8 @@ section 2.2). The last stage has the head on top of its layers, so it may be the
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.cost.collectives import GRADIENT_BYTES, share_seconds
-from prefect_rlhf.placement.cost.execution import CollectiveGroup, Execution
+from prefect_rlhf.placement.cost.collectives import CollectiveGroup
+from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.workload import CallWork
@@ -39,8 +39,7 @@ def _inference(work: CallWork, execution: Execution, times: LayerTimes) -> Secon
     each = rows / portions / pieces
     layer, hop = _forward(each, length, execution, times), _to_next_stage(each * length, execution, times)
     head = times.head_forward(each * _head_tokens(work, execution), execution.strategy.tp)
-    gathers = _gathered_weights(execution, times).times(portions * pieces)
-    return _pipelined(layer, hop, head, pieces, execution, times).times(portions) + gathers
+    return _pipelined(layer, hop, head, pieces, execution, times).times(portions)
 
 
 def _train(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -54,7 +53,7 @@ def _train(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
     hops = _to_next_stage(each * length, execution, times).times(2)
     head = times.head_forward(tokens, tp) + times.head_backward(tokens, tp)
     step = _pipelined(layer, hops, head, pieces, execution, times).times(portions)
-    return (step + _update(portions * pieces, execution, times)).times(steps)
+    return (step + _update(execution, times)).times(steps)
 
 
 def _generate(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
@@ -66,7 +65,6 @@ def _generate(work: CallWork, execution: Execution, times: LayerTimes) -> Second
     layer = _forward(each, workload.prompts.mean, execution, times)
     hop = _to_next_stage(each * workload.prompts.mean, execution, times)
     cost = _pipelined(layer, hop, times.sample(each, execution.strategy.tp), pieces, execution, times)
-    cost = cost + _gathered_weights(execution, times).times(1 + workload.responses.mean)  # ZeRO 3: for every token
     for first, end, running in workload.responses.still_running():
         context = workload.prompts.mean + (first + end) / 2
         cost = cost + _decode_step(each * running, context, pieces, work, execution, times).times(end - first)
@@ -85,7 +83,7 @@ def _decode_step(
     hop = _to_next_stage(rows, execution, times)
     slowest, around = _stages(layer, hop, times.sample(rows, tp), execution, times)
     idle = max(0.0, around - pieces * slowest.total)
-    host = pieces * rows * execution.rules.row_step_seconds
+    host = pieces * rows * execution.row_step_seconds
     return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
 
 
@@ -122,27 +120,11 @@ def _backward(rows: float, length: float, execution: Execution, times: LayerTime
     return layer + _forward(rows, length, execution, times) if execution.recompute else layer
 
 
-def _update(micro_batches: int, execution: Execution, times: LayerTimes) -> Seconds:
-    """Sum gradients over replicas, step, and give every replica the new weights (Rajbhandari et al. 2020, section 7).
-
-    ZeRO 2 keeps a share of the gradients only, so it sums them after every micro-batch; ZeRO 3 a share of the weights,
-    so it gathers them for every forward and backward.
-    """
-    dp, group, links = execution.strategy.dp, execution.dp_group(), times.links
+def _update(execution: Execution, times: LayerTimes) -> Seconds:
+    """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020)."""
     parameters = _fullest_stage(execution, times)
-    summed = execution.rules.gradient_bytes
-    if execution.zero == 1 and summed == GRADIENT_BYTES:
-        shared = times.share(parameters, group)
-    else:
-        sums = micro_batches if execution.zero > 1 else 1
-        shared = sums * share_seconds(parameters * summed, group, links)
-        if execution.zero < 3:
-            written = times.sizes.item if execution.zero else summed
-            shared += share_seconds(parameters * written, group, links)
-    shared += _tied_embedding_sum(execution, times)
-    gathers = _gathered_weights(execution, times).times(micro_batches * (3 if execution.recompute else 2))
-    adam = times.adam(parameters / (dp if execution.zero else 1))
-    return Seconds(dp_communication=shared, optimizer=adam) + gathers
+    shared = execution.replicas_seconds(parameters, times) + _tied_embedding_sum(execution, times)
+    return Seconds(dp_communication=shared, optimizer=times.adam(parameters / execution.strategy.dp))
 
 
 def _tied_embedding_sum(execution: Execution, times: LayerTimes) -> float:
@@ -150,16 +132,8 @@ def _tied_embedding_sum(execution: Execution, times: LayerTimes) -> float:
     strategy, sizes = execution.strategy, times.sizes
     if strategy.pp == 1 or not sizes.tied or sizes.head != "lm":
         return 0.0
-    num_bytes = sizes.table / strategy.tp * execution.rules.gradient_bytes
+    num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
     return times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
-
-
-def _gathered_weights(execution: Execution, times: LayerTimes) -> Seconds:
-    """One gathering of a stage's weights, which only ZeRO 3 needs."""
-    if execution.zero < 3:
-        return Seconds()
-    num_bytes = _fullest_stage(execution, times) * times.sizes.item
-    return Seconds(dp_communication=share_seconds(num_bytes, execution.dp_group(), times.links))
 
 
 def _fullest_stage(execution: Execution, times: LayerTimes) -> int:
@@ -183,5 +157,5 @@ def _to_next_stage(tokens: float, execution: Execution, times: LayerTimes) -> Se
 
 
 def _head_tokens(work: CallWork, execution: Execution) -> float:
-    """Tokens of a row that reach the head."""
-    return work.workload.mean_length if execution.rules.head_on_prompts else work.workload.responses.mean
+    """Tokens of a row that reach the head, on average."""
+    return execution.head_tokens(work.workload.prompts.mean, work.workload.responses.mean)

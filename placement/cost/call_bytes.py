@@ -13,20 +13,20 @@ from dataclasses import dataclass, fields
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.engine_constants import (
+    ADAM_BYTES,
+    CACHE_BLOCK,
+    COLUMN_BYTES,
+    LOGITS_AT_ONCE_CPU,
+    LOGITS_AT_ONCE_CUDA,
+    LONGEST_EXPLICIT,
+    MAIN_WEIGHT_BYTES,
+    PASS_TOKENS,
+    TOKEN_BYTES,
+)
 from prefect_rlhf.placement.plan import EngineKind
 
-GRADIENT_BYTES = 4  # our gradients are summed in float32
-ADAM_BYTES = 8  # two float32 moments
-MAIN_WEIGHT_BYTES = 4  # the float32 copy of weights that compute in bfloat16
-TOKEN_BYTES = 8  # token ids are int64
-COLUMN_BYTES = 4  # log-probabilities, advantages and the like
 NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, return, advantage, mask
-CACHE_BLOCK = 128  # tokens per block of vLLM's cache on CPU; smaller ones on CUDA fit in
-PASS_TOKENS = 8192  # of one forward pass over prompts, in vLLM and in ours
-LOGITS_AT_ONCE = 1 << 28  # elements that our head makes at a time on CUDA
-LOGITS_AT_ONCE_CPU = 1 << 19  # and on CPU
-LONGEST_EXPLICIT = 512  # tokens up to which attention's backward on CPU keeps all scores of a micro-batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +91,16 @@ def call_bytes(
 
 
 def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: int = 0) -> CallBytes:
-    """Weights, and with training gradients and optimizer states; ZeRO n shares the last n of the three over dp."""
-    dp, zero = execution.strategy.dp, execution.zero
+    """Weights, and with training gradients and optimizer states, which replicas share (ZeRO, stage 1)."""
     parameters = sizes.stage_parameters(execution.strategy, stage)
     weights = parameters * sizes.item
-    gathered = 2 * (sizes.layer_matrices // execution.strategy.tp) * sizes.item  # this layer's, and the next one's
-    weights = weights // dp + gathered if zero >= 3 and dp > 1 else weights
     if not trained:
         return CallBytes(weights=weights)
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0)
     return CallBytes(
         weights=weights,
-        gradients=parameters * execution.rules.gradient_bytes // (dp if zero >= 2 else 1),
-        optimizer=parameters * state // (dp if zero >= 1 else 1),
+        gradients=parameters * execution.gradient_bytes,
+        optimizer=parameters * state // execution.strategy.dp,
     )
 
 
@@ -131,8 +128,9 @@ class _Active:
             cached = flying * self.max_length
             passing = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
         logits = flying * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
-        if self._is_last and self.execution.rules.head_on_prompts:
-            logits += prompts * -(-self.sizes.vocab // self._tp) * self.sizes.item
+        if self._is_last:  # and what prompts have in the head before they are sampled from
+            in_head = self.execution.head_tokens(prompts, 0)
+            logits += in_head * -(-self.sizes.vocab // self._tp) * self.sizes.item
         return _with(
             static,
             working=passing * self._forward_bytes,
@@ -249,20 +247,17 @@ class _Active:
         return rows * heads * self._length**2 * (2 * 4 + 2 * (self.sizes.item % 4))
 
     def _head_tokens(self, tokens: int) -> int:
-        workload = self.work.workload
-        if self.execution.rules.head_on_prompts:
-            return tokens
-        return -(-tokens * workload.responses.longest // max(1, self._length))
+        lengths = self.work.workload
+        in_head = self.execution.head_tokens(lengths.prompts.longest, lengths.responses.longest)
+        return -(-tokens * in_head // max(1, self._length))
 
     def _logits(self, tokens: int) -> int:
-        """Our head makes some of the vocabulary at a time; ReaL's makes all (its section 8, footnote 1)."""
+        """The logits of the last stage's head, which makes some of the vocabulary at a time."""
         if not self._is_last or "lm" not in self.sizes.head:
             return 0
-        wanted = self._head_tokens(tokens) * (-(-self.sizes.vocab // self._tp))
-        if self.execution.rules.head_on_prompts:
-            return wanted * (self.sizes.item + 4)
-        at_once = max(LOGITS_AT_ONCE_CPU if self.on_cpu else LOGITS_AT_ONCE, 128 * self._head_tokens(tokens))
-        return min(wanted, at_once) * 2 * 4  # in float32, and their softmax or its transpose
+        tokens = self._head_tokens(tokens)
+        at_once = max(LOGITS_AT_ONCE_CPU if self.on_cpu else LOGITS_AT_ONCE_CUDA, 128 * tokens)
+        return self.execution.logit_bytes(tokens * -(-self.sizes.vocab // self._tp), at_once, self.sizes.item)
 
     def _head_backward(self, tokens: int) -> int:
         """Hidden states that reach the head, their gradient in float32, and products with it."""
@@ -290,16 +285,3 @@ def _with(static: CallBytes, **active: float) -> CallBytes:
 def _extreme_stages(execution: Execution) -> set[int]:
     """The stages that can hold most: the first has the embedding and most micro-batches, the last the head."""
     return {0, execution.strategy.pp - 1}
-
-
-def rows_that_fit(room_bytes: float, work: CallWork, execution: Execution, sizes: ModelSizes) -> int:
-    """Rows of a replica whose key-value cache fits into `room_bytes` of each device, for `Execution.rows_at_once`.
-
-    What HybridFlow calls best-effort allocation (section 8.4). Raises InvalidInput where not one row fits.
-    """
-    strategy = execution.strategy
-    row = sizes.stage_layers(strategy.pp) * sizes.cache_bytes_per_token(strategy.tp) * work.workload.longest
-    if room_bytes < row:
-        right = f"at least {row} for the key-value cache of one row; raise tp or pp, or take more devices"
-        raise InvalidInput("bytes left for generation", int(room_bytes), right)
-    return int(room_bytes // row)

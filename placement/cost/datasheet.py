@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
-from prefect_rlhf.placement.cost.execution import CollectiveGroup
+from prefect_rlhf.placement.cost.collectives import CollectiveGroup, all_reduce_seconds, replicas_seconds
 from prefect_rlhf.placement.cost.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from prefect_rlhf.placement.cost.execution import CollectiveGroup
+from prefect_rlhf.placement.cost.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes

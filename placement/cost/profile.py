@@ -13,8 +13,7 @@ from typing import Literal, final
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, replicas_seconds
-from prefect_rlhf.placement.cost.execution import CollectiveGroup
+from prefect_rlhf.placement.cost.collectives import CollectiveGroup, all_reduce_seconds, replicas_seconds
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
-from prefect_rlhf.placement.cost.execution import MEGATRON, EngineRules, Execution
+from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import different_works, least_cost
@@ -56,10 +56,7 @@ Candidates = Mapping[str, tuple[Candidate, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """What all candidates of a graph are counted by.
-
-    `rules` and `recompute` say how a published system's engine runs calls, where plans are counted as that one's.
-    """
+    """What all candidates of a graph are counted by; `execution` says how engines run a call, by default ours."""
 
     graph: DataflowGraph
     cluster: ClusterShape
@@ -67,12 +64,7 @@ class CostContext:
     workload: Workload
     sources: CostSources
     kind: Backend
-    rules: EngineRules = MEGATRON
-    recompute: bool = False
-
-    def execution(self, placement: Placement) -> Execution:
-        """As the engines that these candidates are counted by run it."""
-        return replace(Execution.of(placement), rules=self.rules, recompute=self.recompute)
+    execution: Callable[[Placement], Execution] = Execution.of
 
     def usable_bytes(self, mesh_class: int) -> int:
         """What every device of such a mesh may fill."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static_bytes
-from prefect_rlhf.placement.cost.execution import HYBRIDFLOW, REAL, Execution
+from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.layout.layout import megatron_layout
@@ -16,7 +16,6 @@ from prefect_rlhf.placement.model import KNOWN_SHAPES, ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL
 
-OURS = Execution(Strategy()).rules
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 WORKLOAD = Workload.fixed(512, 512)
 DEGREES = st.sampled_from([1, 2, 4])
@@ -50,15 +49,6 @@ def test_training_states_take_eighteen_bytes_a_parameter_twelve_of_them_shared_b
     assert static_bytes(Execution(Strategy(4)), LLAMA, trained=True).static == pytest.approx((6 + 3) * parameters)
 
 
-def test_zero_stages_share_one_more_state_each():
-    """ZeRO, figure 1."""
-    held = [static_bytes(replace(Execution(Strategy(8), 1, 8), zero=z), LLAMA, trained=True) for z in (0, 1, 2, 3)]
-    assert [found.optimizer for found in held] == [held[0].optimizer, *[held[0].optimizer // 8] * 3]
-    assert [found.gradients for found in held[1:]] == [held[0].gradients, *[held[0].gradients // 8] * 2]
-    assert held[3].weights < held[0].weights / 4
-    assert held[0].weights == held[2].weights
-
-
 def test_the_cache_of_a_13b_model_takes_800_kb_per_token():
     """PagedAttention (Kwon et al. 2023, section 3), for a model of the same width and depth."""
     sizes = ModelSizes.of_shape(KNOWN_SHAPES["llama-13b"])
@@ -71,39 +61,6 @@ def test_vllm_reserves_whole_blocks_for_every_row():
     assert found.kv_cache == (8 * 2 + 2) * 128 * 512 * 1024
     few = call_bytes(work, replace(Execution(Strategy()), rows_at_once=2), LLAMA, "vllm")
     assert few.kv_cache == (2 * 2 + 2) * 128 * 512 * 1024
-
-
-def test_logits_of_real_fill_its_cluster():
-    """Its section 8, footnote 1: 128e3 x 512 x 2048 x 2 bytes; besides, a float32 copy of them."""
-    llama3 = ModelSizes.of_shape(KNOWN_SHAPES["llama3-7b"])
-    work = CallWork("train_step", 512, Workload.fixed(1024, 1024))
-    whole = call_bytes(work, Execution(Strategy(), rules=REAL), llama3).logits
-    assert whole >= 512 * 2048 * 128256 * (2 + 4)
-    ours = call_bytes(work, Execution(Strategy()), llama3).logits
-    assert ours < whole / 4
-
-
-def test_real_holds_the_logits_of_all_prompts_while_it_generates():
-    """In 2 bytes, each tensor-parallel rank its part of the vocabulary; ours makes those of last tokens only."""
-    llama3 = ModelSizes.of_shape(KNOWN_SHAPES["llama3-7b"])
-    work, execution = CallWork("generate", 64, Workload.fixed(1024, 1024)), Execution(Strategy(tp=8), 1, 8)
-    more = call_bytes(work, replace(execution, rules=REAL), llama3).logits - call_bytes(work, execution, llama3).logits
-    assert more == 64 * 1024 * 128256 // 8 * 2
-
-
-def test_real_sums_gradients_in_the_compute_format():
-    ours, its = (static_bytes(Execution(Strategy(), rules=rules), LLAMA, True) for rules in (OURS, REAL))
-    assert 2 * its.gradients == ours.gradients
-    assert replace(its, gradients=ours.gradients) == ours
-
-
-@given(strategies, st.booleans())
-def test_sequence_parallelism_keeps_less_of_split_models_only(strategy, recompute):
-    """Korthikanti et al. (2022, section 4.2.2): what tp did not split of the activations, it now does."""
-    base = train(Execution(strategy, 8, 8, recompute=recompute))
-    split = train(Execution(strategy, 8, 8, recompute=recompute, rules=HYBRIDFLOW))
-    assert (split.activations < base.activations) == (strategy.tp > 1)
-    assert split.static == base.static
 
 
 @given(strategies, st.sampled_from([1, 2, 4]))

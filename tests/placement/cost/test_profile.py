@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.execution import CollectiveGroup, Execution
+from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware, datasheet
 from prefect_rlhf.placement.cost.profile import Grid, Measurement, Profile, ProfiledTimes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
