@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import networkx as nx
 from hypothesis import strategies as st
 
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
@@ -127,6 +129,14 @@ def dpo() -> DataflowGraph:
         call("actor_train_step", "train_step", "actor", {"pairs": keys, "ref_inference": ("logprobs",)}, (), **pairs),
     )
     return DataflowGraph("dpo", (model("actor"), model("ref")), (Dataset("pairs", keys, 4),), calls)
+
+
+def dependency_graph(augmented: AugmentedGraph) -> nx.DiGraph[str]:
+    """Ids of nodes, with an edge from each node to those that wait for it."""
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from(node.id for node in augmented)
+    graph.add_edges_from((before, node.id) for node in augmented for before in node.depends_on)
+    return graph
 
 
 def placed(plan: ExecutionPlan, name: str, **changes) -> ExecutionPlan:

@@ -8,54 +8,44 @@ In this order: the runs of all calls; `reallocate` where an instance lacks the v
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.checkpointing import StepRange, add_checkpoints
-from prefect_rlhf.placement.augmented.feeds import batches, feeds
+from prefect_rlhf.placement.augmented.feeds import feeds
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
-from prefect_rlhf.placement.augmented.node import Dependency, Node, NodeKind
+from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.offloading import add_offloads
-from prefect_rlhf.placement.augmented.priority import CallPriorities, last
-from prefect_rlhf.placement.augmented.reallocations import (
-    _add_reallocations,
-    _trained_by,
-)
-from prefect_rlhf.placement.augmented.unroll import CallRun, run_id, unroll
+from prefect_rlhf.placement.augmented.priority import CallPriorities, export_of
+from prefect_rlhf.placement.augmented.reallocations import add_reallocations
+from prefect_rlhf.placement.augmented.unroll import CallRun, run_id, train_run_id, unroll
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import union
-from prefect_rlhf.placement.plan import (
-    ExecutionPlan,
-    ModelInstance,
-    instance_of,
-    trained_instance,
-)
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instance_of, trained_instance
 from prefect_rlhf.placement.rows.moves import RowMove
-
-__all__ = ["AugmentedGraph", "Dependency", "Node", "NodeKind", "RowMove", "augment"]
 
 
 def augment(
     graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, first_step: int = 0, checkpoint_every: int | None = None
 ) -> AugmentedGraph:
-    """Every task run of `num_steps` steps under `plan`. Evaluation calls run once more, at step `num_steps`.
+    """Return every task run of `num_steps` steps under `plan`. Evaluation calls run once more, at step `num_steps`.
 
     With `first_step`, what is left of them for a run that goes on from the checkpoint written before that step. With
     `checkpoint_every`, a checkpoint after every so many steps and after the last. Expects a plan that `check_plan`
     accepts. Raises GraphError when the plan makes nodes wait for each other.
     """
-    draft = GraphBuilder()
-    order = CallPriorities.of(graph)
-    span = StepRange(num_steps, first_step, checkpoint_every)
-    for run in unroll(graph, num_steps, first_step, span.drained):
-        draft.add(_call_node(graph, plan, run), order.call(run.call, run.step))
-    _add_reallocations(draft, graph, plan, order)
-    add_checkpoints(draft, graph, plan, span)
-    _add_overwrites(draft)
-    _add_transfers(draft, graph, plan, order)
-    _add_exports(draft, graph, plan, num_steps)
-    add_offloads(draft, graph, plan, first_step)
-    return AugmentedGraph(graph, plan, num_steps, draft.ordered(), first_step)
+    builder = GraphBuilder()
+    priorities = CallPriorities.of(graph)
+    steps = StepRange(num_steps, first_step, checkpoint_every)
+    for run in unroll(graph, num_steps, first_step, steps.drained):
+        builder.add(_call_node(graph, plan, run), priorities.call(run.call, run.step))
+    add_reallocations(builder, graph, plan, priorities)
+    add_checkpoints(builder, graph, plan, steps)
+    _add_overwrites(builder)
+    _add_transfers(builder, graph, plan, priorities)
+    _add_exports(builder, graph, plan, num_steps)
+    add_offloads(builder, graph, plan, first_step)
+    return AugmentedGraph(graph, plan, num_steps, builder.ordered(), first_step)
 
 
 def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
@@ -76,48 +66,75 @@ def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
     )
 
 
-def _add_overwrites(draft: GraphBuilder) -> None:
-    """Each train_step waits for whatever still reads, from its own storage, the version that it overwrites."""
+def _add_overwrites(builder: GraphBuilder) -> None:
+    """Make each train_step wait for whatever still reads, from its own storage, the version that it overwrites."""
     users: dict[tuple[ModelInstance, int], list[str]] = defaultdict(list)
-    for node in draft.nodes.values():
+    for node in builder.nodes.values():
         storage = node.source or node.instance
         if storage is not None and node.reads is not None:
             users[storage, node.reads].append(node.id)
-    for node in tuple(draft.nodes.values()):
+    for node in tuple(builder.nodes.values()):
         if node.kind == "train_step" and node.instance is not None and node.reads is not None:
-            reading = users[node.instance, node.reads]
-            draft.wait(node.id, *(Dependency(id, "overwrite", f"v{node.reads}") for id in reading))
+            readers = users[node.instance, node.reads]
+            builder.wait(node.id, *(Dependency(id, "overwrite", f"v{node.reads}") for id in readers))
 
 
-def _add_transfers(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, order: CallPriorities) -> None:
-    """Before a call whose devices lack rows, bring them; a transfer made for an earlier call may serve it too."""
-    by_call = feeds(graph, plan)
-    made = {name: batches(graph, plan, name, feed.moves) for name, feed in by_call.items()}
-    for node in tuple(draft.nodes.values()):
+def _add_transfers(
+    builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities
+) -> None:
+    """Bring rows before a call whose devices lack them; a transfer made for an earlier call may serve it too."""
+    by_call = feeds(graph, plan, priorities)
+
+    def transfer_id(consumer: str, producer: str, step: int) -> str:
+        suffix = f".{producer}" if by_call[consumer].goes_ahead(producer) else ""
+        return f"transfer.{consumer}{suffix}@{step}"
+
+    for node in tuple(builder.nodes.values()):
         if node.call is None or node.call.name not in by_call:
             continue
-        feed = by_call[node.call.name]
-        for moves in made[node.call.name]:
-            transfer = _transfer(plan, node, moves, _transfer_id(made, node.call.name, moves[0].producer, node.step))
-            draft.add(transfer, order.transfer_to(node.call, node.step, [move.producer for move in moves]))
-            draft.wait(node.id, Dependency(transfer.id, "data", _keys(moves)))
-        for share in feed.shared:
-            id = _transfer_id(made, share.consumer, share.move.producer, node.step)
-            draft.wait(node.id, Dependency(id, "data", _keys((share.move,))))
+        feed, consumer = by_call[node.call.name], node.call.name
+        for moves in feed.transfers:
+            transfer = _transfer(plan, node, moves, transfer_id(consumer, moves[0].producer, node.step))
+            builder.add(transfer, priorities.transfer_to(node.call, node.step, [move.producer for move in moves]))
+            builder.wait(node.id, Dependency(transfer.id, "data", _keys(moves)))
+        for shared in feed.shared:
+            id = transfer_id(shared.consumer, shared.move.producer, node.step)
+            builder.wait(node.id, Dependency(id, "data", _keys((shared.move,))))
         for producer, local in feed.local.items():
             run = run_id(producer, node.step)
-            if local != graph.reads_of(node.call.name)[producer]:  # wait for it only where its rows are used from there
+            if local != graph.reads_of(consumer)[producer]:  # wait for it only where its rows are used from there
                 stay = (Dependency(run, "data", ", ".join(local)),) if local else ()
-                draft.replace_dependency(node.id, run, *stay)
+                builder.replace_dependency(node.id, run, *stay)
 
 
-def _add_exports(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> None:
-    """When all steps are over, write the last version of each trained role to disk."""
+def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], id: str) -> Node:
+    assert consumer.call is not None and consumer.placement is not None  # only calls are fed
+    return Node(
+        id=id,
+        kind="transfer",
+        step=consumer.step,
+        meshes=union((*(plan[move.producer].mesh for move in moves), *consumer.meshes)),
+        dependencies=tuple(
+            Dependency(run_id(move.producer, consumer.step), "data", ", ".join(move.keys)) for move in moves
+        ),
+        reason=f"the devices of {consumer.id} lack rows of {_keys(moves)} made elsewhere.",
+        call=consumer.call,
+        placement=consumer.placement,
+        moves=moves,
+    )
+
+
+def _keys(moves: Iterable[RowMove]) -> str:
+    return ", ".join(f"{move.producer}.{key}" for move in moves for key in move.keys)
+
+
+def _add_exports(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int) -> None:
+    """Write the last version of each trained role to disk when all steps are over."""
     for position, model in enumerate(graph.models):
         instance = trained_instance(graph, plan, model.role)
         if instance is None or num_steps == 0:
             continue
-        trained = Dependency(_trained_by(graph, model.role, num_steps), "version", f"{model.role} v{num_steps}")
+        trained = Dependency(train_run_id(graph, model.role, num_steps), "version", f"{model.role} v{num_steps}")
         node = Node(
             id=f"export.{model.role}@{num_steps}",
             kind="export",
@@ -128,31 +145,4 @@ def _add_exports(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan,
             instance=instance,
             reads=num_steps,
         )
-        draft.add(node, last(num_steps, position))
-
-
-def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], id: str) -> Node:
-    assert consumer.call is not None and consumer.placement is not None  # only calls are fed
-    producers = [(move.producer, run_id(move.producer, consumer.step)) for move in moves]
-    labels_by_producer = {move.producer: ", ".join(move.keys) for move in moves}
-    return Node(
-        id=id,
-        kind="transfer",
-        step=consumer.step,
-        meshes=union((*(plan[name].mesh for name, _ in producers), *consumer.meshes)),
-        dependencies=tuple(Dependency(run, "data", labels_by_producer[name]) for name, run in producers),
-        reason=f"the devices of {consumer.id} lack rows of {_keys(moves)} made elsewhere.",
-        call=consumer.call,
-        placement=consumer.placement,
-        moves=moves,
-    )
-
-
-def _transfer_id(made: Mapping[str, Sequence[Sequence[RowMove]]], consumer: str, producer: str, step: int) -> str:
-    """The transfer to `consumer` that brings rows of `producer`; one that goes ahead is named after both."""
-    ahead = producer in (move.producer for moves in made[consumer][:-1] for move in moves)
-    return f"transfer.{consumer}{f'.{producer}' if ahead else ''}@{step}"
-
-
-def _keys(moves: Iterable[RowMove]) -> str:
-    return ", ".join(f"{move.producer}.{key}" for move in moves for key in move.keys)
+        builder.add(node, export_of(num_steps, position))

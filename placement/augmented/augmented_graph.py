@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
-import networkx as nx
 from pydantic import TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.augmented.node import Node
@@ -17,7 +16,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 
 @dataclass(frozen=True, slots=True)
 class AugmentedGraph:
-    """What is estimated, drawn and run. Nodes are in a topological order.
+    """All task runs of a training run: estimated, drawn and run. Nodes are in a topological order.
 
     `first_step` is where a run goes on that did earlier steps before: trained roles start with weights v`first_step`.
     """
@@ -33,12 +32,12 @@ class AugmentedGraph:
         object.__setattr__(self, "_by_id", {node.id: node for node in self.nodes})
         if len(self._by_id) < len(self.nodes):
             raise GraphError("two nodes of the augmented graph have one id")
-        seen: set[str] = set()
+        before: set[str] = set()
         for node in self.nodes:
-            early = [name for name in node.depends_on if name not in seen]
-            if early:
-                raise GraphError(f"{node.id} waits for {early[0]}, which does not come before it")
-            seen.add(node.id)
+            for name in node.depends_on:
+                if name not in before:
+                    raise GraphError(f"{node.id} waits for {name}, which does not come before it")
+            before.add(node.id)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes)
@@ -60,29 +59,22 @@ class AugmentedGraph:
         return max((node.step for node in self.nodes), default=0)
 
     def in_groups(self, num_steps: int) -> tuple[tuple[Node, ...], ...]:
-        """Nodes in groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
+        """Return groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
 
         A node joins a later group than its step's when it waits for one of a later step, as with staleness a train_step
         waits for what still reads the weights that it overwrites.
         """
-        group: dict[str, int] = {}
+        index: dict[str, int] = {}
+        groups: list[list[Node]] = []
         for node in self.nodes:
             of_step = (node.step - self.first_step) // num_steps
-            group[node.id] = max([of_step, *(group[name] for name in node.depends_on)])
-        count = 1 + max(group.values(), default=-1)
-        return tuple(tuple(node for node in self.nodes if group[node.id] == index) for index in range(count))
-
-    def to_networkx(self) -> nx.DiGraph[str]:
-        """Nodes by id with attribute `node`; edges with `kind` and `label` of the dependency."""
-        graph: nx.DiGraph[str] = nx.DiGraph()
-        for node in self.nodes:
-            graph.add_node(node.id, node=node)
-            for dependency in node.dependencies:
-                graph.add_edge(dependency.node, node.id, kind=dependency.kind, label=dependency.label)
-        return graph
+            index[node.id] = max([of_step, *(index[name] for name in node.depends_on)])
+            groups += [[] for _ in range(index[node.id] + 1 - len(groups))]
+            groups[index[node.id]].append(node)
+        return tuple(tuple(group) for group in groups)
 
     def to_json(self) -> str:
-        """All of it as JSON; `from_json` gives an equal value."""
+        """Return all of it as JSON; `from_json` gives an equal value."""
         return _adapter().dump_json(self).decode()
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Which rows must be moved before each call of an iteration, and which moves two calls can share."""
+"""Row moves that each call of an iteration needs before it runs, and those that two calls can share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from prefect_rlhf.placement.rows.shares import holds, needs, reads
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
-    """Keys that the transfer before an earlier call brings for this one as well."""
+class SharedMove:
+    """Keys that the transfer before an earlier call, `consumer`, brings for this one as well."""
 
     consumer: str
     move: RowMove
@@ -23,45 +23,51 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one call needs beside what its devices hold: moves of its own, and parts of earlier calls' transfers.
+    """What one call needs beside what its devices hold: transfers of its own, and parts of earlier calls' transfers.
 
-    `local` are the keys, by producer, that are used from where they were made: no transfer brings them.
+    `transfers` are the moves that each transfer makes; the last has all that need not go ahead. `local` are the keys,
+    by producer, that are used from where they were made: no transfer brings them.
     """
 
-    moves: tuple[RowMove, ...]
-    shared: tuple[Shared, ...]
+    transfers: tuple[tuple[RowMove, ...], ...]
+    shared: tuple[SharedMove, ...]
     local: Mapping[str, tuple[str, ...]]
 
+    def goes_ahead(self, producer: str) -> bool:
+        """Whether rows of `producer` come in a transfer of their own, before the last one."""
+        return any(move.producer == producer for moves in self.transfers[:-1] for move in moves)
 
-def feeds(graph: DataflowGraph, plan: ExecutionPlan) -> dict[str, Feed]:
-    """The feed of every call that may lack rows on its devices; the same in every step."""
-    found: dict[str, Feed] = {}
+
+def feeds(graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities) -> dict[str, Feed]:
+    """Return the feed of every call that may lack rows on its devices; the same in every step."""
+    by_call: dict[str, Feed] = {}
     for call in graph:
         keys: dict[tuple[str | None, str], list[str]] = defaultdict(list)  # (earlier consumer, producer) -> keys
-        moves = {move.producer: move.keys for move in row_moves(graph, plan, call.name)}
-        for producer, moved in moves.items():
-            for key in moved:
-                keys[_shareable(graph, plan, found, call.name, producer, key), producer].append(key)
+        moved = {move.producer: move.keys for move in row_moves(graph, plan, call.name)}
+        for producer, moved_keys in moved.items():
+            for key in moved_keys:
+                keys[_sharing_call(graph, plan, by_call, call.name, producer, key), producer].append(key)
         if keys:
-            every = [(earlier, RowMove(producer, tuple(names))) for (earlier, producer), names in keys.items()]
-            own = tuple(move for earlier, move in every if earlier is None)
-            shared = tuple(Shared(earlier, move) for earlier, move in every if earlier is not None)
-            used = reads(graph, plan, call.name).items()
-            local = {name: tuple(key for key in names if key not in moves.get(name, ())) for name, names in used}
-            found[call.name] = Feed(own, shared, local)
-    return found
+            moves = [(earlier, RowMove(producer, tuple(names))) for (earlier, producer), names in keys.items()]
+            own = [move for earlier, move in moves if earlier is None]
+            shared = tuple(SharedMove(earlier, move) for earlier, move in moves if earlier is not None)
+            local = {
+                producer: tuple(key for key in names if key not in moved.get(producer, ()))
+                for producer, names in reads(graph, plan, call.name).items()
+            }
+            by_call[call.name] = Feed(_transfers(plan, call.name, own, priorities.levels), shared, local)
+    return by_call
 
 
-def batches(
-    graph: DataflowGraph, plan: ExecutionPlan, consumer: str, moves: Sequence[RowMove]
+def _transfers(
+    plan: ExecutionPlan, consumer: str, moves: Sequence[RowMove], levels: Mapping[str, int]
 ) -> tuple[tuple[RowMove, ...], ...]:
-    """The moves of one call by the transfers that make them: the last has all that need not go ahead.
+    """Group the moves of one call by the transfers that make them.
 
     A producer's rows go ahead, in a transfer of their own, when that sets devices free: those which neither the
     consumer nor any later producer occupies would else be wanted again when the later rows are made, though they may
     have begun the next step by then.
     """
-    levels = CallPriorities.of(graph).levels
     ahead = []
     for move in moves:
         later = [other.producer for other in moves if levels[other.producer] > levels[move.producer]]
@@ -72,26 +78,30 @@ def batches(
     return (*((move,) for move in ahead), rest) if rest else ()  # the latest producer's rows are never ahead
 
 
-def _shareable(
-    graph: DataflowGraph, plan: ExecutionPlan, found: Mapping[str, Feed], consumer: str, producer: str, key: str
+def _sharing_call(
+    graph: DataflowGraph, plan: ExecutionPlan, by_call: Mapping[str, Feed], consumer: str, producer: str, key: str
 ) -> str | None:
-    """An earlier call whose transfer brings all that `consumer` needs of this key, without making it wait longer."""
+    """Return an earlier call whose transfers bring all that `consumer` needs of this key, without a longer wait."""
     waits_for = graph.reads_of(consumer).keys()
-    for earlier, feed in found.items():
-        brings = any(move.producer == producer and key in move.keys for move in feed.moves)
-        no_longer = {move.producer for move in feed.moves} <= waits_for
-        if brings and no_longer and _covered(graph, plan, consumer, producer, earlier, key):
+    for earlier, feed in by_call.items():
+        moves = [move for transfer in feed.transfers for move in transfer]
+        brings = any(move.producer == producer and key in move.keys for move in moves)
+        no_longer = {move.producer for move in moves} <= waits_for
+        if brings and no_longer and _covers(graph, plan, consumer, producer, earlier, key):
             return earlier
     return None
 
 
-def _covered(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, earlier: str, key: str) -> bool:
-    """Whether what was made there and what the earlier call was brought is all that the consumer needs of the key."""
-    held = holds(graph, plan, producer)
+def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, earlier: str, key: str) -> bool:
+    """Whether the rows made on a device and those brought there for the earlier call are all that the consumer needs.
+
+    Only of that key; on each of the consumer's devices.
+    """
+    made = holds(graph, plan, producer)
     brought = {device: need.share for device, need in needs(graph, plan, earlier).items() if key in need.keys}
-    wanted = {
-        (need.share, held.get(device), brought.get(device))  # many devices need and hold the same
+    distinct = {
+        (need.share, made.get(device), brought.get(device))  # many devices need and hold the same
         for device, need in needs(graph, plan, consumer).items()
         if key in need.keys
     }
-    return all(share.surely_within([one for one in there if one is not None]) for share, *there in wanted)
+    return all(needed.surely_within([share for share in there if share is not None]) for needed, *there in distinct)

@@ -1,4 +1,4 @@
-"""An augmented graph while it is being built: nodes to which dependencies are still added."""
+"""A builder of augmented graphs: nodes to which dependencies are still added."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.errors import GraphError
 
 Priority = tuple[int, ...]
-"""What runs first when either may: the smaller. See `order`."""
+"""Of two nodes that may both run, the one with the smaller priority goes first; see the module `priority`."""
 
 
 class GraphBuilder:
-    """Nodes by id, each with its priority. Private to augment; a finished graph is frozen."""
+    """Nodes by id, each with its priority. The finished graph, AugmentedGraph, is frozen."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, Node] = {}
@@ -33,10 +33,11 @@ class GraphBuilder:
 
     def wait(self, node: str, *dependencies: Dependency) -> None:
         """Make `node` wait for more; one dependency per node it waits for, the first reason stays."""
-        known = set(self.nodes[node].depends_on) | {node}
-        fresh = {d.node: d for d in reversed(dependencies) if d.node not in known}
-        merged = (*self.nodes[node].dependencies, *reversed(fresh.values()))
-        self.nodes[node] = replace(self.nodes[node], dependencies=merged)
+        awaited = {*self.nodes[node].depends_on, node}
+        added = {d.node: d for d in reversed(dependencies) if d.node not in awaited}
+        if added:
+            merged = (*self.nodes[node].dependencies, *reversed(added.values()))
+            self.nodes[node] = replace(self.nodes[node], dependencies=merged)
 
     def replace_dependency(self, node: str, old: str, *new: Dependency) -> None:
         """Wait for `new` where `node` waited for `old`."""
@@ -45,7 +46,7 @@ class GraphBuilder:
         self.wait(node, *new)
 
     def ordered(self) -> tuple[Node, ...]:
-        """All nodes in the topological order that follows the priorities most closely.
+        """Return all nodes in the topological order that follows the priorities most closely.
 
         Raises GraphError when some nodes wait for each other.
         """
@@ -56,20 +57,20 @@ class GraphBuilder:
                 followers[before].append(node.id)
         ready = [(self._priority[name], name) for name, count in waiting.items() if count == 0]
         heapq.heapify(ready)
-        order: list[Node] = []
+        ordered: list[Node] = []
         while ready:
             _, name = heapq.heappop(ready)
-            order.append(self.nodes[name])
+            ordered.append(self.nodes[name])
             for follower in followers[name]:
                 waiting[follower] -= 1
                 if waiting[follower] == 0:
                     heapq.heappush(ready, (self._priority[follower], follower))
-        if len(order) < len(self.nodes):
+        if len(ordered) < len(self.nodes):
             raise self._circle(name for name, count in waiting.items() if count > 0)
-        return tuple(order)
+        return tuple(ordered)
 
     def _circle(self, stuck: Iterable[str]) -> GraphError:
-        """Names the nodes that wait for each other, not those behind them."""
+        """Name the nodes that wait for each other, not those behind them."""
         waits = nx.DiGraph((before, name) for name in stuck for before in self.nodes[name].depends_on)
         names = [before for before, _ in nx.find_cycle(waits)]
         return GraphError(

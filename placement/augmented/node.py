@@ -1,8 +1,9 @@
-"""The nodes of an augmented graph: every task run of a training run, and what each one waits for."""
+"""The nodes of an augmented graph: every task run of a training run, and its dependencies."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from prefect_rlhf.placement.graph import Call
@@ -25,13 +26,13 @@ NodeKind = Literal[
 ]
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
 Resource = Literal["compute", "host_link"]
-"""What of a device a node has to itself: its compute, or the link to host memory, over which copies run beside."""
+"""A part of a device that a node has to itself: its compute, or the link to host memory, over which copies run."""
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """One node that must have ended, and why.
+    """A node that must have ended, and the reason.
 
     `data`: it made or brought rows; `version`: it made, brought or wrote down the weights; `state`: it left the state
     of a stateful computation; `overwrite`: it still reads weights, or a state, to be overwritten in place; `memory`:
@@ -49,8 +50,8 @@ class Node:
 
     `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
     `instance` is the copy of weights that a call uses, an offload or reload moves, a checkpoint or export writes down;
-    `part` says how much of it moves. `source`, `target` are set for a reallocate. A transfer's `call` and `placement`
-    are those of the call it feeds.
+    `part` is the part of it that moves. `source`, `target` are set for a reallocate. A transfer's `call` and
+    `placement` are those of the call it feeds.
     """
 
     id: str
@@ -72,18 +73,17 @@ class Node:
     @property
     def devices(self) -> frozenset[Device]:
         """All devices it occupies."""
-        return frozenset(device for mesh in self.meshes for device in mesh.devices())
+        return _devices(self.meshes)
 
     @property
     def resource(self) -> Resource:
-        """What of its devices it uses: an offload or reload their host links, all else their compute."""
+        """The part of its devices that it uses: an offload or reload their host links, all else their compute."""
         return "host_link" if self.kind in ("offload", "reload") else "compute"
 
     @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
-        """What it has to itself while it runs."""
-        resource = self.resource
-        return frozenset((device, resource) for device in self.devices)
+        """The resources that it has to itself while it runs."""
+        return _resources(self.meshes, self.resource)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
@@ -136,7 +136,7 @@ class Node:
 
 
 def call_title(call: Call) -> str:
-    """Role and kind of a call; with its own name where that says more; a computation's name alone.
+    """Return role and kind of a call; with its own name where that says more; a computation's name alone.
 
     `actor.generate`, `actor.generate_baseline`, `reward.inference (score_baseline)`, `gae`
     """
@@ -148,3 +148,13 @@ def call_title(call: Call) -> str:
     if plain.startswith(f"{call.kind}_"):
         return f"{call.role}.{plain}"
     return f"{call.role}.{call.kind} ({plain})"
+
+
+@lru_cache(maxsize=1024)  # every step has nodes on the same meshes, and is asked several times
+def _devices(meshes: tuple[DeviceMesh, ...]) -> frozenset[Device]:
+    return frozenset(device for mesh in meshes for device in mesh.devices())
+
+
+@lru_cache(maxsize=1024)
+def _resources(meshes: tuple[DeviceMesh, ...], resource: Resource) -> frozenset[tuple[Device, Resource]]:
+    return frozenset((device, resource) for device in _devices(meshes))

@@ -1,4 +1,4 @@
-"""When what does not stay on its devices, an instance or its optimizer, comes and goes.
+"""Insert reload before and offload after each stretch of use of an offloaded instance or optimizer.
 
 Along one topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload`
 after its last. A window ends with its step, or when another offloaded part needs one of the same devices; so at any
@@ -31,11 +31,25 @@ _OPTIMIZER_USERS = ("train_step", "checkpoint")
 _MODEL_CALLS = ("generate", "inference", "train_step")
 
 
+def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, first_step: int = 0) -> None:
+    """Insert `reload` and `offload` around the uses of everything that the plan offloads."""
+    parts = offloaded_parts(graph, plan)
+    if not parts:
+        return
+    versions = {instance: built_version(graph, plan, instance, first_step) for instance in parts}
+    windows = _UseWindows(parts, versions, first_step)
+    for node in builder.ordered():
+        windows.visit(node)
+    names = labels(graph, plan)
+    for window in windows.all:
+        _insert(builder, window, names)
+
+
 @dataclass(slots=True, eq=False)
-class _Window:
+class _UseWindow:
     """Consecutive uses of one instance, or of its optimizer, in one step.
 
-    `version` is what it held when it was reloaded; `after` are windows on a common device that ended before.
+    `version` is the weight version at its reload; `after` are windows on a common device that ended before.
     """
 
     instance: ModelInstance
@@ -43,36 +57,37 @@ class _Window:
     step: int
     number: int
     version: int
-    after: tuple[_Window, ...]
+    after: tuple[_UseWindow, ...]
     uses: list[str] = field(default_factory=list)
 
-    def named(self, kind: str, name: str) -> str:
-        """Id of its reload or offload; numbered when the instance comes and goes more than once in a step."""
+    def node_id(self, kind: str, name: str) -> str:
+        """Return the id of its reload or offload; numbered when the instance comes and goes again in a step."""
         part = "" if self.part == "all" else f".{self.part}"
         return f"{kind}.{name}{part}{f'.{self.number}' if self.number > 1 else ''}@{self.step}"
 
     @property
     def subject(self) -> str:
-        """What comes and goes, for people."""
+        """The part that comes and goes, for people."""
         return self.instance.name if self.part == "all" else f"the {self.part} of {self.instance.name}"
 
 
-class _Windows:
+class _UseWindows:
     """All windows in the order in which they open; walks the nodes in a topological order."""
 
     def __init__(
-        self, parts: Mapping[ModelInstance, OffloadPart], held: Mapping[ModelInstance, int], first_step: int
+        self, parts: Mapping[ModelInstance, OffloadPart], versions: Mapping[ModelInstance, int], first_step: int
     ) -> None:
         self._parts = parts
         self._first_step = first_step
-        self.all: list[_Window] = []
-        self._held = dict(held)
-        self._opened: dict[ModelInstance, _Window] = {}
-        self._closed: dict[ModelInstance, _Window] = {}  # the latest of each instance
+        self.all: list[_UseWindow] = []
+        self._versions = dict(versions)
+        self._opened: dict[ModelInstance, _UseWindow] = {}
+        self._closed: dict[ModelInstance, _UseWindow] = {}  # the latest of each instance
         self._count: Counter[tuple[ModelInstance, int]] = Counter()
 
     def visit(self, node: Node) -> None:
-        uses = [(i, max(step, self._first_step)) for i, step in _uses(node, self._parts)]
+        """Open the windows that a node needs, and close those that are in their way."""
+        uses = [(instance, max(step, self._first_step)) for instance, step in _uses(node, self._parts)]
         together = [instance for instance, _ in uses]  # a reallocate needs both its instances at once
         for instance, step in uses:
             if (window := self._opened.get(instance)) is not None and window.step != step:
@@ -85,64 +100,52 @@ class _Windows:
                 self._open(instance, step)
             self._opened[instance].uses.append(node.id)
             if node.writes is not None:
-                self._held[instance] = node.writes
+                self._versions[instance] = node.writes
             elif node.target == instance and node.reads is not None:
-                self._held[instance] = node.reads
+                self._versions[instance] = node.reads
 
     def _open(self, instance: ModelInstance, step: int) -> None:
         self._count[instance, step] += 1
         after = tuple(window for other, window in self._closed.items() if other.mesh.overlaps(instance.mesh))
-        count, version = self._count[instance, step], self._held[instance]
-        window = _Window(instance, self._parts[instance], step, count, version, after)
+        number, version = self._count[instance, step], self._versions[instance]
+        window = _UseWindow(instance, self._parts[instance], step, number, version, after)
         self._opened[instance] = window
         self.all.append(window)
 
     def _close(self, instance: ModelInstance) -> None:
         window = self._opened.pop(instance)
-        for earlier in window.after:  # whoever would wait for it waits for this window, which did
+        for earlier in window.after:  # a later window waits for this one, which waited for the earlier one
             if instance.mesh.contains(earlier.instance.mesh) and self._closed.get(earlier.instance) is earlier:
                 del self._closed[earlier.instance]
         self._closed[instance] = window
 
 
-def add_offloads(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, first_step: int = 0) -> None:
-    """Insert `reload` and `offload` around the uses of everything that the plan offloads."""
-    parts = offloaded_parts(graph, plan)
-    held = {instance: built_version(graph, plan, instance, first_step) for instance in parts}
-    windows = _Windows(parts, held, first_step)
-    for node in draft.ordered():
-        windows.visit(node)
-    names = labels(graph, plan)
-    for window in windows.all:
-        _insert(draft, window, names)
-
-
 def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tuple[ModelInstance, int]]:
-    """The instances of which a node uses what comes and goes, each with the step it is counted to.
+    """Yield the instances of which a node uses the part that comes and goes, each with the step it is counted to.
 
     A version is taken from the instance that trained it while that is still on its devices: in the step it was trained.
     """
-    every = [] if node.instance is None else [(node.instance, node.step)]
+    used = [] if node.instance is None else [(node.instance, node.step)]
     if node.kind == "reallocate":
         assert node.source is not None and node.target is not None and node.reads is not None
-        every = [(node.source, node.reads - 1), (node.target, node.step)]
-    for instance, step in every:
+        used = [(node.source, node.reads - 1), (node.target, node.step)]
+    for instance, step in used:
         part = parts.get(instance)
         if part == "all" or (part == "optimizer" and node.kind in _OPTIMIZER_USERS):
             yield instance, step
 
 
-def _insert(draft: GraphBuilder, window: _Window, names: dict[ModelInstance, str]) -> None:
+def _insert(builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInstance, str]) -> None:
     """Add the window's two nodes around its uses."""
-    instance, uses = window.instance, [draft.nodes[use] for use in window.uses]
+    instance, uses = window.instance, [builder.nodes[use] for use in window.uses]
     first, last, name = uses[0].id, uses[-1].id, names[instance]
-    left = [earlier.named("offload", names[earlier.instance]) for earlier in window.after]
+    earlier = [other.node_id("offload", names[other.instance]) for other in window.after]
     reload = Node(
-        id=window.named("reload", name),
+        id=window.node_id("reload", name),
         kind="reload",
         step=window.step,
         meshes=(instance.mesh,),
-        dependencies=tuple(Dependency(id, "memory", "device memory") for id in left),
+        dependencies=tuple(Dependency(id, "memory", "device memory") for id in earlier),
         reason=f"{first} uses {window.subject}, which is in host memory.",
         instance=instance,
         reads=window.version,
@@ -151,7 +154,7 @@ def _insert(draft: GraphBuilder, window: _Window, names: dict[ModelInstance, str
     arrived = (node.reads for node in uses if node.target == instance)
     versions = (window.version, *(node.writes for node in uses), *arrived)
     offload = Node(
-        id=window.named("offload", name),
+        id=window.node_id("offload", name),
         kind="offload",
         step=max(node.step for node in uses),
         meshes=(instance.mesh,),
@@ -161,34 +164,34 @@ def _insert(draft: GraphBuilder, window: _Window, names: dict[ModelInstance, str
         reads=max(version for version in versions if version is not None),
         part=window.part,
     )
-    before = _not_before(draft, uses[0])
-    draft.add(reload, just_before(draft.priority(first), 2))
-    draft.wait(reload.id, *(Dependency(id, "memory", "not needed earlier") for id in before))
-    draft.add(offload, just_after(draft.priority(last), 2))
+    not_earlier = _not_before(builder, uses[0])
+    builder.add(reload, just_before(builder.priority(first), 2))
+    builder.wait(reload.id, *(Dependency(id, "memory", "not needed earlier") for id in not_earlier))
+    builder.add(offload, just_after(builder.priority(last), 2))
     for node in uses:
-        draft.wait(node.id, Dependency(reload.id, "memory", window.subject))
+        builder.wait(node.id, Dependency(reload.id, "memory", window.subject))
 
 
-def _not_before(draft: GraphBuilder, first: Node) -> tuple[str, ...]:
-    """What must have ended before a reload for `first` may begin: whatever the last call that `first` waits for awaits.
+def _not_before(builder: GraphBuilder, first: Node) -> tuple[str, ...]:
+    """Return the nodes that must have ended before a reload for `first` may begin.
 
-    For a reallocate, all that it waits for: what comes back for it is about to be overwritten, so nothing is gained.
+    They are those that the last call before `first` waits for. For a reallocate, all that it waits for: what comes back
+    for it is about to be overwritten, so nothing is gained.
     """
     if first.kind == "reallocate":
         return first.depends_on
-    calls = _awaited_calls(draft, first)
-    return max(calls, key=lambda call: draft.priority(call.id)).depends_on if calls else ()
+    calls = _awaited_calls(builder, first)
+    return max(calls, key=lambda call: builder.priority(call.id)).depends_on if calls else ()
 
 
-def _awaited_calls(draft: GraphBuilder, node: Node) -> list[Node]:
-    """The model function calls that `node` waits for, directly or through moves and computations."""
-    found: dict[str, Node] = {}
-    pending = [draft.nodes[id] for id in node.depends_on]
+def _awaited_calls(builder: GraphBuilder, node: Node) -> list[Node]:
+    """Return the model function calls that `node` waits for, directly or through moves and computations."""
+    visited: dict[str, Node] = {}
+    pending = [builder.nodes[id] for id in node.depends_on]
     while pending:
         current = pending.pop()
-        if current.id in found:
-            continue
-        found[current.id] = current
-        if current.kind not in _MODEL_CALLS:
-            pending.extend(draft.nodes[id] for id in current.depends_on)
-    return [one for one in found.values() if one.kind in _MODEL_CALLS]
+        if current.id not in visited:
+            visited[current.id] = current
+            if current.kind not in _MODEL_CALLS:
+                pending.extend(builder.nodes[id] for id in current.depends_on)
+    return [awaited for awaited in visited.values() if awaited.kind in _MODEL_CALLS]

@@ -1,4 +1,4 @@
-"""Which of two nodes goes first when either may: what a run's device locks follow.
+"""Priorities between ready nodes; the device locks of a run follow them.
 
 In a step: first the weights that it needs; then evaluation, so that what that needs does not stay on the devices while
 training; then calls by how many calls their rows went through; then checkpoints. Before the first call of each such
@@ -26,7 +26,7 @@ class CallPriorities:
 
     @classmethod
     def of(cls, graph: DataflowGraph) -> CallPriorities:
-        """A call's level is one more than the highest level of the calls whose rows it reads."""
+        """Give each call a level one above the highest level of the calls whose rows it reads."""
         levels: dict[str, int] = {}
         for call in graph:  # producers come first
             levels[call.name] = 1 + max((levels[name] for name in graph.reads_of(call.name)), default=-1)
@@ -36,7 +36,7 @@ class CallPriorities:
         return step, _part(call), self.levels[call.name], self.positions[call.name], 0
 
     def transfer_to(self, call: Call, step: int, producers: Iterable[str]) -> Priority:
-        """As soon as the last of its producers has run, though other calls come before the one that it feeds."""
+        """Run as soon as the last of its producers has run, though other calls come before the one that it feeds."""
         level = 1 + max(self.levels[name] for name in producers)
         return step, _part(call), level, -1, self.positions[call.name]
 
@@ -45,7 +45,7 @@ class CallPriorities:
 
 
 def just_before(priority: Priority, distance: int = 1) -> Priority:
-    """Before the node of that priority and after what comes before it; further ones first."""
+    """Run before the node of that priority and after what comes before it; further ones first."""
     return *priority[:-1], priority[-1] - distance
 
 
@@ -54,17 +54,17 @@ def just_after(priority: Priority, distance: int = 1) -> Priority:
 
 
 def checkpoint_of(step: int, position: int) -> Priority:
-    """After all calls of a step, before the next step's: what the next train_step overwrites is soon on disk."""
+    """Run after all calls of a step, before the next step's: what the next train_step overwrites is soon on disk."""
     return step, _CHECKPOINT, 0, position, 0
 
 
 def commit_of(step: int) -> Priority:
-    """After the checkpoints of all roles."""
+    """Run after the checkpoints of all roles."""
     return step, _CHECKPOINT, 1, 0, 0
 
 
-def last(step: int, position: int) -> Priority:
-    """After all calls of a step."""
+def export_of(step: int, position: int) -> Priority:
+    """Run after all calls of a step."""
     return step, _EXPORT, 0, position, 0
 
 

@@ -7,62 +7,44 @@ from collections import defaultdict
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder, Priority
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import CallPriorities, just_after, just_before
-from prefect_rlhf.placement.augmented.unroll import run_id
+from prefect_rlhf.placement.augmented.unroll import train_run_id
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import union
-from prefect_rlhf.placement.plan import (
-    ExecutionPlan,
-    ModelInstance,
-    labels,
-    offloaded_parts,
-    trained_instance,
-)
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, labels, offloaded_parts, trained_instance
 
 
-def _readers(draft: GraphBuilder) -> dict[ModelInstance, dict[int, list[Node]]]:
-    """The calls that use each instance, by the weight version they read, in the order of their priorities."""
-    found: dict[ModelInstance, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
-    for node in sorted(draft.nodes.values(), key=lambda node: draft.priority(node.id)):
-        if node.instance is not None and node.reads is not None:
-            found[node.instance][node.reads].append(node)
-    return found
-
-
-def _add_reallocations(draft: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, order: CallPriorities) -> None:
+def add_reallocations(
+    builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities
+) -> None:
     """Bring each version to the instances that read it and do not train it; version 0 comes from the checkpoint."""
     names = labels(graph, plan)
-    away = tuple(instance for instance, part in offloaded_parts(graph, plan).items() if part == "all")
-    for instance, by_version in _readers(draft).items():
+    offloaded = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
+    for instance, by_version in _readers(builder).items():
         source = trained_instance(graph, plan, instance.role)
         if source is None or source == instance:
             continue
         before: list[str] = []  # nodes that use the version held before
         for version, readers in sorted(by_version.items()):
             if version > 0:
-                trained = _trained_by(graph, instance.role, version)
-                made = Dependency(trained, "version", f"{instance.role} v{version}")
-                waits = (made,) if trained in draft.nodes else ()  # else it ran before the checkpoint to go on from
+                trained, label = train_run_id(graph, instance.role, version), f"{instance.role} v{version}"
+                resumed = trained not in builder.nodes  # it ran before the checkpoint that the run goes on from
+                waits = () if resumed else (Dependency(trained, "version", label),)
                 node = _reallocation(source, instance, version, readers[0], names[instance], waits)
-                draft.add(node, _when_to_move(draft, order, node, readers[0], away))
-                draft.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in before))
+                builder.add(node, _when_to_move(builder, priorities, node, readers[0], offloaded))
+                builder.wait(node.id, *(Dependency(id, "overwrite", instance.name) for id in before))
                 for reader in readers:
-                    arrived = Dependency(node.id, "version", f"{instance.role} v{version}")
-                    draft.replace_dependency(reader.id, trained, arrived)
+                    builder.replace_dependency(reader.id, trained, Dependency(node.id, "version", label))
                 before = [node.id]
             before += [reader.id for reader in readers]
 
 
-def _when_to_move(
-    draft: GraphBuilder, order: CallPriorities, node: Node, reader: Node, away: tuple[ModelInstance, ...]
-) -> Priority:
-    """At the start of its step; but bring no instance back to its devices a second time for it."""
-    assert reader.call is not None  # a reader is a call
-    if node.target in away:
-        return just_before(draft.priority(reader.id))
-    if node.source in away and node.depends_on:
-        return just_after(draft.priority(node.depends_on[0]))  # its train_step
-    assert node.reads is not None  # a reallocate brings a version
-    return order.weights_of(reader.call, min(node.reads, reader.step))  # a stale reader's is there before its step
+def _readers(builder: GraphBuilder) -> dict[ModelInstance, dict[int, list[Node]]]:
+    """Return the calls that use each instance, by the weight version they read, in the order of their priorities."""
+    readers: dict[ModelInstance, dict[int, list[Node]]] = defaultdict(lambda: defaultdict(list))
+    for node in sorted(builder.nodes.values(), key=lambda node: builder.priority(node.id)):
+        if node.instance is not None and node.reads is not None:
+            readers[node.instance][node.reads].append(node)
+    return readers
 
 
 def _reallocation(
@@ -87,7 +69,13 @@ def _reallocation(
     )
 
 
-def _trained_by(graph: DataflowGraph, role: str, version: int) -> str:
-    trainer = graph.trained_by(role)
-    assert trainer is not None  # only asked of trained roles
-    return run_id(trainer.name, version - 1)
+def _when_to_move(
+    builder: GraphBuilder, priorities: CallPriorities, node: Node, reader: Node, offloaded: set[ModelInstance]
+) -> Priority:
+    """Move at the start of the reader's step; but bring no instance back to its devices a second time for it."""
+    assert reader.call is not None and node.reads is not None  # a reader is a call, a reallocate brings a version
+    if node.target in offloaded:
+        return just_before(builder.priority(reader.id))
+    if node.source in offloaded and node.depends_on:
+        return just_after(builder.priority(node.depends_on[0]))  # its train_step
+    return priorities.weights_of(reader.call, min(node.reads, reader.step))  # a stale reader's is there before its step

@@ -1,4 +1,4 @@
-"""Which nodes use which rows on which device: when the last of them has run, the device can free the rows."""
+"""The rows that each node uses on each device: when the last user of a row has run, the device can free it."""
 
 from __future__ import annotations
 
@@ -16,35 +16,27 @@ RowKey = tuple[str, str]
 
 
 def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Device, frozenset[RowKey]]:
-    """What of its step's rows a node makes, reads, sends or receives on each device; the same in every step.
+    """Return the rows of its step that a node makes, reads, sends or receives on each device; the same in every step.
 
     A transfer counts for every device that may send or receive: which of them do depends on the rows' lengths.
     """
     if node.call is None:
         return {}
-    made = _made(graph, plan, node.call.name) if node.kind != "transfer" else {}
-    read = _read(graph, plan, node)
-    return {device: made.get(device, frozenset()) | read.get(device, frozenset()) for device in {**made, **read}}
+    uses: dict[Device, set[RowKey]] = defaultdict(set)
+    if node.kind == "transfer":
+        sources = {move.producer: move.keys for move in node.moves}
+        for producer, keys in sources.items():
+            for device in holds(graph, plan, producer):
+                uses[device] |= {(producer, key) for key in keys}
+    else:
+        sources = graph.reads_of(node.call.name)
+        for device in holds(graph, plan, node.call.name):
+            uses[device] |= {(node.call.name, key) for key in node.call.outputs}
+    for device, need in needs(graph, plan, node.call.name).items():
+        uses[device] |= {(producer, key) for producer, keys in sources.items() for key in keys if key in need.keys}
+    return {device: frozenset(keys) for device, keys in uses.items()}
 
 
 def use_counts(uses: Iterable[Mapping[Device, frozenset[RowKey]]]) -> Counter[tuple[Device, RowKey]]:
-    """How many nodes of a step use each key on each device, from what each of them uses."""
+    """Count the nodes of a step that use each key on each device, from the uses of each of them."""
     return Counter((device, key) for by_device in uses for device, keys in by_device.items() for key in keys)
-
-
-def _made(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[Device, frozenset[RowKey]]:
-    outputs = frozenset((name, key) for key in graph.call(name).outputs)
-    return dict.fromkeys(holds(graph, plan, name), outputs)
-
-
-def _read(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Device, frozenset[RowKey]]:
-    assert node.call is not None  # asked of calls and transfers
-    transfer = node.kind == "transfer"
-    sources = {move.producer: move.keys for move in node.moves} if transfer else graph.reads_of(node.call.name)
-    found: dict[Device, set[RowKey]] = defaultdict(set)
-    for device, need in needs(graph, plan, node.call.name).items():
-        found[device] |= {(name, key) for name, keys in sources.items() for key in keys if key in need.keys}
-    for name in sources if transfer else ():
-        for device in holds(graph, plan, name):
-            found[device] |= {(name, key) for key in sources[name]}
-    return {device: frozenset(keys) for device, keys in found.items()}

@@ -1,11 +1,11 @@
-"""Unroll one iteration into all runs of its calls: which steps, which weight versions, what each run waits for.
+"""Unroll one iteration into all runs of its calls: steps, weight versions, and the runs that each one waits for.
 
 This knows nothing of a plan: what moves weights and data, and what overwrites what in place, is added by augment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.node import Dependency
@@ -28,7 +28,7 @@ class CallRun:
 
 
 def run_id(call: str, step: int) -> str:
-    """The id of a call's run.
+    """Return the id of a call's run.
 
     >>> run_id("actor_generate", 3)
     'actor_generate@3'
@@ -36,13 +36,20 @@ def run_id(call: str, step: int) -> str:
     return f"{call}@{step}"
 
 
+def train_run_id(graph: DataflowGraph, role: str, version: int) -> str:
+    """Return the id of the train_step that writes a version (1 or more) of a trained role."""
+    trainer = graph.trained_by(role)
+    assert trainer is not None  # only asked of trained roles
+    return run_id(trainer.name, version - 1)
+
+
 def unroll(
     graph: DataflowGraph, num_steps: int, first_step: int = 0, oldest: Callable[[int], int] | None = None
 ) -> tuple[CallRun, ...]:
-    """Every run of every call, step by step; an evaluation call also runs once after the last step, at `num_steps`.
+    """Return every run of every call, step by step; evaluation also runs once after the last step, at `num_steps`.
 
-    A run that goes on from `first_step` has only the later ones, which wait for no earlier one. `oldest` says which
-    weight version the calls of a step read at least, whatever the staleness.
+    A run that goes on from `first_step` has only the later ones, which wait for no earlier one. `oldest` gives the
+    lowest weight version that the calls of a step read, whatever the staleness.
     """
     edges = {(edge.target, edge.source): edge for edge in graph.version_edges()}
     return tuple(
@@ -61,7 +68,7 @@ def runs_at(call: Call, step: int, num_steps: int) -> bool:
 
 
 def version_read(edge: VersionEdge, step: int) -> int:
-    """The weight version that the edge's target reads at `step`: how many train_steps of the role came before.
+    """Return the weight version that the edge's target reads at `step`: the number of train_steps before.
 
     >>> [version_read(VersionEdge("train", "generate", "actor", lag=2), step) for step in range(4)]
     [0, 0, 1, 2]
@@ -72,25 +79,18 @@ def version_read(edge: VersionEdge, step: int) -> int:
 def _run(
     graph: DataflowGraph, edges: dict[tuple[str, str], VersionEdge], call: Call, step: int, first: int, oldest: int
 ) -> CallRun:
+    producers = graph.reads_of(call.name).items()
+    dependencies = [Dependency(run_id(producer, step), "data", ", ".join(keys)) for producer, keys in producers]
     reads = None if call.role is None else 0
-    waits = [*_data(graph, call, step)]
     trainer = graph.trained_by(call.role) if call.role else None
     if trainer is not None:
         reads = max(oldest, version_read(edges[call.name, trainer.name], step))
         if reads > first:
-            waits.append(Dependency(run_id(trainer.name, reads - 1), "version", f"{call.role} v{reads}"))
-    if call.stateful and (before := _run_before(call, step)) >= first:
-        waits.append(Dependency(run_id(call.name, before), "state", call.name))
+            dependencies.append(Dependency(run_id(trainer.name, reads - 1), "version", f"{call.role} v{reads}"))
+    if call.stateful:
+        every = call.every or 1
+        before = (step - 1) // every * every  # evaluation runs once more after the last step, between two multiples
+        if before >= first:
+            dependencies.append(Dependency(run_id(call.name, before), "state", call.name))
     writes = None if call.kind != "train_step" or reads is None else reads + 1
-    return CallRun(call, step, reads, writes, tuple(waits))
-
-
-def _data(graph: DataflowGraph, call: Call, step: int) -> Iterator[Dependency]:
-    for producer, keys in graph.reads_of(call.name).items():
-        yield Dependency(run_id(producer, step), "data", ", ".join(keys))
-
-
-def _run_before(call: Call, step: int) -> int:
-    """The step of the run of `call` before the one at `step`; negative when there is none."""
-    every = call.every or 1
-    return (step - 1) // every * every  # an evaluation may run once more between two multiples, after the last step
+    return CallRun(call, step, reads, writes, tuple(dependencies))

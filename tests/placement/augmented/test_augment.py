@@ -24,7 +24,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import holds, needs
-from tests.strategies import GIB, TWO_DEVICES, dpo, graphs, placed, plans, ppo, remax
+from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 TWO_NODES = ClusterShape("two_nodes", 2, 2, 8 * GIB)
@@ -136,7 +136,7 @@ class Devices:
 def shuffled(augmented: AugmentedGraph, chance: random.Random) -> Iterable[Node]:
     """The nodes in any order that their dependencies allow."""
     order = {node.id: chance.random() for node in augmented}
-    ids = nx.lexicographical_topological_sort(augmented.to_networkx(), key=order.__getitem__)
+    ids = nx.lexicographical_topological_sort(dependency_graph(augmented), key=order.__getitem__)
     return [augmented.node(id) for id in ids]
 
 
@@ -192,7 +192,7 @@ def flattened(graph: DataflowGraph, num_steps: int = 3, **offloaded: str) -> Aug
 
 def test_titles_say_call_step_mesh_strategy_and_version():
     augmented = flattened(ppo(), 5, ref_inference="all")
-    titles = {id: augmented.node(id).title for id in augmented.to_networkx()}
+    titles = {id: augmented.node(id).title for id in dependency_graph(augmented)}
     assert titles["actor_generate@3"] == "actor.generate · step 3 · n0:0-1 dp2 · v3"
     assert titles["actor_train_step@3"] == "actor.train_step · step 3 · n0:0-1 dp2 · v3 → v4"
     assert titles["ref_inference@3"] == "ref.inference · step 3 · n0:0-1 dp2 · v0"
@@ -278,7 +278,7 @@ def test_rows_are_brought_to_disjoint_calls_before_either_of_them_runs():
     moves = ("transfer.ref_inference@1", "transfer.reward_inference@1", "reallocate.actor.vllm@1")
     calls = ("ref_inference@1", "reward_inference@1", "critic_inference@1")
     assert max(place[name] for name in moves) < min(place[name] for name in calls)
-    ancestors = nx.ancestors(augmented.to_networkx(), "ref_inference@1")
+    ancestors = nx.ancestors(dependency_graph(augmented), "ref_inference@1")
     assert "reward_inference@1" not in ancestors
     assert place["critic_inference@1"] < place["transfer.advantages@1"]
 
@@ -302,7 +302,7 @@ def test_with_staleness_the_next_generation_does_not_wait_for_training():
     for name in ("actor_generate", "actor_generate_baseline", "reward_inference", "score_baseline", "advantages"):
         plan = placed(plan, name, mesh="n0:0", dp=1)
     plan = placed(plan, "actor_train_step", mesh="n0:1", dp=1)
-    before = nx.ancestors(augment(graph, plan, 4).to_networkx(), "actor_generate@3")
+    before = nx.ancestors(dependency_graph(augment(graph, plan, 4)), "actor_generate@3")
     assert "actor_train_step@1" in before
     assert "actor_train_step@2" not in before
 
@@ -315,12 +315,12 @@ def test_every_inserted_node_says_why():
 
 def test_nodes_that_wait_for_each_other_are_refused():
     """No graph that traces gets there; whoever adds a kind of move must hear of it."""
-    draft = GraphBuilder()
+    builder = GraphBuilder()
     for node in flattened(ppo(), 1):
-        draft.add(node, (0, 0, 0))
-    draft.wait("actor_generate@0", Dependency("actor_train_step@0", "overwrite"))
+        builder.add(node, (0, 0, 0))
+    builder.wait("actor_generate@0", Dependency("actor_train_step@0", "overwrite"))
     with pytest.raises(GraphError, match="actor_generate@0.* wait for each other"):
-        draft.ordered()
+        builder.ordered()
 
 
 def test_json_that_is_no_graph_is_refused_in_one_line():

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GIB, TWO_DEVICES, graphs, plans, ppo
+from tests.strategies import GIB, TWO_DEVICES, dependency_graph, graphs, plans, ppo
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 EVERY = st.sampled_from([None, 1, 2, 3])
@@ -60,7 +60,7 @@ class DevicesAndDisk:
 def calls_of(augmented: AugmentedGraph, first_step=0):
     """What the graph computes from a step on: each call's versions, and what it waits for of those that compute."""
     computing = {node.id for node in augmented if node.call is not None and node.kind != "transfer"}
-    reachable = nx.transitive_closure_dag(augmented.to_networkx())
+    reachable = nx.transitive_closure_dag(dependency_graph(augmented))
     late = {id for id in computing if augmented.node(id).step >= first_step}
     return {
         id: (augmented.node(id).reads, augmented.node(id).writes, {a for a in reachable.predecessors(id) if a in late})
@@ -81,7 +81,7 @@ def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps
     first = data.draw(st.integers(0, num_steps - 1))
     augmented = augment(graph, plan, num_steps, first, every)
     keys = {node.id: chance.random() for node in augmented}
-    any_order = nx.lexicographical_topological_sort(augmented.to_networkx(), key=keys.__getitem__)
+    any_order = nx.lexicographical_topological_sort(dependency_graph(augmented), key=keys.__getitem__)
     for order in (augmented.nodes, [augmented.node(id) for id in any_order]):
         devices = DevicesAndDisk(graph, plan, first)
         for node in order:

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.certificate import certify
 from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GIB, placed, ppo
+from tests.strategies import GIB, dependency_graph, placed, ppo
 
 ONE = ClusterShape("one", 1, 1, 8 * GIB)
 ELEMENTS = 512 * 128 + 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128 + 2 * 128) + 128  # of the small model
@@ -33,7 +33,7 @@ def test_an_optimizer_is_away_between_train_steps_while_its_weights_serve():
     """Its reallocate, which reads the weights alone, does not bring it back."""
     augmented = on_one_device(ppo(), actor_train_step="optimizer")
     assert moves(augmented, 1) == ["reload.actor.megatron.optimizer@1", "offload.actor.megatron.optimizer@1"]
-    ancestors = nx.ancestors(augmented.to_networkx(), "reallocate.actor.vllm@1")
+    ancestors = nx.ancestors(dependency_graph(augmented), "reallocate.actor.vllm@1")
     assert "offload.actor.megatron.optimizer@0" not in augmented.node("reallocate.actor.vllm@1").depends_on
     assert "reload.actor.megatron.optimizer@1" not in ancestors
     reload = augmented.node("reload.actor.megatron.optimizer@1")
@@ -51,7 +51,7 @@ def test_weights_and_cache_of_generation_are_away_from_its_last_generate_to_the_
 
 def test_a_reload_runs_beside_the_call_before_and_not_before_that():
     augmented = on_one_device(ppo(), ref_inference="all")
-    order = augmented.to_networkx()
+    order = dependency_graph(augmented)
     assert "actor_generate@1" not in nx.ancestors(order, "reload.ref.megatron@1")
     assert "reallocate.actor.vllm@1" in nx.ancestors(order, "reload.ref.megatron@1")
 

@@ -21,7 +21,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.schedule import schedule
-from tests.strategies import GIB, TWO_DEVICES, placed, plans, ppo, remax
+from tests.strategies import GIB, TWO_DEVICES, dependency_graph, placed, plans, ppo, remax
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 
@@ -154,7 +154,7 @@ def test_separation_generates_the_next_step_while_it_trains(cluster):
 
 def test_on_policy_separation_takes_turns():
     augmented = separation(ppo(), TWO_DEVICES)
-    assert "actor_train_step@1" in nx.ancestors(augmented.to_networkx(), "actor_generate@2")
+    assert "actor_train_step@1" in nx.ancestors(dependency_graph(augmented), "actor_generate@2")
 
 
 @pytest.mark.parametrize("graph", [ppo(staleness=1), replace(remax(), staleness=1)], ids=["ppo", "remax"])
@@ -169,12 +169,12 @@ def test_no_later_row_is_fetched_from_devices_that_generate_the_next_step(graph)
 
 def test_calls_that_would_wait_for_each_other_are_named_with_what_to_do():
     """No traced graph gets there, since versions only grow; a kind of node that breaks this must hear of it."""
-    draft = GraphBuilder()
+    builder = GraphBuilder()
     for node in shared(ppo(staleness=1), 2):
-        draft.add(node, (node.step,))
-    draft.wait("actor_generate@1", Dependency("actor_train_step@0", "version", "actor v1"))
+        builder.add(node, (node.step,))
+    builder.wait("actor_generate@1", Dependency("actor_train_step@0", "version", "actor v1"))
     with pytest.raises(GraphError, match="a mesh or strategy of its own, or lower staleness") as error:
-        draft.ordered()
+        builder.ordered()
     assert "actor_generate@1" in str(error.value) and "actor_train_step@0" in str(error.value)
     assert "ref_inference" not in str(error.value), "only those that wait for each other are named"
     assert "\n" not in str(error.value)
