@@ -63,7 +63,7 @@ class Cluster(Block, ClusterFields):
     from prefect_rlhf.blocks.lease import lease
 
     cluster = Cluster.load("BLOCK_NAME")
-    with lease(cluster.shape, "n0:0-1") as held:
-        print(held.devices)
+    with lease(cluster.shape, "n0:0-1") as leased:
+        print(leased.devices)
     ```
     """

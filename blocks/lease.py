@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from prefect_rlhf.blocks.lease_book import Busy, HeldMesh, Holder, LeaseBook
+from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.lease import Backend, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
@@ -50,16 +50,16 @@ def lease(
     local n0:0
     """
     holder = Holder.now(f"pid-{os.getpid()}", flow_run)
-    held = _wait_for_mesh(LeaseBook(directory, cluster), mesh, holder, wait_seconds, say)
+    locked = _wait_for_mesh(LeaseBook(directory, cluster), mesh, holder, wait_seconds, say)
     try:
-        yield Lease("local", held.id, cluster, held.mesh, held.mesh.devices(), kind)
+        yield Lease("local", locked.id, cluster, locked.mesh, locked.mesh.devices(), kind)
     finally:
-        held.release()
+        locked.release()
 
 
 def _wait_for_mesh(
     book: LeaseBook, mesh: str | int, holder: Holder, wait_seconds: float, say: Callable[[str], object]
-) -> HeldMesh:
+) -> LeasedMesh:
     deadline = time.monotonic() + wait_seconds
     next_line = 0.0
     while isinstance(answer := book.acquire(mesh, holder), Busy):

@@ -49,12 +49,12 @@ class Busy:
     holders: tuple[str, ...]
 
     def __str__(self) -> str:
-        held = "; ".join(self.holders) or "another process"
-        return f"waiting for {self.wanted} of cluster {self.cluster}: held by {held}"
+        holders = "; ".join(self.holders) or "another process"
+        return f"waiting for {self.wanted} of cluster {self.cluster}: held by {holders}"
 
 
 @dataclass(slots=True)
-class HeldMesh:
+class LeasedMesh:
     """A mesh whose devices are locked by this process. Pass `descriptors` on to a child that must keep them."""
 
     id: str
@@ -73,17 +73,17 @@ class LeaseBook:
 
     >>> import tempfile
     >>> book = LeaseBook(Path(tempfile.mkdtemp()), ClusterShape("desk", 1, 2, 8 << 30))
-    >>> held = book.acquire("n0:0-1", Holder("id", "ppo/amber-fox", 1, "2026-01-01T10:32:00"))
+    >>> leased = book.acquire("n0:0-1", Holder("id", "ppo/amber-fox", 1, "2026-01-01T10:32:00"))
     >>> print(book.acquire(1, Holder.now("id", "ppo/late-owl")))
     waiting for 1 device of cluster desk: held by ppo/amber-fox since 10:32
-    >>> held.release()
+    >>> leased.release()
     """
 
     def __init__(self, directory: Path, cluster: ClusterShape) -> None:
         self.directory = directory.expanduser() / cluster.name
         self.cluster = cluster
 
-    def acquire(self, wanted: str | int, holder: Holder) -> HeldMesh | Busy:
+    def acquire(self, wanted: str | int, holder: Holder) -> LeasedMesh | Busy:
         """Lock a mesh, all of its devices or none: the named one, or an aligned one of `wanted` devices.
 
         Raises InvalidInput when the cluster can never give that.
@@ -92,17 +92,17 @@ class LeaseBook:
         with self._book_lock():
             free = self._lock_free_devices()
             mesh = self._choose(candidates, free)
-            kept = () if mesh is None else tuple(free.pop(device) for device in mesh.devices())
+            locked = () if mesh is None else tuple(free.pop(device) for device in mesh.devices())
             for descriptor in free.values():
                 os.close(descriptor)
             if mesh is None:
                 return self._busy(wanted, candidates)
-            for descriptor in kept:
+            for descriptor in locked:
                 _write(descriptor, holder)
-        return HeldMesh(uuid.uuid4().hex[:12], mesh, kept)
+        return LeasedMesh(uuid.uuid4().hex[:12], mesh, locked)
 
     def candidates(self, wanted: str | int) -> tuple[DeviceMesh, ...]:
-        """Every mesh that would do, in device order. Raises InvalidInput when there is none."""
+        """Return every mesh that would do, in device order. Raises InvalidInput when there is none."""
         if isinstance(wanted, str):
             return (self.cluster.check_mesh(DeviceMesh.parse(wanted)),)
         per_node, num_nodes = self.cluster.devices_per_node, self.cluster.num_nodes
@@ -113,18 +113,16 @@ class LeaseBook:
             firsts = range(0, per_node - wanted + 1, wanted)
             return tuple(DeviceMesh(node, 1, first, wanted) for node in range(num_nodes) for first in firsts)
         sizes = "a power of two below" if per_node > 1 else "a multiple of"
-        expected = (
-            f"{sizes} {per_node}, or whole nodes: at most {num_nodes} x {per_node} in cluster {self.cluster.name}"
-        )
-        raise InvalidInput("num_devices", wanted, expected)
+        most = f"at most {num_nodes} x {per_node} in cluster {self.cluster.name}"
+        raise InvalidInput("num_devices", wanted, f"{sizes} {per_node}, or whole nodes: {most}")
 
     def _choose(self, candidates: tuple[DeviceMesh, ...], free: Mapping[Device, int]) -> DeviceMesh | None:
-        """The free candidate in the smallest free aligned block, so that large blocks stay whole for large runs."""
+        """Return the free candidate in the smallest free aligned block: large blocks stay whole for large runs."""
         fitting = [mesh for mesh in candidates if all(device in free for device in mesh.devices())]
         return min(fitting, key=lambda mesh: self._free_block(mesh, free), default=None)
 
     def _free_block(self, mesh: DeviceMesh, free: Mapping[Device, int]) -> int:
-        """Number of devices in the largest aligned block of one node around `mesh` that is wholly free."""
+        """Return the number of devices in the largest aligned block of one node around `mesh` that is wholly free."""
         width = mesh.devices_per_node
         while width < self.cluster.devices_per_node:
             first = mesh.first_device // (2 * width) * (2 * width)
@@ -146,13 +144,13 @@ class LeaseBook:
         return locked
 
     def _busy(self, wanted: str | int, candidates: tuple[DeviceMesh, ...]) -> Busy:
-        asked = wanted if isinstance(wanted, str) else f"{wanted} device{'s' if wanted > 1 else ''}"
-        devices = sorted({device for mesh in candidates for device in mesh.devices()})
-        holders = {str(holder) for device in devices if (holder := self._held_by(device))}
-        return Busy(asked, self.cluster.name, tuple(sorted(holders)))
+        words = wanted if isinstance(wanted, str) else f"{wanted} device{'s' if wanted > 1 else ''}"
+        devices = {device for mesh in candidates for device in mesh.devices()}
+        holders = {str(holder) for device in devices if (holder := self._holder_of(device))}
+        return Busy(words, self.cluster.name, tuple(sorted(holders)))
 
-    def _held_by(self, device: Device) -> Holder | None:
-        """What the last holder of `device` wrote; None when it is free now, or nothing was written."""
+    def _holder_of(self, device: Device) -> Holder | None:
+        """Return what the last holder of `device` wrote; None when it is free now, or nothing was written."""
         descriptor = os.open(self._path(device), os.O_RDWR)
         try:
             return None if _try_lock(descriptor) else _read(descriptor)

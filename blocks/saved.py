@@ -30,22 +30,18 @@ class DeploymentParameter(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_from_saved(cls, given: Any) -> Any:
-        """A block counts as its fields; a name in `saved`, without a path, fills in what is not given.
+    def _fill_from_saved(cls, value: Any) -> Any:
+        """Take a block as its fields; where `saved` is given without a path, fill in what is not given.
 
         The UI's form sends every field, so one at its default counts as not given.
         """
-        if isinstance(given, cls.block):
-            return _fields(given)
-        if isinstance(given, dict) and given.get("saved") and not given.get("path"):
-            return _fields(_load(cls.block, given["saved"])) | {
-                key: value for key, value in given.items() if key not in cls.model_fields or value != cls._default(key)
-            }
-        return given
-
-    @classmethod
-    def _default(cls, field: str) -> Any:
-        return cls.model_fields[field].default
+        if isinstance(value, cls.block):
+            return _fields(value)
+        if isinstance(value, dict) and value.get("saved") and not value.get("path"):
+            defaults = {name: field.default for name, field in cls.model_fields.items()}
+            typed = {key: field for key, field in value.items() if key not in defaults or field != defaults[key]}
+            return _fields(_load(cls.block, value["saved"])) | typed
+        return value
 
     @model_validator(mode="after")
     def _has_path(self) -> DeploymentParameter:
@@ -60,9 +56,9 @@ def _fields(block: Block) -> dict[str, Any]:
 
 def _load(kind: type[Block], name: str) -> Block:
     try:
-        found = kind.load(name, _sync=True)  # type: ignore[call-arg]  # Prefect's dispatcher adds _sync
+        block = kind.load(name, _sync=True)  # type: ignore[call-arg]  # Prefect's dispatcher adds _sync
     except ValueError as error:
         expected = f"the name of a saved {kind.get_block_type_slug()} block (prefect block ls)"
         raise InvalidInput("saved", name, expected) from error
-    assert isinstance(found, kind)
-    return found
+    assert isinstance(block, kind)
+    return block

@@ -19,7 +19,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.sorting import LogSort
 
-from prefect_rlhf.blocks.lease_book import HeldMesh, Holder, LeaseBook
+from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.flows.demo.__main__ import run_folders
 from prefect_rlhf.flows.demo.outcome import read_metrics
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
@@ -237,7 +237,7 @@ def test_cancelling_ends_every_process_of_the_run_and_frees_its_devices(server, 
     assert wait_until(lambda: asyncio.run(state()).is_cancelled(), 30)
     book = LeaseBook(Path("~/.prefect-rlhf/leases"), ClusterShape("local", 1, 2, 8 << 30))
     held = book.acquire("n0:0-1", Holder.now("test", "test"))
-    assert isinstance(held, HeldMesh), f"{held}"
+    assert isinstance(held, LeasedMesh), f"{held}"
     held.release()
 
 

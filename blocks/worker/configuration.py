@@ -55,11 +55,11 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
     async def from_template_and_values(
         cls, base_job_template: dict[str, Any], values: dict[str, Any], client: PrefectClient | None = None
     ) -> GpuMeshConfiguration:
-        """Refuses job variables that the work pool's form does not have, which Prefect would ignore."""
-        known = base_job_template["variables"].get("properties", {})
+        """Refuse job variables that the work pool's form does not have, which Prefect would ignore."""
+        fields = base_job_template["variables"].get("properties", {})
         for name in values:
-            if name.partition(".")[0] not in known:
-                raise InvalidInput("job_variables", name, f"one of {', '.join(sorted(known))}")
+            if name.partition(".")[0] not in fields:
+                raise InvalidInput("job_variables", name, f"one of {', '.join(sorted(fields))}")
         configuration = await super().from_template_and_values(base_job_template, values, client=client)
         assert isinstance(configuration, cls)
         return configuration
@@ -93,21 +93,18 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
         return [get_sys_executable() if word == "python" else word for word in words[:1]] + words[1:]
 
     def environment(self, lease: Lease) -> dict[str, str]:
-        """The process's environment: the worker's, the form's, and the lease."""
-        visible = {"CUDA_VISIBLE_DEVICES": _device_numbers(lease)} if self.kind == "cuda" else {}
-        given = {name: value for name, value in self.env.items() if value is not None}
-        return {**given, **visible, ENVIRONMENT_VARIABLE: lease.to_json()}
+        """Return the process's environment: the worker's, the form's, and the lease."""
+        environment = {name: value for name, value in self.env.items() if value is not None}
+        if self.kind == "cuda":  # devices by their numbers in their node; a dry run sees none
+            numbers = sorted({device.index for device in lease.devices})
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
+        return {**environment, ENVIRONMENT_VARIABLE: lease.to_json()}
 
     def lease(self, lease_id: str, mesh: DeviceMesh) -> Lease:
-        """The lease of `mesh`, as the process sees it."""
+        """Return the lease of `mesh`, as the process sees it."""
         return Lease(self.run.pool, lease_id, self.shape, mesh, () if self.run.dry_run else mesh.devices(), self.kind)
 
     @staticmethod
     def _base_flow_run_command() -> str:
         """The engine itself; Prefect's newer `flow-run execute` would put a runner of its own in between."""
         return "python -m prefect.engine"
-
-
-def _device_numbers(lease: Lease) -> str:
-    """The leased devices' numbers in their node: what CUDA may see. A dry run sees none."""
-    return ",".join(str(number) for number in sorted({device.index for device in lease.devices}))

@@ -14,7 +14,7 @@ from typing import Self
 
 from prefect_rlhf.blocks.worker import keeper
 
-REAP_SECONDS = 2 * keeper.REAP_SECONDS
+KEEPER_SECONDS = 2 * keeper.REAP_SECONDS  # a keeper that has not ended this long after the grace is killed
 
 
 @dataclass(slots=True)
@@ -75,14 +75,14 @@ class FlowProcess:
         if self._keeper.stdin is not None:
             self._keeper.stdin.write(keeper.STOP)
             self._keeper.stdin.close()
-        if not await self.ended(self.grace_seconds + REAP_SECONDS):
+        if not await self.ended(self.grace_seconds + KEEPER_SECONDS):
             self._keeper.kill()
             await self._keeper.wait()
         keeper.reap(self.flow_run_id)
 
     @property
     def status(self) -> int:
-        """The exit status of the flow run's process; -n for signal n."""
+        """Exit status of the flow run's process; -n for signal n."""
         status = self._keeper.returncode
         assert status is not None  # read after the end
         return 128 - status if status > 128 else status

@@ -57,19 +57,20 @@ def reap(flow_run_id: str, parent: int | None = None) -> tuple[int, ...]:
     Returns the pids that are still there after a few seconds: none, unless the kernel does not let go of them.
     """
     deadline = time.monotonic() + REAP_SECONDS
-    while found := tuple(_left_of(flow_run_id, parent)):
+    while left := tuple(_processes_of(flow_run_id, parent)):
         if time.monotonic() > deadline:
-            return found
-        for pid in found:
+            return left
+        for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if parent == os.getpid():
-            _collect_children()
+        with contextlib.suppress(ChildProcessError):
+            while parent == os.getpid() and os.waitpid(-1, os.WNOHANG)[0]:
+                pass  # collects the children of this process
         time.sleep(0.02)
     return ()
 
 
-def _left_of(flow_run_id: str, parent: int | None) -> Iterator[int]:
+def _processes_of(flow_run_id: str, parent: int | None) -> Iterator[int]:
     mark = f"PREFECT__FLOW_RUN_ID={flow_run_id}".encode()
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
@@ -80,14 +81,8 @@ def _left_of(flow_run_id: str, parent: int | None) -> Iterator[int]:
                 yield int(process.name)
 
 
-def _collect_children() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-
-
 def _stop_requests() -> int:
-    """A descriptor that becomes readable on SIGTERM; SIGINT, which a terminal sends to all, is left to the worker."""
+    """Return a descriptor that becomes readable on SIGTERM; SIGINT, sent by a terminal to all, is the worker's."""
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable)

@@ -35,7 +35,7 @@ class RunRecords:
         self.id = flow_run_id
 
     async def state(self) -> State | None:
-        """The state now; None when the server cannot be reached or knows no such run."""
+        """Read the state; None when the server cannot be reached or knows no such run."""
         try:
             return (await self.client.read_flow_run(self.id)).state
         except (httpx.HTTPError, ObjectNotFound):
@@ -46,7 +46,7 @@ class RunRecords:
         state = await self.state()
         return state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
 
-    async def say_waiting(self, message: str) -> None:
+    async def show_waiting(self, message: str) -> None:
         """Show what the run waits for as its state. Cancelled runs keep their state."""
         try:
             if (state := await self.state()) is not None and state.name == WAITING:

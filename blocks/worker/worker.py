@@ -17,7 +17,7 @@ from prefect.states import Failed
 from prefect.workers.base import BaseWorker
 
 from prefect_rlhf.blocks.lease import LeaseTimeout
-from prefect_rlhf.blocks.lease_book import Busy, HeldMesh, Holder
+from prefect_rlhf.blocks.lease_book import Busy, Holder, LeasedMesh
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 from prefect_rlhf.blocks.worker.flow_process import FlowProcess, signal_keeper
 from prefect_rlhf.blocks.worker.result import GpuMeshResult
@@ -32,9 +32,13 @@ if TYPE_CHECKING:
     from prefect.logging.loggers import PrefectLogAdapter
 
 POLL_SECONDS = 1.0  # a cancelled run notices within this, the control channel's second, and the grace
-SAY_SECONDS = 10.0
+LOG_LINE_SECONDS = 10.0  # between two equal lines that say what is waited for
 CLOSE_SECONDS = 10.0  # a stopping worker tells the server of its runs for at most this long
 LATE_EVENTS_SECONDS = 2.0  # a dead process's last task run events reach the server within this
+
+
+class CancelledWhileWaiting(RlhfError):
+    """The run was cancelled before it had its lease."""
 
 
 @final
@@ -71,37 +75,39 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         records = RunRecords(self.client, flow_run.id)
         logger = self.get_flow_run_logger(flow_run)
         try:
-            held = None if configuration.run.dry_run else await self._wait_for_lease(configuration, records, logger)
-            lease = _lease(configuration, held)
+            leased = None if configuration.run.dry_run else await self._wait_for_lease(configuration, records, logger)
+            lease = _lease(configuration, leased)
         except CancelledWhileWaiting:
-            return await self._give_up(started, records, None)
+            await records.cancelled()
+            return _never_started(started)
         except RlhfError as error:
             logger.error(str(error))
-            return await self._give_up(started, records, error)
+            await records.refuse(Failed(message=str(error)))
+            return _never_started(started)
         logger.info(
             f"Lease {lease.id}: {lease.mesh.name} of cluster {lease.cluster.name} ({len(lease.devices)} devices)"
         )
         try:
-            return await self._run_on(lease, held, configuration, records, started)
+            return await self._run_on(lease, leased, configuration, records, started)
         finally:
-            if held is not None:
-                held.release()
+            if leased is not None:
+                leased.release()
 
     async def _wait_for_lease(
         self, configuration: GpuMeshConfiguration, records: RunRecords, logger: PrefectLogAdapter
-    ) -> HeldMesh:
+    ) -> LeasedMesh:
         book, holder = configuration.lease_book(), Holder.now(configuration.run.id, configuration.run.name)
         deadline = time.monotonic() + configuration.lease_wait_seconds
-        said, said_at = "", 0.0
+        shown, shown_at = "", 0.0
         while isinstance(answer := book.acquire(configuration.wanted, holder), Busy):
             now, words = time.monotonic(), str(answer)
             if now >= deadline:
                 raise LeaseTimeout(f"{answer}; gave up after {configuration.lease_wait_seconds:g} s")
-            if words != said:
-                await records.say_waiting(words)
-            if words != said or now >= said_at + SAY_SECONDS:
+            if words != shown:
+                await records.show_waiting(words)
+            if words != shown or now >= shown_at + LOG_LINE_SECONDS:
                 logger.info(words)
-                said, said_at = words, now
+                shown, shown_at = words, now
             try:
                 await anyio.sleep(POLL_SECONDS)
                 if await records.is_cancelled():
@@ -112,35 +118,24 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
                 raise
         return answer
 
-    async def _give_up(
-        self, started: TaskStatus[int | str], records: RunRecords, error: RlhfError | None
-    ) -> GpuMeshResult:
-        """End a run that was never started: refused for `error`, or cancelled."""
-        if error is None:
-            await records.cancelled()
-        else:
-            await records.refuse(Failed(message=str(error)))
-        started.started("none")
-        return GpuMeshResult(identifier="none", status_code=0)
-
     async def _run_on(
         self,
         lease: Lease,
-        held: HeldMesh | None,
+        leased: LeasedMesh | None,
         configuration: GpuMeshConfiguration,
         records: RunRecords,
         started: TaskStatus[int | str],
     ) -> GpuMeshResult:
         try:
-            async with self._process(lease, held, configuration, records) as process:
+            async with self._process(lease, leased, configuration, records) as process:
                 started.started(process.identifier)
                 cancelled = await self._watch(process, records)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS):
                 await records.crashed("The worker was stopped.")
             raise
-        if held is not None:
-            held.release()  # before the server is told: nothing of the run is left
+        if leased is not None:
+            leased.release()  # before the server is told: nothing of the run is left
         if cancelled:
             await records.cancelled()
             return GpuMeshResult(identifier=process.identifier, status_code=0)
@@ -150,7 +145,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
 
     @contextlib.asynccontextmanager
     async def _process(
-        self, lease: Lease, held: HeldMesh | None, configuration: GpuMeshConfiguration, records: RunRecords
+        self, lease: Lease, leased: LeasedMesh | None, configuration: GpuMeshConfiguration, records: RunRecords
     ) -> AsyncIterator[FlowProcess]:
         """The flow run's process; when the body is left, nothing of it remains."""
         port, token = self._control.register(records.id)
@@ -162,7 +157,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
                 environment={**configuration.environment(lease), **control},
                 working_dir=configuration.working_dir or folder,
                 grace_seconds=configuration.grace_seconds,
-                descriptors=held.descriptors if held else (),
+                descriptors=leased.descriptors if leased else (),
                 stream_output=configuration.stream_output,
             )
             try:
@@ -197,12 +192,14 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             raise InfrastructureNotFound(str(error)) from error
 
 
-class CancelledWhileWaiting(RlhfError):
-    """The run was cancelled before it had its lease."""
-
-
-def _lease(configuration: GpuMeshConfiguration, held: HeldMesh | None) -> Lease:
-    """The lease of `held`; of a dry run, the mesh that it would get. Raises InvalidInput when there is none."""
-    if held is not None:
-        return configuration.lease(held.id, held.mesh)
+def _lease(configuration: GpuMeshConfiguration, leased: LeasedMesh | None) -> Lease:
+    """Return the lease of `leased`; of a dry run, of the mesh that it would get. Raises InvalidInput without any."""
+    if leased is not None:
+        return configuration.lease(leased.id, leased.mesh)
     return configuration.lease("dry-run", configuration.lease_book().candidates(configuration.wanted)[0])
+
+
+def _never_started(started: TaskStatus[int | str]) -> GpuMeshResult:
+    """Return the result of a run that was cancelled while it waited, or refused."""
+    started.started("none")
+    return GpuMeshResult(identifier="none", status_code=0)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefect_rlhf.blocks.lease import LeaseTimeout, lease
-from prefect_rlhf.blocks.lease_book import Busy, HeldMesh, Holder, LeaseBook
+from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
@@ -29,7 +29,7 @@ ME = Holder("id-1", "ppo/amber-fox", 1, "2026-01-01T10:32:00")
 def test_no_device_is_held_twice_and_no_free_mesh_is_refused(tmp_path_factory, wants):
     """For any sequence of acquire and release: held meshes are disjoint and legal; Busy only when none fits."""
     book = LeaseBook(tmp_path_factory.mktemp("leases"), RACK)
-    held: list[HeldMesh] = []
+    held: list[LeasedMesh] = []
     for size, release_oldest in wants:
         if release_oldest and held:
             held.pop(0).release()
@@ -86,11 +86,11 @@ def test_what_a_cluster_can_never_give_is_invalid_not_busy(tmp_path, cluster, wa
 def test_a_refusal_names_the_holders(tmp_path):
     """Who waits is told who holds what since when, each holder once."""
     book = LeaseBook(tmp_path, DESK)
-    held = book.acquire("n0:0-1", ME)
+    leased = book.acquire("n0:0-1", ME)
     assert str(book.acquire("n0:1", ME)) == "waiting for n0:1 of cluster desk: held by ppo/amber-fox since 10:32"
-    held.release()
-    held.release()
-    assert isinstance(book.acquire("n0:1", ME), HeldMesh)
+    leased.release()
+    leased.release()
+    assert isinstance(book.acquire("n0:1", ME), LeasedMesh)
 
 
 def test_a_refused_mesh_holds_nothing(tmp_path):
@@ -98,7 +98,7 @@ def test_a_refused_mesh_holds_nothing(tmp_path):
     book = LeaseBook(tmp_path, DESK)
     one = book.acquire("n0:1", ME)
     assert isinstance(book.acquire("n0:0-1", ME), Busy)
-    assert isinstance(book.acquire("n0:0", ME), HeldMesh)
+    assert isinstance(book.acquire("n0:0", ME), LeasedMesh)
     one.release()
 
 
@@ -119,19 +119,19 @@ def test_a_killed_holder_holds_nothing(tmp_path):
     assert isinstance(book.acquire(1, ME), Busy)
     process.kill()
     process.join()
-    assert isinstance(book.acquire(2, ME), HeldMesh)
+    assert isinstance(book.acquire(2, ME), LeasedMesh)
 
 
 def test_a_child_with_the_descriptors_keeps_the_devices(tmp_path):
     """The worker's death frees nothing while the flow run's process lives."""
     book = LeaseBook(tmp_path, DESK)
-    held = book.acquire("n0:0", ME)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=held.descriptors)
-    held.release()
+    leased = book.acquire("n0:0", ME)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], pass_fds=leased.descriptors)
+    leased.release()
     assert isinstance(book.acquire("n0:0", ME), Busy)
     child.kill()
     child.wait()
-    assert isinstance(book.acquire("n0:0", ME), HeldMesh)
+    assert isinstance(book.acquire("n0:0", ME), LeasedMesh)
 
 
 def _increment_often(folder, counter, times):

@@ -6,7 +6,7 @@ import signal
 import pytest
 from prefect_site import PrefectSite, prefect_site
 
-from prefect_rlhf.blocks.lease_book import HeldMesh, Holder, LeaseBook
+from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 
@@ -26,9 +26,9 @@ def _require_nothing_left(site: PrefectSite, run: str, seconds: float) -> float:
 
     def free() -> bool:
         answer = book.acquire(2, Holder.now("probe", "probe"))
-        if isinstance(answer, HeldMesh):
+        if isinstance(answer, LeasedMesh):
             answer.release()
-        return isinstance(answer, HeldMesh)
+        return isinstance(answer, LeasedMesh)
 
     site.until(free, 3)
     return took
