@@ -22,6 +22,7 @@ from typing import Any
 from benchmarks.reallocation_rank import DTYPE, SPEC, Mover
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
 from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import layout_of
@@ -137,7 +138,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of which the best counts")
     rounds = parser.parse_args().rounds
     environment = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT}
-    gang = LocalGang(NUM_RANKS, Mover, environment=environment, preload=("torch.distributed",))
+    gang = LocalGang(GangSettings(NUM_RANKS, Mover, environment=environment, preload=("torch.distributed",)))
     results = []
     try:
         for pair in pairs():

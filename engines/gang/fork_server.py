@@ -1,4 +1,4 @@
-"""The process that forks and reaps ranks: `python -m prefect_rlhf.engines.gang.fork_server SETTINGS`.
+"""The process that starts and reaps ranks: `python -m prefect_rlhf.engines.gang.fork_server SETTINGS`.
 
 The standard library's forkserver would import the controller's main module (Prefect) into every rank, and fixes the
 environment of all gangs at the first; this one does neither. Of the controller's file descriptors a rank inherits its
@@ -14,11 +14,12 @@ import sys
 from dataclasses import asdict, dataclass
 from itertools import chain
 from types import FrameType
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.gang.lifeline import exiting_with
 
-StartMethod = Literal["fork", "spawn"]
+if TYPE_CHECKING:
+    from prefect_rlhf.engines.gang.messages import StartMethod
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,29 +60,23 @@ def main(settings: ForkServerSettings) -> None:
 
 
 def _start(settings: ForkServerSettings, rank: int) -> int:
-    listener = settings.listener if rank == 0 else None
-    mine = {*settings.pipes[rank], settings.lifeline, listener}
+    """Fork a rank, or spawn a fresh interpreter: CUDA does not survive a fork, nor do libraries that touch it."""
+    pipes, listener = settings.pipes[rank], settings.listener if rank == 0 else None
+    inherited = {*pipes, settings.lifeline, listener}
     if settings.method == "spawn":
-        return _spawn(settings, rank, listener)
+        for descriptor in settings.descriptors:
+            os.set_inheritable(descriptor, descriptor in inherited)
+        arguments = [",".join(map(str, pipes)), str(settings.lifeline), "" if listener is None else str(listener)]
+        command = [sys.executable, "-P", "-m", "prefect_rlhf.engines.gang.rank_process", *arguments]
+        return os.posix_spawn(sys.executable, command, os.environ)
     pid = os.fork()
     if pid:
         return pid
-    for descriptor in settings.descriptors:
-        if descriptor not in mine:
-            os.close(descriptor)
+    for descriptor in set(settings.descriptors) - inherited:
+        os.close(descriptor)
     from prefect_rlhf.engines.gang.rank_process import run
 
-    return run(settings.pipes[rank], settings.lifeline, listener)
-
-
-def _spawn(settings: ForkServerSettings, rank: int, listener: int | None) -> int:
-    """A fresh interpreter: CUDA does not survive a fork, and neither do libraries that touch it when imported."""
-    for descriptor in settings.descriptors:
-        os.set_inheritable(descriptor, descriptor in (*settings.pipes[rank], settings.lifeline, listener))
-    pipes = ",".join(map(str, settings.pipes[rank]))
-    arguments = [pipes, str(settings.lifeline), "" if listener is None else str(listener)]
-    command = [sys.executable, "-P", "-m", "prefect_rlhf.engines.gang.rank_process", *arguments]
-    return os.posix_spawn(sys.executable, command, os.environ)
+    return run(pipes, settings.lifeline, listener)
 
 
 def _kill_all_on_terminate(ranks: dict[int, int]) -> None:

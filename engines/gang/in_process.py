@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, final
@@ -12,17 +11,18 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
 from prefect_rlhf.engines.gang.failures import raise_first_failure
 from prefect_rlhf.engines.gang.messages import Request
-from prefect_rlhf.engines.gang.rank_process import answer
-from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
+from prefect_rlhf.engines.gang.rank_process import reply_to
+from prefect_rlhf.placement.augmented.node import Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent
 from prefect_rlhf.placement.lease import Backend
 
 
 @final
 class InProcessGang:
-    """World size 1. A deadline is checked when the call returns: nothing can stop a call in the caller's own thread."""
+    """A world of one. Its deadlines are checked when calls return: nothing can stop them in the caller's own thread."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class InProcessGang:
         num_threads: int | None = None,
     ) -> None:
         self.size = 1
-        self._locks = {resource: threading.Lock() for resource in RESOURCES}
+        self._in_flight = CallsInFlight()
         os.environ.update(environment or {})
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
         torch.set_num_threads(self._num_threads)
@@ -53,18 +53,18 @@ class InProcessGang:
         resource: Resource = "compute",
     ) -> dict[int, Any]:
         """See `Gang.call`; past the deadline it raises RankSilent, late but all the same."""
-        with self._locks[resource]:
+        with self._in_flight.noted(arguments, resource, doing):
             target = self._target
             if target is None:
                 raise RankLost(f"no rank is left for {doing}: the gang was closed")
             torch.set_num_threads(self._num_threads)  # it is kept for each thread, and any thread may call
             began = time.monotonic()
-            answers = {rank: answer(target, Request(method, mine)) for rank, mine in arguments.items()}
-        raise_first_failure(answers, doing)
+            replies = {rank: reply_to(Request(method, values), target) for rank, values in arguments.items()}
+        raise_first_failure(replies, doing)
         if time.monotonic() - began > deadline_seconds:
             self.close()
             raise RankSilent(f"rank 0 gave no answer within {deadline_seconds:g} s to {doing}")
-        return {rank: answers[rank].value for rank in arguments}
+        return {rank: replies[rank].value for rank in arguments}
 
     def close(self) -> None:
         """Forget the rank's object; leave the world if this gang made it. Idempotent."""

@@ -13,20 +13,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, final
 
+from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
 from prefect_rlhf.engines.gang.failures import raise_first_failure
-from prefect_rlhf.engines.gang.fork_server import ForkServerSettings, StartMethod
-from prefect_rlhf.engines.gang.messages import Reply, Request, Start
-from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
+from prefect_rlhf.engines.gang.fork_server import ForkServerSettings
+from prefect_rlhf.engines.gang.messages import GangSettings, Reply, Request, Start
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent, RlhfError
-from prefect_rlhf.placement.lease import Backend
 
 _PIPE_SECONDS = 30  # a message that is this long in the pipe belongs to a rank that is stopped
 _FAILURE_GRACE_SECONDS = 5.0  # after one rank failed, how long the others have to fail or to finish
@@ -37,37 +35,21 @@ _CLOSE_SECONDS = 5.0
 class LocalGang:
     """Rank processes on this machine, in one world of `torch.distributed` on the loopback interface.
 
-    `environment` is added to the ranks' environment, which is otherwise the controller's, so that ranks carry
-    PREFECT__FLOW_RUN_ID when the controller does. Ranks write to the controller's standard error and output, and end
-    within a second when the controller ends, however it ends.
+    Ranks carry PREFECT__FLOW_RUN_ID when the controller does, write to its standard error and output, and end within a
+    second when the controller ends, however it ends.
     """
 
-    def __init__(
-        self,
-        size: int,
-        rank_factory: Callable[[int, int], object],
-        *,
-        device: Backend = "cpu",
-        method: StartMethod | None = None,
-        environment: Mapping[str, str] | None = None,
-        num_threads: int = 1,
-        start_seconds: float = 120.0,
-        preload: tuple[str, ...] = modules_of(ENGINES),
-    ) -> None:
-        self.size = size
+    def __init__(self, settings: GangSettings) -> None:
+        self.size = settings.size
+        self._in_flight = CallsInFlight()
         self._ended: str | None = None
         self._closing = threading.Lock()
-        self._locks = {(rank, resource): threading.Lock() for rank in range(size) for resource in RESOURCES}
-        method = method or ("spawn" if device == "cuda" else "fork")
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            self._launched = _launch(size, method, preload, listener, {**os.environ, **(environment or {})})
+            self._processes = _launch(settings, listener)
             port = listener.getsockname()[1]
-        starts = [
-            Start(rank, size, port, device, num_threads, start_seconds, rank_factory, dict(environment or {}))
-            for rank in range(size)
-        ]
+        starts = {rank: Start(rank, port, settings) for rank in range(self.size)}
         try:
-            self._exchange(dict(enumerate(starts)), "joining the world", start_seconds, "compute")
+            self._exchange(starts, "joining the world", settings.start_seconds, "compute")
         except RlhfError:
             self.close()
             raise
@@ -82,8 +64,8 @@ class LocalGang:
         resource: Resource = "compute",
     ) -> dict[int, Any]:
         """See `Gang.call`. When a rank failed and another is stuck behind it, the gang is closed too."""
-        requests = {rank: Request(method, mine) for rank, mine in arguments.items()}
-        with self._exclusively(requests, resource):
+        with self._in_flight.noted(arguments, resource, doing):
+            requests = {rank: Request(method, values) for rank, values in arguments.items()}
             return self._exchange(requests, doing, deadline_seconds, resource)
 
     def close(self) -> None:
@@ -93,30 +75,24 @@ class LocalGang:
     @property
     def process_group(self) -> int:
         """The id of the process group that holds every process of this gang and nothing else."""
-        return self._launched.fork_server.pid
-
-    @contextmanager
-    def _exclusively(self, ranks: Iterable[int], resource: Resource) -> Iterator[None]:
-        with ExitStack() as held:
-            for rank in sorted(ranks):  # one order for all callers, so that none waits for another in a circle
-                held.enter_context(self._locks[rank, resource])
-            yield
+        return self._processes.fork_server.pid
 
     def _exchange(
         self, messages: Mapping[int, Start | Request], doing: str, seconds: float, resource: Resource
     ) -> dict[int, Any]:
+        """Send each rank its message and return what they reply. Raises as `Gang.call` does."""
         if self._ended:
             raise RankLost(f"no rank is left for {doing}: {self._ended}")
-        connections = {rank: self._launched.connections[resource][rank] for rank in messages}
+        connections = {rank: self._processes.connections[resource][rank] for rank in messages}
         try:
             for rank, message in messages.items():
                 self._send(connections[rank], rank, message, doing)
-            answers = self._collect(connections, doing, seconds)
+            replies = self._collect(connections, doing, seconds)
         except (RankLost, RankSilent) as error:
             self._end(str(error))
             raise
-        raise_first_failure(answers, doing)
-        return {rank: answers[rank].value for rank in messages}
+        raise_first_failure(replies, doing)
+        return {rank: replies[rank].value for rank in messages}
 
     def _send(self, connection: Connection[Any, Any], rank: int, message: Start | Request, doing: str) -> None:
         data = pickle.dumps(message)
@@ -127,57 +103,54 @@ class LocalGang:
         except OSError:
             raise self._lost(rank, doing) from None
 
-    def _collect(self, connections: Mapping[int, Connection[Any, Any]], doing: str, seconds: float) -> dict[int, Reply]:
-        waiting = {connection: rank for rank, connection in connections.items()}
-        deadline = time.monotonic() + seconds
-        answers: dict[int, Reply] = {}
-        while waiting:
-            ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for connection in ready:
-                assert isinstance(connection, Connection)  # wait returns what it was given
-                rank = waiting.pop(connection)
-                answers[rank] = self._receive(connection, rank, doing)
-                if answers[rank].error:
-                    deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_SECONDS)
-        self._end_if_silent(sorted(waiting.values()), answers, doing, seconds)
-        return answers
-
     def _receive(self, connection: Connection[Any, Any], rank: int, doing: str) -> Reply:
         try:
-            answer = pickle.loads(connection.recv_bytes())
+            reply = pickle.loads(connection.recv_bytes())
         except BlockingIOError:
             raise RankSilent(f"rank {rank} stopped in the middle of its answer to {doing}") from None
         except (EOFError, OSError):
             raise self._lost(rank, doing) from None
-        assert isinstance(answer, Reply)
-        return answer
+        assert isinstance(reply, Reply)
+        return reply
 
-    def _end_if_silent(self, silent: list[int], answers: Mapping[int, Reply], doing: str, seconds: float) -> None:
-        """Silent ranks behind a failed one are its victims, so the failure is the news; the gang is lost either way."""
-        if not silent:
-            return
-        ranks = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, silent))
-        if not any(answer.error for answer in answers.values()):
-            raise RankSilent(f"{ranks} gave no answer within {seconds:g} s to {doing}")
-        self._end(f"{ranks} hung in {doing} after another rank failed")
+    def _collect(self, connections: Mapping[int, Connection[Any, Any]], doing: str, seconds: float) -> dict[int, Reply]:
+        """Receive every rank's reply; once one has failed, wait no longer than the grace time for the others.
+
+        Raises RankSilent past the deadline. Ranks that hang behind a failed one are its victims: the failure is the
+        news, and the gang is lost either way.
+        """
+        waiting = {connection: rank for rank, connection in connections.items()}
+        deadline = time.monotonic() + seconds
+        replies: dict[int, Reply] = {}
+        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for connection in ready:
+                assert isinstance(connection, Connection)  # wait returns what it was given
+                rank = waiting.pop(connection)
+                replies[rank] = self._receive(connection, rank, doing)
+                if replies[rank].error:
+                    deadline = min(deadline, time.monotonic() + _FAILURE_GRACE_SECONDS)
+        if waiting:
+            silent = ("rank " if len(waiting) == 1 else "ranks ") + ", ".join(map(str, sorted(waiting.values())))
+            if not any(reply.error for reply in replies.values()):
+                raise RankSilent(f"{silent} gave no answer within {seconds:g} s to {doing}")
+            self._end(f"{silent} hung in {doing} after another rank failed")
+        return replies
 
     def _lost(self, rank: int, doing: str) -> RankLost:
         with self._closing:  # whoever ended the gang knows why; its death reports are read by then
             if self._ended:
                 return RankLost(f"rank {rank} was ended in {doing}: {self._ended}")
-            return RankLost(f"rank {rank} {self._launched.how_it_died(rank)} in {doing}")
+            return RankLost(f"rank {rank} {self._processes.how_it_died(rank)} in {doing}")
 
     def _end(self, reason: str) -> None:
         with self._closing:
             if self._ended is None:
                 self._ended = reason
-                self._launched.kill()
+                self._processes.kill()
 
 
 @dataclass(frozen=True, slots=True)
-class _Launched:
+class _Processes:
     """The processes of a gang and what ties them to this one. Closing `lifeline` ends them too."""
 
     fork_server: subprocess.Popen[bytes]
@@ -210,23 +183,19 @@ class _Launched:
         os.close(self.deaths)
 
 
-def _launch(
-    size: int,
-    method: StartMethod,
-    preload: tuple[str, ...],
-    listener: socket.socket,
-    environment: Mapping[str, str],
-) -> _Launched:
+def _launch(settings: GangSettings, listener: socket.socket) -> _Processes:
     """Start the fork server with one end of every pipe, of which a rank has one for each resource; keep the others."""
-    pairs = [[socket.socketpair() for _ in RESOURCES] for _ in range(size)]  # of each rank
+    pairs = [[socket.socketpair() for _ in RESOURCES] for _ in range(settings.size)]  # of each rank
     lifeline_end, lifeline = os.pipe()
     deaths, deaths_end = os.pipe()
     pipes = tuple(tuple(theirs.fileno() for _, theirs in of_rank) for of_rank in pairs)
-    settings = ForkServerSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes, preload)
+    method = settings.method or ("spawn" if settings.device == "cuda" else "fork")
+    server = ForkServerSettings(method, lifeline_end, deaths_end, listener.fileno(), pipes, settings.preload)
+    python_path = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
     fork_server = subprocess.Popen(
-        settings.command(),
-        env={**environment, "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path)},
-        pass_fds=settings.descriptors,
+        server.command(),
+        env={**os.environ, **settings.environment, "PYTHONPATH": python_path},
+        pass_fds=server.descriptors,
         stdin=subprocess.DEVNULL,
         process_group=0,  # a terminal's Ctrl-C is for the controller alone
     )
@@ -235,7 +204,7 @@ def _launch(
     os.close(lifeline_end)
     os.close(deaths_end)
     ours = zip(*([_connection(ours) for ours, _ in of_rank] for of_rank in pairs), strict=True)
-    return _Launched(fork_server, dict(zip(RESOURCES, ours, strict=True)), lifeline, deaths)
+    return _Processes(fork_server, dict(zip(RESOURCES, ours, strict=True)), lifeline, deaths)
 
 
 def _connection(end: socket.socket) -> Connection[Any, Any]:

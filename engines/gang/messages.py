@@ -1,29 +1,43 @@
-"""What crosses the pipe between the controller and a rank process."""
+"""Messages on the pipe between the controller and a rank process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
 from prefect_rlhf.placement.lease import Backend
+
+StartMethod = Literal["fork", "spawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class GangSettings:
+    """What the rank processes of a gang are, and how they start.
+
+    `rank_factory(rank, size)` makes the object whose methods are called; it is importable, so that it crosses.
+    `environment` is added to the ranks' environment, which is otherwise the controller's. Forked ranks find the modules
+    `preload` imported.
+    """
+
+    size: int
+    rank_factory: Callable[[int, int], object]
+    device: Backend = "cpu"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    num_threads: int = 1
+    start_seconds: float = 120.0
+    preload: tuple[str, ...] = modules_of(ENGINES)
+    method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to a rank: who it is and how it joins the world.
-
-    `rank_factory(rank, size)` makes the object whose methods are called; it is importable, so that it crosses.
-    """
+    """The first message to a rank: who it is and where its world meets."""
 
     rank: int
-    size: int
     port: int
-    device: Backend
-    num_threads: int
-    join_seconds: float
-    rank_factory: Callable[[int, int], object]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    gang: GangSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +50,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the method returned, or why it did not; `traceback` is for the log."""
+    """The result of the method, or why there is none; `traceback` is for the log."""
 
     value: Any = None
     error: Exception | None = None

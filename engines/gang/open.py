@@ -1,4 +1,4 @@
-"""Which gang a run gets."""
+"""The choice of a gang: in this process for one rank, else a process for each."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
@@ -44,4 +45,5 @@ def open_gang(
     if size == 1:
         return InProcessGang(rank_factory, device=device, environment={**RANK_ENVIRONMENT, **(environment or {})})
     single_threaded = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **(environment or {})}
-    return LocalGang(size, rank_factory, device=device, environment=single_threaded, preload=modules_of(engines))
+    preload = modules_of(engines)
+    return LocalGang(GangSettings(size, rank_factory, device, environment=single_threaded, preload=preload))

@@ -1,6 +1,6 @@
-"""A rank process: joins the world, then answers requests until the controller is gone.
+"""A rank process: joins the world, then runs requests until the controller is gone.
 
-One pipe for each resource of its device, each answered in turn by a thread of its own: calls by the main thread, copies
+One pipe for each resource of its device, each served in turn by a thread of its own: calls by the main thread, copies
 between device and host beside it.
 """
 
@@ -51,7 +51,7 @@ def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
 
 
 def serve(connections: Sequence[Connection[Reply, Request]], listener: int | None) -> None:
-    """Answer the start with None or the reason it failed, then every request, each pipe's in turn, until they end."""
+    """Reply to the start with nothing or the reason it failed, then to every request, each pipe's in turn."""
     connection, *beside = connections
     try:
         start = pickle.loads(connection.recv_bytes())
@@ -59,7 +59,7 @@ def serve(connections: Sequence[Connection[Reply, Request]], listener: int | Non
         for other in beside:
             threading.Thread(target=serve_beside, args=(other, target, start), daemon=True).start()
         send(connection, Reply())
-        answer_all(connection, target)
+        reply_to_all(connection, target)
     except EOFError:
         return
     except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: say why, then end
@@ -67,10 +67,10 @@ def serve(connections: Sequence[Connection[Reply, Request]], listener: int | Non
 
 
 def serve_beside(connection: Connection[Reply, Request], target: object, start: Start) -> None:
-    """Answer the requests of another pipe, in a thread. If that cannot go on, neither can the rank, which then ends."""
+    """Reply to the requests of another pipe, in a thread; end the rank if that cannot go on."""
     try:
         use_device(start)
-        answer_all(connection, target)
+        reply_to_all(connection, target)
     except EOFError:
         return
     except BaseException:  # noqa: BLE001  a thread that died quietly would leave the controller waiting
@@ -78,32 +78,33 @@ def serve_beside(connection: Connection[Reply, Request], target: object, start: 
         os._exit(1)
 
 
-def answer_all(connection: Connection[Reply, Request], target: object) -> NoReturn:
-    """Answer every request in turn. Raises EOFError when the controller is gone."""
+def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoReturn:
+    """Reply to every request in turn. Raises EOFError when the controller is gone."""
     while True:
         request: Request = pickle.loads(connection.recv_bytes())
-        send(connection, answer(target, request))
+        send(connection, reply_to(request, target))
 
 
 def use_device(start: Start) -> None:
     """Settle what torch keeps for each thread: the number of its own threads, and the device."""
-    torch.set_num_threads(start.num_threads)
-    if start.device == "cuda":
+    torch.set_num_threads(start.gang.num_threads)
+    if start.gang.device == "cuda":
         torch.cuda.set_device(start.rank % torch.cuda.device_count())
 
 
 def join(start: Start, listener: int | None) -> object:
-    """Become rank `start.rank` of one world over all ranks; return the object that answers requests."""
-    os.environ.update(start.environment)
+    """Become rank `start.rank` of one world over all ranks; return the object whose methods are called."""
+    gang, rank = start.gang, start.rank
+    os.environ.update(gang.environment)
     use_device(start)
-    backend = "cpu:gloo,cuda:nccl" if start.device == "cuda" else "gloo"
-    timeout = timedelta(seconds=start.join_seconds)
-    store = TCPStore("127.0.0.1", start.port, start.size, start.rank == 0, timeout, master_listen_fd=listener)
-    dist.init_process_group(backend, store=store, rank=start.rank, world_size=start.size, timeout=_COLLECTIVE)
-    return start.rank_factory(start.rank, start.size)
+    backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
+    timeout = timedelta(seconds=gang.start_seconds)
+    store = TCPStore("127.0.0.1", start.port, gang.size, rank == 0, timeout, master_listen_fd=listener)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=gang.size, timeout=_COLLECTIVE)
+    return gang.rank_factory(rank, gang.size)
 
 
-def answer(target: object, request: Request) -> Reply:
+def reply_to(request: Request, target: object) -> Reply:
     """Run the request; an error becomes one of ours, with its reason in one line."""
     try:
         return Reply(getattr(target, request.method)(*request.arguments))
@@ -112,7 +113,7 @@ def answer(target: object, request: Request) -> Reply:
 
 
 def send(connection: Connection[Reply, Request], message: Reply) -> None:
-    """Send an answer; one that does not pickle is answered with why."""
+    """Send a reply; in place of one that does not pickle the reason."""
     try:
         data = pickle.dumps(message)
     except Exception as error:  # noqa: BLE001  pickling runs foreign code

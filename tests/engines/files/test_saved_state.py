@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prefect_rlhf.engines.compute import saved_state
 from prefect_rlhf.engines.files.saved_state import decode, encode
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
 
 
+@saved_state
 @dataclass(frozen=True)
 class Moments:
     count: int
@@ -21,6 +23,13 @@ class Moments:
 
 class Opaque:
     """What JSON cannot hold."""
+
+
+@dataclass(frozen=True)
+class Unregistered:
+    """What has no name that a move of its file would leave."""
+
+    count: int = 0
 
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -40,10 +49,25 @@ def test_a_state_comes_back_as_it_was_through_a_file(state):
     assert found == state and type(found) is type(state)
 
 
-@pytest.mark.parametrize("state", [Opaque(), lambda: 0, {1: (2, 3)}, float("nan")])
+@pytest.mark.parametrize("state", [Opaque(), lambda: 0, {1: (2, 3)}, float("nan"), Unregistered()])
 def test_what_would_not_come_back_is_refused_by_the_name_of_its_call(state):
     with pytest.raises(
-        InvalidInput, match=r"^state of rewards: got '\w+', expected a dataclass or plain values"
+        InvalidInput, match=r"^state of rewards: got '\w+', expected a dataclass with @saved_state or plain values"
     ) as error:
         encode(state, "rewards")
     assert "\n" not in str(error.value)
+
+
+def test_a_state_is_saved_under_its_name_not_under_its_module():
+    assert encode(Moments(1, 0.5), "rewards")["type"] == "Moments"
+    with pytest.raises(GraphError, match="^no state is registered as 'Momenta'$"):
+        decode({"type": "Momenta", "value": {}})
+
+
+def test_two_types_of_one_name_are_refused_in_one_line_that_names_both():
+    """The same one again, as a module that is loaded twice has it, is not another."""
+    again = saved_state(Moments)
+    assert again is Moments
+    other = type("Moments", (), {"__qualname__": "Other.Moments"})
+    with pytest.raises(GraphError, match=r"^two definitions of state 'Moments': \S+:Moments and \S+:Other.Moments; reg"):
+        saved_state(other)

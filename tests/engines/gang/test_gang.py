@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.placement.errors import (
     InvalidInput,
     OutOfDeviceMemory,
@@ -101,7 +102,7 @@ def call(gang, method, *arguments, ranks=None, seconds=30.0, resource="compute")
 
 @pytest.fixture
 def gang():
-    gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",)))
     yield gang
     gang.close()
     assert_group_gone(gang.process_group)
@@ -110,7 +111,7 @@ def gang():
 @pytest.fixture(scope="module")
 def shared():
     """A gang for tests that leave it as they found it."""
-    gang = LocalGang(4, Probe, environment={"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7"})
+    gang = LocalGang(GangSettings(4, Probe, environment={"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7"}))
     yield gang
     gang.close()
     assert_group_gone(gang.process_group)
@@ -198,6 +199,19 @@ def test_copies_to_the_host_run_beside_a_call_on_the_same_rank(shared):
     """The call waits for a signal that only the copy gives; were they served in turn, none would come."""
     found = beside(shared, ("await_signal", 30.0), ("host_link", "signal"))
     assert found == [dict.fromkeys(range(4), True), dict.fromkeys(range(4), False)]
+
+
+def assert_overlap_is_refused(gang):
+    """Of two calls at the same time on the same resource of a rank one is refused, the other goes on."""
+    results = beside(gang, ("sleep", 1.0), ("compute", "sleep", 1.0))
+    (refused,) = [result for result in results if isinstance(result, RlhfError)]
+    assert "rank 0 was asked for a test while it was at a test: calls that share the compute" in str(refused)
+    assert {rank: rank for rank in range(gang.size)} in results
+
+
+def test_calls_that_overlap_on_a_rank_are_refused(gang):
+    """Who may use a device is decided by a run's device locks, once; the gang notices when that went wrong."""
+    assert_overlap_is_refused(gang)
 
 
 def test_a_silent_copy_ends_the_gang(gang):
@@ -305,7 +319,7 @@ def test_a_rank_that_cannot_start_says_why():
     """A factory that raises on one rank ends the start with its reason, and the other ranks."""
     before = children_of(os.getpid())
     with pytest.raises(RankFailed, match="rank 1 failed in joining the world: ZeroDivisionError"):
-        LocalGang(2, broken_factory, start_seconds=60, preload=())
+        LocalGang(GangSettings(2, broken_factory, start_seconds=60, preload=()))
     assert children_of(os.getpid()) == before
 
 
@@ -316,8 +330,9 @@ def broken_factory(rank, size):
 CONTROLLER = """
 import sys, threading, time
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from tests.engines.gang.test_gang import Probe
-gang = LocalGang(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",))
+gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",)))
 print(gang.process_group, flush=True)
 gang.call("spin", {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=60)
 """
@@ -358,6 +373,7 @@ def test_one_rank_in_process_behaves_alike():
     assert {0: os.getpid()} == call(gang, "pid")
     assert call(gang, "total", [0], 5) == {0: 5}
     assert beside(gang, ("await_signal", 30.0), ("host_link", "signal")) == [{0: True}, {0: False}]
+    assert_overlap_is_refused(InProcessGang(Probe))
     with pytest.raises(RankFailed, match="rank 0 failed in a test: ValueError: no"):
         call(gang, "raise_error", ValueError("no"))
     with pytest.raises(RankSilent, match="rank 0 gave no answer within 0.1 s to a test"):

@@ -7,6 +7,7 @@ import torch
 
 from prefect_rlhf.engines.commands import RowTransfer, TransferCommand
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.store import RowStore
 
@@ -58,7 +59,9 @@ class Exchanger:
 
 @pytest.fixture(scope="module")
 def gang():
-    gang = LocalGang(SIZE, Exchanger, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    gang = LocalGang(
+        GangSettings(SIZE, Exchanger, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    )
     yield gang
     gang.close()
 

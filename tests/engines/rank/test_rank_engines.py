@@ -11,6 +11,7 @@ from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeights
 from prefect_rlhf.engines.engine import LossTerms, SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
@@ -109,7 +110,7 @@ class World:
 
     def __init__(self, folder):
         environment = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT}
-        self.gang = LocalGang(2, TamperedRank, environment=environment)
+        self.gang = LocalGang(GangSettings(2, TamperedRank, environment=environment))
         self.folder, self.known = folder, Fingerprints()
         optimizer = OptimizerSpec(lr=1e-3, eps=1e-3)
         self.spec = read_model_spec("actor", folder, "lm", dtype="float32", optimizer=optimizer)

@@ -11,6 +11,7 @@ import torch
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.weights import read_peer_memory as read_memory
 from prefect_rlhf.engines.weights.buckets import IN_FLIGHT, cut_into_buckets, message_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
@@ -89,7 +90,7 @@ class Mover:
 
 @pytest.fixture(scope="module")
 def gang():
-    gang = LocalGang(SIZE, Mover, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    gang = LocalGang(GangSettings(SIZE, Mover, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",)))
     yield gang
     gang.close()
 

@@ -10,6 +10,7 @@ from prefect_rlhf.engines.commands import BuildCommand, CallCommand
 from prefect_rlhf.engines.engine import LossTerms, SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.graph import Call, Operation, Port
@@ -60,7 +61,7 @@ class World:
 
     def __init__(self, folder):
         self.folder = folder
-        self.gang = LocalGang(1, Rank, environment={**RANK_ENVIRONMENT, **FORK_ENVIRONMENT})
+        self.gang = LocalGang(GangSettings(1, Rank, environment={**RANK_ENVIRONMENT, **FORK_ENVIRONMENT}))
         self.ask("open_dataset", Pairs())
         self.ask("open_dataset", Prompts())
 

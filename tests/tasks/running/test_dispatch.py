@@ -6,6 +6,7 @@ The engines compute nothing (see row_world), so what is under test is the contro
 import pytest
 
 from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.row_uses import row_uses
 from prefect_rlhf.placement.mesh import ClusterShape
@@ -49,7 +50,9 @@ PLANS = {"colocated": (FOUR, COLOCATED), "pipelines": (FOUR, PIPELINES), "two no
 
 @pytest.fixture(scope="module")
 def gang():
-    gang = LocalGang(4, row_world.OpenRank, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    gang = LocalGang(
+        GangSettings(4, row_world.OpenRank, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    )
     yield gang
     gang.close()
 

@@ -1,0 +1,35 @@
+"""The calls that a gang's ranks are at: no two may share a resource of a rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from prefect_rlhf.placement.augmented.node import Resource
+from prefect_rlhf.placement.errors import RlhfError
+
+
+class CallsInFlight:
+    """Notes who is at what. Waiting for a free rank is the caller's business (a run's device locks)."""
+
+    def __init__(self) -> None:
+        self._doing: dict[tuple[int, Resource], str] = {}
+        self._changing = threading.Lock()
+
+    @contextmanager
+    def noted(self, ranks: Iterable[int], resource: Resource, doing: str) -> Iterator[None]:
+        """Keep these ranks' resource for a call while the block runs. Raises RlhfError where another call has it."""
+        wanted = [(rank, resource) for rank in ranks]
+        with self._changing:
+            for key in wanted:
+                if key in self._doing:
+                    overlap = f"rank {key[0]} was asked for {doing} while it was at {self._doing[key]}"
+                    raise RlhfError(f"{overlap}: calls that share the {resource} of a rank come one after another")
+            self._doing |= dict.fromkeys(wanted, doing)
+        try:
+            yield
+        finally:
+            with self._changing:
+                for key in wanted:
+                    del self._doing[key]
