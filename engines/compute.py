@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prefect_rlhf.engines.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+State = TypeVar("State")
+
+STATE_TYPES: Registry[type] = Registry("state")
+
+
+def saved_state(kind: type[State]) -> type[State]:
+    """Register a dataclass that computations return as `state`: checkpoints hold it under its own name."""
+    STATE_TYPES.add(kind.__name__, kind, kind)
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +36,10 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of a computation: columns ([B] or right-padded [B, T]), metrics of the step, state for the next."""
+    """The result of a computation: columns ([B] or right-padded [B, T]), metrics of the step, state for the next.
+
+    A state is None, plain values that JSON can hold, or a dataclass that is marked as `saved_state`.
+    """
 
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)

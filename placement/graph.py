@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.model import ModelSpec
@@ -14,15 +16,17 @@ CallKind = Literal["generate", "inference", "train_step", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """The function that a call runs, and its settings, as text, so that a graph survives JSON.
+    """The work of a call by its name, so that a graph survives JSON and moved files.
 
-    `target` is `module:function` (a loss, an advantage estimator) or a plain word an engine knows (`logprobs`,
-    `values`, `scores`, `sample`); `settings` is JSON of the class that `settings_type` names in the same way.
+    `name` is a registered one (a loss, an advantage estimator) or a plain word an engine knows (`logprobs`, `values`,
+    `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the `module:class` of
+    the settings: other processes import both, but they are neither saved nor compared.
     """
 
-    target: str
+    name: str
     settings: str = "{}"
-    settings_type: str = ""
+    module: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    settings_type: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Call, Operation
 from prefect_rlhf.placement.model import OptimizerSpec
-from prefect_rlhf.tasks.operations import Bound, Operator, OutputName
+from prefect_rlhf.tasks.operations import Bound, Operator, OutputName, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace
 
@@ -51,7 +51,7 @@ def generate(
         role=role,
         inputs=(rows.port(),),
         outputs=GENERATED_KEYS,
-        operation=_operation("sample", settings),
+        operation=operation("sample", settings),
         rows_from=rows.dataset,
         num_rows=rows.num_rows * samples_per_prompt,
         every=every,
@@ -159,11 +159,6 @@ def train_step(
             temperature=temperature,
         )
     )
-
-
-def _operation(word: str, settings: Settings) -> Operation:
-    kind = type(settings)
-    return Operation(word, settings.model_dump_json(), f"{kind.__module__}:{kind.__name__}")
 
 
 def _check_head(trace: Trace, role: str, output: OutputName, call: str) -> None:

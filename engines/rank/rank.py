@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -201,8 +202,10 @@ class Rank:
         """Return what these computations left for their next run, to be written down; nothing of those yet to run."""
         return {name: encode(self._states[name], name) for name in calls if name in self._states}
 
-    def restore_states(self, states: Mapping[str, SavedState]) -> None:
-        """Undo `states`."""
+    def restore_states(self, states: Mapping[str, SavedState], modules: Sequence[str]) -> None:
+        """Undo `states`; importing `modules` registers their types."""
+        for module in modules:
+            import_module(module)
         self._states |= {name: decode(state) for name, state in states.items()}
 
     def _model_of(self, command: CallCommand, part: OffloadPart | None = None) -> LoadedModel:

@@ -1,6 +1,6 @@
 """Checkpoints of a run as the controller sees them: finding, checking, finishing and throwing away; never loaded here.
 
-    <run>/checkpoints/step-000004/checkpoint.json        what is small; written last
+    <run>/checkpoints/step-000004/checkpoint.json        the manifest; written last
     <run>/checkpoints/step-000004/actor/shard-00000.*    written by the ranks
     <run>/checkpoints/step-000006.part/                  not finished: never read
 
@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,23 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference
 
 MANIFEST = "checkpoint.json"
-NEWEST = "latest"
-PART = ".part"
-FIELD = "resume_from"
+LATEST = "latest"
+UNFINISHED = ".part"
+PARAMETER = "resume_from"  # as errors name it
+FORMAT = 2  # of manifests; in 1, which had no number, operations were the paths of their modules
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is small. `step` steps are finished; every trained role has weights v`step`.
+    """All of a checkpoint but its shards. `step` steps are finished; every trained role has weights v`step`.
 
-    `shards` has a checksum of each index by trained role and file name, `fingerprints` those of the weights by role,
-    frozen ones too.
+    `identity` is that of the run, `shards` a checksum of each index by trained role and file name, `fingerprints` those
+    of the weights by role, frozen ones too.
     """
 
     step: int
     plan: str
-    problem: dict[str, Any]
+    identity: dict[str, Any]
     fingerprints: dict[str, dict[str, int]]
     states: dict[str, SavedState]
     shards: dict[str, dict[str, str]]
@@ -71,16 +73,16 @@ class Checkpoint:
         return self.manifest.step
 
     def shards(self, role: str) -> tuple[Path, ...]:
-        """The index files of a role's shards."""
+        """Return the index files of a role's shards."""
         return tuple(self.folder / role / name for name in self.manifest.shards[role])
 
     def unfinished(self) -> tuple[str, ...]:
-        """Names of folders beside it whose writing was cut short; nothing reads them."""
-        return tuple(sorted(path.name for path in self.folder.parent.glob(f"*{PART}")))
+        """Return the names of folders beside it whose writing was cut short; nothing reads them."""
+        return tuple(sorted(path.name for path in self.folder.parent.glob(f"*{UNFINISHED}")))
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """Where the checkpoint of a run that finished `step` steps is.
+    """Return the folder of the checkpoint of a run that finished `step` steps.
 
     >>> str(folder_of(Path("runs/mine"), 4))
     'runs/mine/checkpoints/step-000004'
@@ -89,19 +91,19 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 
 def beside(folder: Path) -> Path:
-    """Where a checkpoint is written, or thrown away, so that its own name only ever means a whole one."""
-    return folder.with_name(folder.name + PART)
+    """Return where a checkpoint is written, or thrown away: its own name only ever means a whole one."""
+    return folder.with_name(folder.name + UNFINISHED)
 
 
 def finish(
     augmented: AugmentedGraph,
     run_dir: Path,
     step: int,
-    problem: dict[str, Any],
+    identity: dict[str, Any],
     fingerprints: Mapping[str, Fingerprint],
     states: Mapping[str, SavedState],
 ) -> Path:
-    """Add what is small to the shards that the ranks wrote, and rename: from then on it is the newest checkpoint.
+    """Add the manifest to the shards that the ranks wrote, and rename: from then on it is the newest checkpoint.
 
     Raises InvalidInput, and renames nothing, unless the shards hold every element of every trained role once.
     """
@@ -113,13 +115,14 @@ def finish(
     manifest = Manifest(
         step=step,
         plan=plan_yaml(augmented.plan),
-        problem=problem,
-        fingerprints={role: dict(found) for role, found in fingerprints.items()},
+        identity=identity,
+        fingerprints={role: dict(fingerprint) for role, fingerprint in fingerprints.items()},
         states=dict(states),
         shards={role: {i.name: _checksum(i.read_bytes()) for i in indexes} for role, indexes in shards.items()},
     )
     content = asdict(manifest)
-    write_json(part / MANIFEST, {"manifest": content, "checksum": _checksum(_canonical(content))})
+    header = {"format": FORMAT, "written_by": f"prefect-rlhf {version('prefect-rlhf')}"}
+    write_json(part / MANIFEST, header | {"manifest": content, "checksum": _checksum(_canonical(content))})
     for path in (*(part / role for role in shards), part):
         flush_to_disk(path)
     part.rename(folder)
@@ -136,34 +139,35 @@ def keep_newest(run_dir: Path, number: int) -> None:
 
 def clear_unfinished(run_dir: Path) -> None:
     """Give back the disk space of what a run was writing when it stopped. For the run itself, once no rank is left."""
-    for part in (run_dir / "checkpoints").glob(f"*{PART}"):
+    for part in (run_dir / "checkpoints").glob(f"*{UNFINISHED}"):
         shutil.rmtree(part, ignore_errors=True)
 
 
 def newest_finished(run_dir: Path) -> Path | None:
-    """The folder of a run's newest checkpoint."""
+    """Return the folder of a run's newest checkpoint, None without any."""
     return next(reversed(_finished(run_dir)), None)
 
 
 def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
-    """The checkpoint that a user means: its folder, the newest of a run's folder, or `latest`.
+    """Return the checkpoint that a user means: its folder, the newest of a run's folder, or `latest`.
 
-    That is the one that was finished last of all runs in `output_dir`. Raises InvalidInput when there is none, or when
-    it is not what was written.
+    That is the one that was finished last of all runs in `output_dir`. Raises InvalidInput when there is none, when it
+    is not what was written, or when an older version wrote it.
     """
-    if resume_from == NEWEST:
-        found = [folder for run in output_dir.glob("*") if not run.is_symlink() and (folder := newest_finished(run))]
-        if not found:
-            raise InvalidInput(FIELD, resume_from, f"a run in {output_dir} that finished a checkpoint")
-        return read_checkpoint(max(found, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
+    if resume_from == LATEST:
+        runs = (run for run in output_dir.glob("*") if not run.is_symlink())
+        newest = [folder for run in runs if (folder := newest_finished(run))]
+        if not newest:
+            raise InvalidInput(PARAMETER, resume_from, f"a run in {output_dir} that finished a checkpoint")
+        return read_checkpoint(max(newest, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
     path = Path(resume_from).expanduser().resolve()
     if not path.is_dir():
-        raise InvalidInput(FIELD, resume_from, f"the folder of a run or of a checkpoint, or {NEWEST!r}")
-    if path.suffix == PART:
-        raise InvalidInput(FIELD, resume_from, "a finished checkpoint; the writing of this one was cut short")
+        raise InvalidInput(PARAMETER, resume_from, f"the folder of a run or of a checkpoint, or {LATEST!r}")
+    if path.suffix == UNFINISHED:
+        raise InvalidInput(PARAMETER, resume_from, "a finished checkpoint; the writing of this one was cut short")
     folder = path if (path / MANIFEST).is_file() else newest_finished(path)
     if folder is None:
-        raise InvalidInput(FIELD, resume_from, "a folder with a finished checkpoint")
+        raise InvalidInput(PARAMETER, resume_from, "a folder with a finished checkpoint")
     return read_checkpoint(folder)
 
 
@@ -171,12 +175,15 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a finished checkpoint's manifest, and see that its shards are there, as long as they were."""
     try:
         stored = json.loads((folder / MANIFEST).read_text())
-        whole = stored["checksum"] == _checksum(_canonical(stored["manifest"]))
+        is_whole = stored["checksum"] == _checksum(_canonical(stored["manifest"]))
+        _check_format(folder, stored)
         manifest = TypeAdapter(Manifest).validate_python(stored["manifest"])
+    except InvalidInput:
+        raise
     except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-        raise InvalidInput(FIELD, f"{folder / MANIFEST} that does not read", WHOLE) from error
-    if not whole:
-        raise InvalidInput(FIELD, f"other content of {folder / MANIFEST}", WHOLE)
+        raise InvalidInput(PARAMETER, f"{folder / MANIFEST} that does not read", WHOLE) from error
+    if not is_whole:
+        raise InvalidInput(PARAMETER, f"other content of {folder / MANIFEST}", WHOLE)
     for role, shards in manifest.shards.items():
         for name, checksum in shards.items():
             read_index(folder / role / name, role)
@@ -185,12 +192,12 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, problem: Mapping[str, Any], num_steps: int) -> None:
-    """Raise InvalidInput unless a run of `graph` with this `problem` goes on to `num_steps` from the checkpoint."""
-    difference = first_difference(checkpoint.manifest.problem, problem)
+def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, identity: Mapping[str, Any], num_steps: int) -> None:
+    """Raise InvalidInput unless a run of `graph` with this `identity` goes on to `num_steps` from the checkpoint."""
+    difference = first_difference(checkpoint.manifest.identity, identity)
     if difference is not None:
         path, saved, now = difference
-        raise InvalidInput(FIELD, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")
+        raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")
     if num_steps <= checkpoint.step:
         expected = f"more than {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"
         raise InvalidInput("steps", num_steps, expected)
@@ -198,12 +205,23 @@ def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, problem: Mappi
         _check_role(graph, role, [read_index(index, role) for index in checkpoint.shards(role)])
 
 
+def _check_format(folder: Path, stored: Mapping[str, Any]) -> None:
+    if stored.get("format") != FORMAT:
+        author = stored.get("written_by", "prefect-rlhf 0.1.0 from before formats had numbers")
+        raise InvalidInput(
+            PARAMETER,
+            f"{folder / MANIFEST}, written by {author}",
+            f"a checkpoint of format {FORMAT}; finish the run with that version, or start a new run from the Hugging Face "
+            "folders that it exports after its last step",
+        )
+
+
 def _check_role(graph: DataflowGraph, role: str, indexes: Sequence[ShardIndex]) -> None:
     check_coverage(role, indexes, {parameter.name: parameter.shape for parameter in parameters(graph.model(role))})
 
 
 def _finished(run_dir: Path) -> list[Path]:
-    """The finished checkpoints of a run, oldest first."""
+    """Return the finished checkpoints of a run, oldest first."""
     return sorted(path.parent for path in (run_dir / "checkpoints").glob(f"step-*[0-9]/{MANIFEST}"))
 
 

@@ -1,4 +1,4 @@
-"""What a run works on, as plain values: two runs with equal ones differ only in how and where they run."""
+"""The identity of a run, as plain values: two runs with equal ones differ only in how and where they run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 
 
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
-    """The algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
+    """Return the algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
     Where models are stored is not part of it, nor is the plan. How often a checkpoint is written is, with staleness:
     a checkpoint then decides which weights are read after it (`Span.drained`).
@@ -31,22 +31,21 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
     return plain
 
 
-def first_difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Where two plain values differ first, and what each has there; None when they are equal.
+def first_difference(left: Any, right: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Return where two plain values differ first, and what each has there; None when they are equal.
 
     >>> first_difference({"lr": 1, "model": {"layers": 2}}, {"lr": 1, "model": {"layers": 3}})
     ('model.layers', 2, 3)
     """
-    if isinstance(one, dict) and isinstance(other, dict):
-        for key in dict.fromkeys((*one, *other)):
-            found = first_difference(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))
-            if found is not None:
-                return found
+    if isinstance(left, dict) and isinstance(right, dict):
+        for key in dict.fromkeys((*left, *right)):
+            difference = first_difference(left.get(key), right.get(key), f"{path}.{key}" if path else str(key))
+            if difference is not None:
+                return difference
         return None
-    return None if one == other else (path, one, other)
+    return None if left == right else (path, left, right)
 
 
 def _call(call: Call) -> dict[str, Any]:
-    content = asdict(call)
-    content["operation"]["settings"] = json.loads(call.operation.settings)
-    return content
+    operation = {"name": call.operation.name, "settings": json.loads(call.operation.settings)}
+    return asdict(call) | {"operation": operation}

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.compute import Computed, saved_state
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.rl.hyperparameters import PPO, KLControl, ReMax
@@ -43,6 +43,7 @@ class RunningScores:
         return (scores_B - self.mean) / max(deviation, 1e-8)
 
 
+@saved_state
 @dataclass(frozen=True, slots=True)
 class RewardState:
     """What one step leaves to the next."""

@@ -61,8 +61,8 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         return {"sampling": sampling, "samples_per_prompt": call.samples_per_prompt}
     if call.kind == "inference":
-        return {"output": call.operation.target, "temperature": call.temperature}
-    bound = Bound.of(call.operation)
+        return {"output": call.operation.name, "temperature": call.temperature}
+    bound = Bound(call.operation)
     if call.kind == "compute":
         return {"function": bound}
     operator = bound.operator

@@ -165,7 +165,8 @@ class Dispatcher:
         states = self.run.checkpoint.manifest.states if self.run.checkpoint else {}
         for name, state in states.items():
             rank = self.run.rank(self._plan[name].mesh.devices()[0])  # a computation has one device
-            self._call("restore_states", {rank: ({name: state},)}, f"restore the state of {name}")
+            modules = (self._graph.call(name).operation.module,)
+            self._call("restore_states", {rank: ({name: state}, modules)}, f"restore the state of {name}")
 
     def _settle_built(self, order: BuildCommand, reports: Mapping[int, RankReport]) -> None:
         """Raises InvalidInput when a frozen role's weights are not those that the run to go on had."""

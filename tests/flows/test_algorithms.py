@@ -90,7 +90,7 @@ def test_with_staleness_the_ratio_is_to_the_policy_that_made_the_responses(name)
     trained = traced(ALGORITHMS[name], staleness=1).call("actor_train")
     first = next(port for port in trained.inputs if "logprobs" in port.keys)
     assert first.source == "actor_generate"
-    assert trained.operation.target != "prefect_rlhf.tasks.rl.losses:policy_gradient", "which has no ratio"
+    assert trained.operation.name != "policy_gradient", "which has no ratio"
 
 
 def test_grpo_trains_without_a_critic_on_groups_of_responses():

@@ -336,7 +336,7 @@ def test_what_is_stored_is_float32_under_hugging_face_names(half):
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
     assert {key.split()[0] for key in stored} == {"main", "exp_avg", "exp_avg_sq"}
     manifest = json.loads((half / "checkpoints" / "step-000002" / "checkpoint.json").read_text())["manifest"]
-    assert manifest["states"]["kl_penalised_rewards"]["type"] == "prefect_rlhf.tasks.rl.rewards:RewardState"
+    assert manifest["states"]["kl_penalised_rewards"]["type"] == "RewardState"
     assert manifest["fingerprints"].keys() == {"actor", "critic", "ref", "reward"}
 
 

@@ -1,9 +1,11 @@
 """Tracing: a body becomes exactly the calls it makes, and a body that describes nothing runnable is refused."""
 
+from dataclasses import replace
+
 import pytest
 
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
-from prefect_rlhf.placement.graph import DataEdge, Dataset
+from prefect_rlhf.placement.graph import DataEdge, Dataset, Operation
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.operations import Bound, computation, loss
@@ -86,7 +88,41 @@ def test_a_body_becomes_its_calls_and_data_edges():
 def test_a_loss_crosses_a_graph_with_its_settings():
     """What the rank runs is what the body bound, settings included."""
     operation = traced(good_body).call("actor_train").operation
-    assert Bound.of(operation)(2.0, {}) == 6.0
+    assert Bound(operation)(2.0, {}) == 6.0
+
+
+def test_a_graph_names_operations_and_not_their_modules():
+    """The module goes along to other processes, but two graphs that differ in it alone are one."""
+    operation = traced(good_body).call("some_advantages").operation
+    assert (operation.name, operation.module) == ("some_advantages", __name__)
+    assert replace(operation, module="elsewhere", settings_type="elsewhere:Gain") == operation
+
+
+def test_an_operation_is_registered_under_a_name_of_its_own_if_it_has_one():
+    named = loss("logprobs", name="gain")(value_loss.function)
+    assert named(Gain()).operation.name == "gain"
+    assert Bound(Operation("gain")).operator is named
+
+
+def test_a_second_operation_of_one_name_is_refused_in_one_line_that_names_both():
+    """Whatever its kind; the same function again is no second one."""
+    loss("logprobs")(some_loss.function)
+
+    def other():
+        def some_loss(batch, settings):
+            return batch
+
+        return some_loss
+
+    said = rf"^two definitions of loss or computation 'some_loss': {__name__}:some_loss and {__name__}:test.*; register"
+    with pytest.raises(GraphError, match=said) as error:
+        computation("more")(other())
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_that_no_module_registers_is_refused():
+    with pytest.raises(GraphError, match="^no loss or computation is registered as 'nobody' in json$"):
+        Bound(Operation("nobody", module="json")).operator  # noqa: B018
 
 
 def unused_role(prompts, actor, reward):

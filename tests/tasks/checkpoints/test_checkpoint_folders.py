@@ -115,6 +115,34 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused_when_it_is_found(r
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("header", "author"),
+    [
+        ({}, "prefect-rlhf 0.1.0 from before formats had numbers"),
+        ({"format": 3, "written_by": "prefect-rlhf 9.1"}, "prefect-rlhf 9.1"),
+    ],
+)
+def test_a_checkpoint_of_another_format_is_refused_in_one_line_that_says_what_to_do(run_dir, tmp_path, header, author):
+    """The first format had no number; what its manifest holds is not looked at."""
+    manifest = folder_of(run_dir, 2) / "checkpoint.json"
+    stored = json.loads(manifest.read_text())
+    assert stored["format"] == 2 and stored["written_by"].startswith("prefect-rlhf ")
+    manifest.write_text(json.dumps({"manifest": stored["manifest"], "checksum": stored["checksum"], **header}))
+    with pytest.raises(InvalidInput) as error:
+        find_checkpoint(str(run_dir), tmp_path)
+    assert str(error.value) == (
+        f"resume_from: got '{manifest}, written by {author}', expected a checkpoint of format 2; finish the run with that "
+        "version, or start a new run from the Hugging Face folders that it exports after its last step"
+    )
+
+
+def test_the_identity_of_a_run_knows_operations_by_their_names():
+    """Not by the modules that define them, which may move."""
+    identity = run_identity(augmented().graph, 1, None)
+    assert identity["calls"]["advantages"]["operation"] == {"name": "check_columns", "settings": {}}
+    assert "row_world" not in json.dumps(identity) + augmented().to_json()
+
+
 def test_a_checkpoint_that_lacks_a_parameter_is_never_finished(run_dir):
     with pytest.raises(InvalidInput, match=r"checkpoint\.actor: got '0 elements of main model\.norm\.weight'"):
         write_checkpoint(augmented(), run_dir, 4, without="model.norm.weight")

@@ -38,7 +38,7 @@ def test_bad_settings_are_refused(settings, says):
 
 
 def test_a_bound_loss_brings_its_settings_back():
-    bound = Bound.of(ppo_clip(PPO(clip=0.1)).operation)
+    bound = ppo_clip(PPO(clip=0.1))
     assert bound.settings == PPO(clip=0.1)
     assert bound.operator is ppo_clip
 
