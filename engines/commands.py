@@ -1,4 +1,4 @@
-"""What the controller tells a rank to do, and what the rank reports back: small picklable values, never tensors.
+"""Commands of the controller to a rank, and the rank's reports: small picklable values, never tensors.
 
 A row is named by its position in the step's batch, so every rank means the same row by the same number.
 """
@@ -17,8 +17,9 @@ from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 
+FINGERPRINT_MODULUS = 2**64
 Digest = Mapping[str, int]
-"""Parameter name -> what this rank's shard contributes to the weight fingerprint, modulo 2**64."""
+"""Parameter name -> what this rank's shard contributes to the weight fingerprint, modulo FINGERPRINT_MODULUS."""
 
 Bytes = TypeVar("Bytes", int, Mapping[str, int])
 """Of one rank a number, of several rank -> number."""
@@ -42,7 +43,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Where a trained role's state is on disk, and which weight version that is."""
+    """The folder of a trained role's state on disk, and the weight version that it is."""
 
     folder: Path
     version: int

@@ -13,16 +13,16 @@ change of a single element goes unseen.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
+from prefect_rlhf.engines.commands import FINGERPRINT_MODULUS
 from prefect_rlhf.engines.engine import Shard
 
 WORD_BYTES = 8
-_MODULUS = 2**64
 _BITS_DTYPE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK_ELEMENTS = 1 << 16  # of the element-wise path: what it widens to int64 at once stays in cache
 _SAMPLE_STRIDE = 64  # a sample weighs one row in so many
@@ -55,14 +55,9 @@ class Factors:
 
 
 def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[str, int]:
-    """What each shard contributes to its parameter's fingerprint. Hand in the same `table` to save making it again."""
+    """Contribution of each shard to its parameter's fingerprint. Hand in the same `table` to save making it again."""
     table = table or Factors()
     return {name: shard_digest(name, shard, table) for name, shard in shards.items()}
-
-
-def combine(contributions: Iterable[int]) -> int:
-    """Add the contributions of shards that cover a parameter once."""
-    return sum(contributions) % _MODULUS
 
 
 def sample(shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> dict[str, int]:
@@ -88,7 +83,7 @@ def name_factor(name: str) -> int:
 
 
 def shard_digest(name: str, shard: Shard, table: Factors) -> int:
-    """What one shard contributes to parameter `name`."""
+    """Contribution of one shard to the fingerprint of parameter `name`."""
     (first, last), rows = shard.region[-1], _global_rows(shard)
     lanes = WORD_BYTES // shard.view.element_size()
     row_factors = table.rows(rows.start, rows.stop, shard.view.device)
@@ -98,7 +93,7 @@ def shard_digest(name: str, shard: Shard, table: Factors) -> int:
     else:
         column_factors = table.columns(first // lanes, -(-last // lanes), shard.view.device)
         total = _weigh_elements(shard, row_factors, column_factors)
-    return total * name_factor(name) % _MODULUS
+    return total * name_factor(name) % FINGERPRINT_MODULUS
 
 
 def _global_rows(shard: Shard) -> range:
@@ -167,7 +162,7 @@ def _sample_of(view: Tensor, start: int, table: Factors) -> int:
     matrix = words if words.dim() == 2 else words[None]
     picked = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
     rows = _row_sums(picked, table.columns(0, picked.shape[1], view.device))
-    return _weighed(rows, table.rows(0, len(rows), view.device)) % _MODULUS
+    return _weighed(rows, table.rows(0, len(rows), view.device)) % FINGERPRINT_MODULUS
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
@@ -177,7 +172,7 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 def _signed(value: int) -> int:
     """The int64 with these 64 bits."""
-    return value - _MODULUS if value >= _MODULUS // 2 else value
+    return value - FINGERPRINT_MODULUS if value >= FINGERPRINT_MODULUS // 2 else value
 
 
 def _hash(text: str) -> int:

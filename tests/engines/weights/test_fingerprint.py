@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.engines.weights.fingerprint import Factors, combine, digest, factors, name_factor, sample
+from prefect_rlhf.engines.weights.fingerprint import Factors, digest, factors, name_factor, sample
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.placement.errors import StaleWeights
 from prefect_rlhf.placement.layout.layout import Layout
@@ -76,7 +76,7 @@ def test_shards_add_up_to_the_definition(case, copy):
     """Any tiling, of copies or of views into the whole, gives the number that the definition gives."""
     tensor, regions = case
     parts = (digest({"w": shard(tensor, region, copy)})["w"] for region in regions)
-    assert combine(parts) == defined("w", tensor)
+    assert sum(parts) % M == defined("w", tensor)
 
 
 def test_factors_are_splitmix64_made_odd():
@@ -175,10 +175,11 @@ def digests(layout, held):
 
 
 def test_layouts_of_one_version_agree():
-    """A version learnt from halves is recognised in replicas."""
+    """A version learnt from halves is recognised in replicas, and is what the definition gives."""
     known, v0 = Fingerprints(), weights(0)
     known.settle(MEGATRON, 0, digests(HALVES, [v0, v0]), HALVES)
     known.settle(VLLM, 0, digests(REPLICAS, [v0, v0]), REPLICAS)
+    assert known.content("actor", 0) == {name: defined(name, tensor) for name, tensor in v0.items()}
 
 
 def test_an_older_version_is_named():
@@ -189,6 +190,18 @@ def test_an_older_version_is_named():
         known.settle(MEGATRON, version, digests(HALVES, [held, held]), HALVES)
     with pytest.raises(StaleWeights, match="actor.vllm n0:0-1 dp2 holds the content of v2, expected v3"):
         known.settle(VLLM, 3, digests(REPLICAS, [weights(2), weights(2)]), REPLICAS)
+
+
+def test_only_versions_that_may_be_asked_for_are_kept():
+    """A run's memory does not grow with its steps; the last version before is still called by its number."""
+    known, held = Fingerprints(), {version: weights(version) for version in range(5)}
+    known.learn("reference", 0, {"w": 1})
+    for version, tensors in held.items():
+        known.settle(MEGATRON, version, digests(HALVES, [tensors, tensors]), HALVES)
+        known.forget_before(version)
+    assert sorted(known._learned) == [("actor", 3), ("actor", 4), ("reference", 0)]
+    with pytest.raises(StaleWeights, match="holds the content of v3, expected v4"):
+        known.settle(VLLM, 4, digests(REPLICAS, [held[3], held[3]]), REPLICAS)
 
 
 def test_unknown_content_names_a_parameter():
