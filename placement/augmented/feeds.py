@@ -10,7 +10,7 @@ from prefect_rlhf.placement.augmented.priority import CallPriorities
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
-from prefect_rlhf.placement.rows.shares import holds, needs, reads
+from prefect_rlhf.placement.rows.shares import needs, reads, rows_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
 
     Only of that key; on each of the consumer's devices.
     """
-    made = holds(graph, plan, producer)
+    made = rows_held(graph, plan, producer)
     brought = {device: need.share for device, need in needs(graph, plan, earlier).items() if key in need.keys}
     distinct = {
         (need.share, made.get(device), brought.get(device))  # many devices need and hold the same

@@ -9,7 +9,7 @@ from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.rows.shares import holds, needs
+from prefect_rlhf.placement.rows.shares import needs, rows_held
 
 RowKey = tuple[str, str]
 """A call, and a key that it made."""
@@ -26,11 +26,11 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
     if node.kind == "transfer":
         sources = {move.producer: move.keys for move in node.moves}
         for producer, keys in sources.items():
-            for device in holds(graph, plan, producer):
+            for device in rows_held(graph, plan, producer):
                 uses[device] |= {(producer, key) for key in keys}
     else:
         sources = graph.reads_of(node.call.name)
-        for device in holds(graph, plan, node.call.name):
+        for device in rows_held(graph, plan, node.call.name):
             uses[device] |= {(node.call.name, key) for key in node.call.outputs}
     for device, need in needs(graph, plan, node.call.name).items():
         uses[device] |= {(producer, key) for producer, keys in sources.items() for key in keys if key in need.keys}

@@ -8,7 +8,7 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node, call_title
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.rows.shares import dealing_of
+from prefect_rlhf.placement.rows.shares import partition_of
 from prefect_rlhf.placement.table import table
 
 STEPS_SHOWN = 2  # the first step differs: nothing was trained before it
@@ -91,10 +91,10 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
 
 def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:
     """The rows of a step; with how many each replica gets where their speeds differ: `12 (8 4)`."""
-    dealing = dealing_of(graph, plan, call.name)
-    if len(set(dealing.speeds)) == 1:
+    partition = partition_of(graph, plan, call.name)
+    if len(set(partition.speeds)) == 1:
         return str(call.num_rows)
-    counts = (sum(map(len, hand)) for hand in dealing.hands())
+    counts = (sum(map(len, mini_batches)) for mini_batches in partition.partitions())
     return f"{call.num_rows} ({' '.join(map(str, counts))})"
 
 

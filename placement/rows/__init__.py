@@ -1,1 +1,1 @@
-"""Which rows each device has and needs, and the moves between them."""
+"""Rows: those that each device has and needs, and the moves between them."""

@@ -1,9 +1,9 @@
-"""Which rows must go from device to device before a node runs, and from which holder."""
+"""Rows that must go from device to device before a node runs, and the holder that each comes from."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,17 +11,19 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.partition import RowIndices
-from prefect_rlhf.placement.rows.shares import (
-    LengthsByCall,
-    RowShare,
-    _holds,
-    _needs,
-    _Placed,
-    _placed,
-    holds,
-    needs,
-    reads,
-)
+from prefect_rlhf.placement.rows.shares import LengthsByCall, PlacedCall, RowShare, placed_call, reads
+
+
+@dataclass(frozen=True, slots=True)
+class RowMove:
+    """Keys that a transfer brings from the ranks that made them to the ranks that need them.
+
+    `producer` is the call whose placement says who holds which rows. A dataset's rows never move: every rank reads
+    them for itself.
+    """
+
+    producer: str
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,19 @@ class DeviceTransfer:
 
 
 def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple[RowMove, ...]:
-    """What may have to be brought to the consumer: for each producer the keys of which some device may lack some row.
+    """Return, for each producer, the keys of which some device of the consumer may lack some row.
 
-    Whether rows that are dealt by tokens do lie elsewhere is known only when their lengths are.
+    Whether rows that are partitioned by tokens do lie elsewhere is known only when their lengths are.
     """
-    return tuple(
-        RowMove(producer, lacking)
-        for producer, keys in reads(graph, plan, consumer).items()
-        if (lacking := tuple(_lacking(graph, plan, consumer, producer, keys)))
-    )
+    needed = placed_call(graph, plan, consumer).needs().items()
+    moves = []
+    for producer, keys in reads(graph, plan, consumer).items():
+        held = placed_call(graph, plan, producer).rows_held()
+        distinct = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
+        apart = [need for need, share in distinct if not need.share.surely_within([] if share is None else [share])]
+        if lacking := tuple(key for key in keys if any(key in need.keys for need in apart)):
+            moves.append(RowMove(producer, lacking))
+    return tuple(moves)
 
 
 def row_transfers(
@@ -54,90 +60,64 @@ def row_transfers(
     moves: Sequence[RowMove] | None = None,
     lengths: LengthsByCall | None = None,
 ) -> tuple[DeviceTransfer, ...]:
-    """Per pair of devices, the rows of `moves` (by default all that the consumer lacks) that must go between them.
+    """Return, per pair of devices, the rows of `moves` that must go between them; by default all that are lacking.
 
     A device receives no row that it holds. Sources are the nearest holders (same node, then other nodes), the least
-    loaded first. `lengths`: see Share.rows.
+    loaded first. `lengths`: see RowShare.rows.
     """
-    made = row_moves(graph, plan, consumer) if moves is None else moves
-    makers = tuple((move, _placed(graph, plan, move.producer)) for move in made)
-    if lengths is None:
-        return _transfers_of_equal_rows(_placed(graph, plan, consumer), makers)
-    return _transfers(_placed(graph, plan, consumer), makers, lengths)
+    moves = row_moves(graph, plan, consumer) if moves is None else moves
+    producers = tuple((move, placed_call(graph, plan, move.producer)) for move in moves)
+    placed = placed_call(graph, plan, consumer)
+    return _transfers_of_equal_rows(placed, producers) if lengths is None else _transfers(placed, producers, lengths)
 
 
 @lru_cache(maxsize=256)
 def _transfers_of_equal_rows(
-    consumer: _Placed, makers: tuple[tuple[RowMove, _Placed], ...]
+    consumer: PlacedCall, producers: tuple[tuple[RowMove, PlacedCall], ...]
 ) -> tuple[DeviceTransfer, ...]:
-    return _transfers(consumer, makers, None)
+    return _transfers(consumer, producers, None)
 
 
 def _transfers(
-    consumer: _Placed, makers: Sequence[tuple[RowMove, _Placed]], lengths: LengthsByCall | None
+    consumer: PlacedCall, producers: Sequence[tuple[RowMove, PlacedCall]], lengths: LengthsByCall | None
 ) -> tuple[DeviceTransfer, ...]:
     load: dict[Device, int] = defaultdict(int)
-    found: list[DeviceTransfer] = []
-    for move, maker in makers:
-        holders = _holders(_holds(maker), lengths)
-        for target, need in _needs(consumer).items():
+    transfers: list[DeviceTransfer] = []
+    for move, producer in producers:
+        holders = _holders(producer.rows_held(), lengths)
+        for target, need in consumer.needs().items():
             keys = tuple(key for key in move.keys if key in need.keys)
-            wanted = need.share.rows(lengths) if keys else ()
-            for source, rows in _from_nearest(target, wanted, holders, load, len(keys)).items():
-                found.append(DeviceTransfer(source, target, move.producer, keys, tuple(rows)))
-    return tuple(found)
-
-
-def nearest(target: Device, sources: Sequence[Device]) -> Sequence[Device]:
-    """The sources on the target's node; without one, all of them."""
-    return [source for source in sources if source.node == target.node] or sources
-
-
-def _lacking(
-    graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, keys: Sequence[str]
-) -> Iterator[str]:
-    held, needed = holds(graph, plan, producer), needs(graph, plan, consumer).items()
-    here = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
-    apart = [need for need, share in here if not need.share.surely_within([] if share is None else [share])]
-    return (key for key in keys if any(key in need.keys for need in apart))
+            needed = need.share.rows(lengths) if keys else ()
+            for source, rows in _from_nearest(target, needed, holders, load, len(keys)).items():
+                transfers.append(DeviceTransfer(source, target, move.producer, keys, tuple(rows)))
+    return tuple(transfers)
 
 
 def _holders(held: Mapping[Device, RowShare], lengths: LengthsByCall | None) -> dict[int, list[Device]]:
-    """By row, in ascending order; rows that the same devices hold have the same list."""
-    of_share: dict[RowShare, list[Device]] = defaultdict(list)
+    """Return the holders of each row, in ascending order; rows that the same devices hold have the same list."""
+    by_share: dict[RowShare, list[Device]] = defaultdict(list)
     for device in sorted(held):
-        of_share[held[device]].append(device)
-    found: dict[int, list[Device]] = {}
-    for share, devices in of_share.items():
+        by_share[held[device]].append(device)
+    holders: dict[int, list[Device]] = {}
+    for share, devices in by_share.items():
         for row in share.rows(lengths):
-            found[row] = sorted((*found[row], *devices)) if row in found else devices
-    return found
+            holders[row] = sorted((*holders[row], *devices)) if row in holders else devices
+    return holders
 
 
 def _from_nearest(
-    target: Device, wanted: RowIndices, holders: Mapping[int, Sequence[Device]], load: dict[Device, int], weight: int
+    target: Device, needed: RowIndices, holders: Mapping[int, Sequence[Device]], load: dict[Device, int], weight: int
 ) -> dict[Device, list[int]]:
     """Choose a source for every row that the target lacks; `load` counts what each source sends and is updated."""
     chosen: dict[Device, list[int]] = defaultdict(list)
-    near: dict[int, Sequence[Device]] = {}  # by which list of holders
-    for row in sorted(wanted):
-        every = holders[row]
-        if id(every) not in near:
-            near[id(every)] = [] if target in every else nearest(target, every)
-        if near[id(every)]:
-            source = min(near[id(every)], key=load.__getitem__)
+    nearest: dict[int, Sequence[Device]] = {}  # by the identity of a list of holders: on the target's node, or else all
+    for row in sorted(needed):
+        sources = holders[row]
+        if id(sources) not in nearest:
+            near = [source for source in sources if source.node == target.node]
+            nearest[id(sources)] = [] if target in sources else near or sources
+        if nearest[id(sources)]:
+            source = min(nearest[id(sources)], key=load.__getitem__)
             load[source] += weight
             chosen[source].append(row)
     return chosen
-
-
-@dataclass(frozen=True, slots=True)
-class RowMove:
-    """Keys that a transfer brings from the ranks that made them to the ranks that need them.
-
-    `producer` is the call whose placement says who holds which rows. A dataset's rows never move: every rank reads
-    them for itself.
-    """
-
-    producer: str
-    keys: tuple[str, ...]

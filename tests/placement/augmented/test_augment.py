@@ -23,7 +23,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_transfers
-from prefect_rlhf.placement.rows.shares import holds, needs
+from prefect_rlhf.placement.rows.shares import needs, rows_held
 from tests.strategies import GIB, TWO_DEVICES, dependency_graph, dpo, graphs, placed, plans, ppo, remax
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
@@ -97,7 +97,7 @@ class Devices:
                         assert rows <= self.rows[device, node.step, port.source, key], (node.id, device, key)
         if node.kind == "train_step":
             self.version[node.instance] = node.writes
-        for device, share in holds(self.graph, self.plan, node.call.name).items():
+        for device, share in rows_held(self.graph, self.plan, node.call.name).items():
             for key in node.call.outputs:
                 self.rows[device, node.step, node.call.name, key] |= set(share.rows(self.lengths))
 

@@ -12,7 +12,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.rows.moves import row_moves, row_transfers
 from prefect_rlhf.placement.rows.partition import RowPartition
-from prefect_rlhf.placement.rows.shares import dealing_of, holds, needs
+from prefect_rlhf.placement.rows.shares import needs, partition_of, rows_held
 from tests.strategies import GIB, dpo, graphs, on, placed, plans, ppo
 
 CLUSTER = ClusterShape("pair", 2, 4, 8 * GIB)
@@ -38,13 +38,13 @@ def needed_at(graph, plan, name, lengths=None):
 
 def test_inference_leaves_its_outputs_on_the_last_stage_of_each_replica():
     plan = plan_of(ppo(), ref_inference=on("n0-1:0-3", "megatron", dp=2, tp=2, pp=2))
-    held = rows_at(holds(ppo(), plan, "ref_inference"))
+    held = rows_at(rows_held(ppo(), plan, "ref_inference"))
     assert held == {Device(1, 0): (0, 1, 2, 3), Device(1, 2): (4, 5, 6, 7)}
 
 
 def test_generate_leaves_its_outputs_on_every_device_of_the_replica():
     plan = plan_of(ppo(), actor_generate=on("n0:0-3", "vllm", dp=2, tp=2))
-    held = rows_at(holds(ppo(), plan, "actor_generate"), LENGTHS)
+    held = rows_at(rows_held(ppo(), plan, "actor_generate"), LENGTHS)
     assert held == {A: (0, 1, 2, 3), B: (0, 1, 2, 3), C: (4, 5, 6, 7), D: (4, 5, 6, 7)}
 
 
@@ -52,11 +52,11 @@ def test_a_computation_sees_all_rows_in_one_place():
     plan = plan_of(ppo(), advantages=on("n0:2", "python"))
     everything = {C: tuple(range(8))}
     assert needed_at(ppo(), plan, "advantages", LENGTHS) == everything
-    assert rows_at(holds(ppo(), plan, "advantages"), LENGTHS) == everything
+    assert rows_at(rows_held(ppo(), plan, "advantages"), LENGTHS) == everything
 
 
 def test_a_train_step_leaves_no_rows():
-    assert holds(ppo(), plan_of(ppo()), "actor_train_step") == {}
+    assert rows_held(ppo(), plan_of(ppo()), "actor_train_step") == {}
 
 
 def test_replicas_get_as_many_tokens_as_each_other():
@@ -72,8 +72,8 @@ def test_calls_on_the_same_rows_are_dealt_alike_so_that_nothing_moves_between_th
     finer = tuple(replace(c, mini_batches=4) if c.name == "critic_train_step" else c for c in graph)
     graph = replace(graph, calls=finer)
     plan = preset("flattening", graph, CLUSTER, DeviceMesh(0, 1, 0, 2))
-    dealt = {dealing_of(graph, plan, call.name) for call in graph if call.kind in ("inference", "train_step")}
-    assert dealt == {RowPartition(8, (1.0, 1.0), 4, 1, "actor_generate")}
+    rules = {partition_of(graph, plan, call.name) for call in graph if call.kind in ("inference", "train_step")}
+    assert rules == {RowPartition(8, (1.0, 1.0), 4, 1, "actor_generate")}
     assert "critic_inference" not in [move.producer for move in row_moves(graph, plan, "critic_train_step")]
     (share,) = {need.share for need in needs(graph, plan, "actor_train_step").values() if need.share.replica == 0}
     assert share.mini_batch_sizes(2, LENGTHS) == (2, 2)
@@ -91,14 +91,14 @@ def test_rows_of_a_dataset_are_dealt_by_count():
     """No generate reports their lengths; inference and train_step agree all the same."""
     graph = dpo()
     plan = preset("flattening", graph, CLUSTER, DeviceMesh(0, 1, 0, 2))
-    assert dealing_of(graph, plan, "ref_inference") == RowPartition(8, (1.0, 1.0), 1, 2)
-    assert dealing_of(graph, plan, "actor_train_step") == RowPartition(8, (1.0, 1.0), 1, 2)
+    assert partition_of(graph, plan, "ref_inference") == RowPartition(8, (1.0, 1.0), 1, 2)
+    assert partition_of(graph, plan, "actor_train_step") == RowPartition(8, (1.0, 1.0), 1, 2)
 
 
 def test_replicas_on_slower_nodes_get_fewer_rows():
     """Node 1 has half the speed of node 0."""
     plan = replace(plan_of(ppo(), actor_generate=on("n0-1:0-3", "vllm", dp=4, tp=2)), cluster=UNEVEN)
-    held = rows_at(holds(ppo(), plan, "actor_generate"))
+    held = rows_at(rows_held(ppo(), plan, "actor_generate"))
     assert [len(held[device]) for device in (A, C, Device(1, 0), Device(1, 2))] == [3, 3, 1, 1]
 
 
@@ -161,7 +161,7 @@ def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds
             assert move.source != move.target
             assert {(move.source, *what) for what in sent} <= made
             assert not {(move.target, *what) for what in sent} & have
-            near = [d for d in holds(graph, plan, move.producer) if d.node == move.target.node]
+            near = [d for d in rows_held(graph, plan, move.producer) if d.node == move.target.node]
             assert move.source.node == move.target.node or not any((d, *what) in made for d in near for what in sent)
             have |= {(move.target, *what) for what in sent}
         for device, need in needs(graph, plan, call.name).items():
