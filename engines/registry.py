@@ -49,8 +49,8 @@ def _is_same(earlier: Any, later: Any) -> bool:
 
 
 def _file(definition: Any) -> str:
-    module = definition.__module__
-    return getattr(sys.modules.get(module), "__file__", None) or module
+    module: str = definition.__module__
+    return str(getattr(sys.modules.get(module), "__file__", module))
 
 
 def _place(definition: Any) -> str:

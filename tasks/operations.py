@@ -1,7 +1,7 @@
 """Losses and computations as values: a registered name and its settings, so that a graph can be saved and sent.
 
-`@loss` and `@computation` turn a plain function into an Operator, which is registered under the function's name; calling
-an Operator with settings binds it.
+`@loss` and `@computation` turn a plain function into an Operator, which is registered under the function's name;
+calling an Operator with settings binds it.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def _check_format(folder: Path, stored: Mapping[str, Any]) -> None:
         raise InvalidInput(
             PARAMETER,
             f"{folder / MANIFEST}, written by {author}",
-            f"a checkpoint of format {FORMAT}; finish the run with that version, or start a new run from the Hugging Face "
-            "folders that it exports after its last step",
+            f"a checkpoint of format {FORMAT}; finish the run with that version, or start a new run from the Hugging "
+            "Face folders that it exports after its last step",
         )
 
 

@@ -131,8 +131,8 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line_that_says_what_to
     with pytest.raises(InvalidInput) as error:
         find_checkpoint(str(run_dir), tmp_path)
     assert str(error.value) == (
-        f"resume_from: got '{manifest}, written by {author}', expected a checkpoint of format 2; finish the run with that "
-        "version, or start a new run from the Hugging Face folders that it exports after its last step"
+        f"resume_from: got '{manifest}, written by {author}', expected a checkpoint of format 2; finish the run with "
+        "that version, or start a new run from the Hugging Face folders that it exports after its last step"
     )
 
 

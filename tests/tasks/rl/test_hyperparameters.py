@@ -3,7 +3,6 @@
 import pytest
 from pydantic import ValidationError
 
-from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.losses import ppo_clip
 
