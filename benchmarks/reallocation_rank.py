@@ -13,9 +13,10 @@ from torch import Tensor
 
 from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover, bring
+from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover, fetch
 from prefect_rlhf.engines.weights.send_receive import send_receive
-from prefect_rlhf.placement.layout.layout import Layout, Region
+from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
@@ -78,13 +79,13 @@ class Mover:
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
 
-    def prepare(self, order: MoveWeightsCommand) -> None:
+    def prepare(self, command: MoveWeightsCommand) -> None:
         """Allocate both copies, and the messages of the raw transport; touch all of it."""
-        self.order, self.mover = order, WeightMover(self.rank)
-        self.source = Copy(order.source_layout, order.source.engine, self.rank, filled=True)
-        self.target = Copy(order.target_layout, order.target.engine, self.rank, filled=False)
+        self.command, self.mover = command, WeightMover(self.rank)
+        self.source = Copy(command.source_layout, command.source.engine, self.rank, filled=True)
+        self.target = Copy(command.target_layout, command.target.engine, self.rank, filled=False)
         sent: Counter[tuple[int, int]] = Counter()
-        for piece in reshard(order.source_layout, order.target_layout, order.devices).moved:
+        for piece in reshard(command.source_layout, command.target_layout, command.devices).moved:
             sent[piece.source, piece.target] += piece.num_elements * DTYPE.itemsize
         self.outgoing = {t: [torch.ones(n, dtype=torch.uint8)] for (s, t), n in sent.items() if s == self.rank}
         self.incoming = {s: [torch.zeros(n, dtype=torch.uint8)] for (s, t), n in sent.items() if t == self.rank}
@@ -98,17 +99,17 @@ class Mover:
 
     def exchange(self) -> float:
         """Seconds of bringing what goes between ranks from the one copy's storage into the other's."""
-        route = self.mover.route(self.source, self.target, self.order)  # type: ignore[arg-type]  # all that it uses
+        transfers = self.mover.transfers(self.source, self.target, self.command)  # type: ignore[arg-type]  # all that it uses
         dist.barrier()
         began = time.perf_counter()
-        bring(route)
+        fetch(transfers)
         return time.perf_counter() - began
 
     def move(self) -> tuple[float, Moved]:
         """Seconds of all of it, with what is copied within this rank; and what it moved."""
         dist.barrier()
         began = time.perf_counter()
-        moved = self.mover.move(self.source, self.target, self.order)  # type: ignore[arg-type]  # all that it uses
+        moved = self.mover.move(self.source, self.target, self.command)  # type: ignore[arg-type]  # all that it uses
         return time.perf_counter() - began, moved
 
     def wrong(self) -> list[str]:

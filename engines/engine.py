@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from prefect_rlhf.placement.layout.layout import Region
+from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 if TYPE_CHECKING:

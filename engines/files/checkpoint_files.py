@@ -24,8 +24,7 @@ from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.tensor_files import write_tensors
 from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.layout.layout import Region
-from prefect_rlhf.placement.layout.regions import intersection, num_elements
+from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 
 WHOLE = "what was written; an earlier checkpoint may be whole"
 

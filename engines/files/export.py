@@ -12,7 +12,8 @@ from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.files.huggingface import write_folder
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
-from prefect_rlhf.placement.layout.layout import Layout, Region
+from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.model import ModelSpec
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.layout.layout import Region
+from prefect_rlhf.placement.layout.regions import Region
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard, StateKind, StatePart
-from prefect_rlhf.placement.layout.layout import Region
-from prefect_rlhf.placement.layout.regions import num_elements, rectangles
+from prefect_rlhf.placement.layout.regions import Region, num_elements, rectangles
 
 MOMENTS: tuple[StateKind, ...] = ("exp_avg", "exp_avg_sq")
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard
-from prefect_rlhf.placement.layout.layout import Region
+from prefect_rlhf.placement.layout.regions import Region
 
 
 def within(region: Region, outer: Region) -> tuple[slice, ...]:
-    """`region` as slices of a tensor that holds `outer`.
+    """Return `region` as slices of a tensor that holds `outer`.
 
     >>> within(((4, 6), (0, 8)), ((4, 8), (0, 8)))
     (slice(0, 2, None), slice(0, 8, None))
@@ -25,7 +25,7 @@ def within(region: Region, outer: Region) -> tuple[slice, ...]:
 
 
 def blocks(shard: Shard, region: Region) -> list[Tensor]:
-    """The blocks of a region that lies within the shard's.
+    """Return the blocks of a region that lies within the shard's.
 
     Raises ValueError for a view that splits more than the first axis of its parameter in two.
     """

@@ -1,1 +1,1 @@
-"""Which region of which parameter each device holds, and how one layout becomes another."""
+"""Layouts: the region of each parameter that each device holds, and how one layout becomes another."""

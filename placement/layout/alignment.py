@@ -1,4 +1,4 @@
-"""Which device gets which coordinate: each copy of a role's weights overlaps most with what its devices already hold.
+"""Device orders: each copy of a role's weights overlaps most with what its devices already hold.
 
 HybridFlow (section 5.3, figure 8) groups the ranks of generation at intervals so that each keeps the part of the
 weights that it trains; that is a case of this assignment.
@@ -15,16 +15,23 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.layout import Layout, Region, layout_of
-from prefect_rlhf.placement.layout.regions import intersection, num_elements
+from prefect_rlhf.placement.layout.layout import Layout, layout_of
+from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, instances, trained_instance
+from prefect_rlhf.placement.plan import (
+    EngineKind,
+    ExecutionPlan,
+    ModelInstance,
+    device_coordinates,
+    instances,
+    trained_instance,
+)
 from prefect_rlhf.placement.strategy import Strategy
 
 
 def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """`plan` with an order for every call whose role is trained elsewhere and that states none.
+    """Return `plan` with a device order for every call whose role is trained elsewhere and that states none.
 
     The trained instance itself, and roles that nobody trains, keep theirs: the plain order unless the plan states one.
     """
@@ -42,38 +49,40 @@ def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
 
 
 @lru_cache(maxsize=256)  # presets and candidates of one question ask for the same pairs again and again
-def overlapping_order(instance: ModelInstance, held: ModelInstance, model: ModelSpec) -> tuple[int, ...]:
-    """The order of `instance` in which its devices have most elements of `held` already; () when it is the plain one.
+def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) -> tuple[int, ...]:
+    """Return the device order of `instance` that overlaps most with `trained`; () when it is the plain one.
 
     Of equal ones, the order that leaves most coordinates on their node, then on their device, as in the plain order. No
     tensor-parallel group spans more nodes than in the plain order: where the best order would, coordinates stay on
     their nodes and are assigned node by node.
     """
     devices = instance.mesh.devices()
-    gains = _gains(instance, held, model)
+    gains = _gains(instance, trained, model)
     order = _assignment(gains, range(len(devices)))
-    plain_nodes = _nodes_of_groups(devices, instance.strategy)
-    nodes = _nodes_of_groups([devices[position] for position in order], instance.strategy)
-    if any(found > plain for found, plain in zip(nodes, plain_nodes, strict=True)):
-        order = [p for node in _positions_by_node(devices) for p in _assignment(gains, node)]
+    plain_spans = _nodes_of_groups(devices, instance.strategy)
+    spans = _nodes_of_groups([devices[position] for position in order], instance.strategy)
+    if any(span > plain for span, plain in zip(spans, plain_spans, strict=True)):
+        nodes = dict.fromkeys(device.node for device in devices)  # a mesh lists its devices node by node
+        positions = [[p for p, device in enumerate(devices) if device.node == node] for node in nodes]
+        order = [position for of_node in positions for position in _assignment(gains, of_node)]
     return tuple(order) if order != list(range(len(devices))) else ()
 
 
-def _gains(instance: ModelInstance, held: ModelInstance, model: ModelSpec) -> NDArray[np.float64]:
-    """[device, coordinate]: how good it is that the device (by position in the mesh) gets the coordinate.
+def _gains(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) -> NDArray[np.float64]:
+    """Return [device, coordinate]: the gain when the device (by position in the mesh) gets the coordinate.
 
     Elements that overlap count first, the same node as in the plain order second, the same device last.
     """
     devices, size = instance.mesh.devices(), instance.mesh.num_devices
-    overlaps = _overlaps(held, instance, model)
+    overlaps = _overlaps(trained, instance, model)
     unit = int(np.gcd.reduce(overlaps, axis=None)) or 1  # keeps the sums exact in float64
-    coordinates = dict(zip(held.devices, held.strategy.coordinates(), strict=True))
-    wanted = instance.strategy.coordinates()
-    stages, parts = [at.pp for at in wanted], [at.tp for at in wanted]
+    trained_at = dict(device_coordinates(trained))
+    coordinates = instance.strategy.coordinates()
+    stages, parts = [at.pp for at in coordinates], [at.tp for at in coordinates]
     gains = np.zeros((size, size))
     for position, device in enumerate(devices):
-        if device in coordinates:
-            at = coordinates[device]
+        if device in trained_at:
+            at = trained_at[device]
             gains[position] = overlaps[at.pp, at.tp, stages, parts] // unit
     gains *= (size + 1) ** 2
     nodes = np.array([device.node for device in devices])
@@ -82,9 +91,9 @@ def _gains(instance: ModelInstance, held: ModelInstance, model: ModelSpec) -> ND
 
 
 def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
-    """[stage, part, stage, part]: elements that a shard of one instance and a shard of the other have in common.
+    """Return [stage, part, stage, part]: elements that a shard of one instance and a shard of the other share.
 
-    Which parameters a shard has is a matter of its stage, and how much of each a matter of its tp part.
+    The stage of a shard decides which parameters it has, its tp part how much of each.
     """
     (a, b), (in_a, in_b) = (one.strategy, other.strategy), (_stages(one, model), _stages(other, model))
     both = (in_a[:, None] & in_b[None, :]).reshape(a.pp * b.pp, -1)
@@ -94,48 +103,42 @@ def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDA
 
 
 def _stages(instance: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
-    """[stage, parameter]: 1 where the stage has the parameter."""
+    """Return [stage, parameter]: 1 where the stage has the parameter."""
     layout = _split(instance.engine, Strategy(pp=instance.strategy.pp), model)
-    held = [[stage in layout.regions[name] for name in layout.shapes] for stage in range(instance.strategy.pp)]
-    return np.array(held, dtype=np.int64)
+    on_stage = [[stage in layout.regions[name] for name in layout.shapes] for stage in range(instance.strategy.pp)]
+    return np.array(on_stage, dtype=np.int64)
 
 
 def _shared_parts(one: Layout, other: Layout, parts: int, other_parts: int) -> NDArray[np.int64]:
-    """[parameter, part * part]: elements of a parameter that a part of one layout and a part of the other hold."""
+    """Return [parameter, part * part]: elements of a parameter that a part of one layout and one of the other hold."""
 
     @cache  # layers are alike
-    def shared(mine: tuple[Region | None, ...], theirs: tuple[Region | None, ...]) -> list[int]:
-        common = (a and b and intersection(a, b) for a in mine for b in theirs)
+    def shared(regions: tuple[Region | None, ...], other_regions: tuple[Region | None, ...]) -> list[int]:
+        common = (a and b and intersection(a, b) for a in regions for b in other_regions)
         return [num_elements(region) if region else 0 for region in common]
 
     def regions(layout: Layout, name: str, count: int) -> tuple[Region | None, ...]:
         return tuple(layout.regions[name].get(part) for part in range(count))
 
-    every = [shared(regions(one, name, parts), regions(other, name, other_parts)) for name in one.shapes]
-    return np.array(every, dtype=np.int64)
+    by_parameter = [shared(regions(one, name, parts), regions(other, name, other_parts)) for name in one.shapes]
+    return np.array(by_parameter, dtype=np.int64)
 
 
 @lru_cache(maxsize=64)
 def _split(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> Layout:
-    """The layout of a model in an engine that is split so; rank r is the r-th stage or part."""
+    """Return the layout of a model in an engine that is split so; rank r is the r-th stage or part."""
     mesh = DeviceMesh(0, 1, 0, strategy.num_devices)  # any will do
     return layout_of(ModelInstance(model.role, engine, mesh, strategy), model, mesh)
 
 
 def _assignment(gains: NDArray[np.float64], positions: Sequence[int]) -> list[int]:
-    """For each of the coordinates at `positions`, the device out of those at `positions`; the most gain in total."""
+    """Return, for each coordinate at `positions`, the device out of those at `positions`; the most gain in total."""
     block = gains[np.ix_(positions, positions)]
     _, chosen = linear_sum_assignment(block.T, maximize=True)
     return [positions[index] for index in chosen]
 
 
 def _nodes_of_groups(devices: Sequence[Device], strategy: Strategy) -> list[int]:
-    """How many nodes each tensor-parallel group spans; its members stand side by side."""
+    """Count the nodes that each tensor-parallel group spans; its members stand side by side."""
     groups = (devices[first : first + strategy.tp] for first in range(0, len(devices), strategy.tp))
     return [len({device.node for device in group}) for group in groups]
-
-
-def _positions_by_node(devices: Sequence[Device]) -> list[list[int]]:
-    """Positions of each node's devices; a mesh lists them node by node."""
-    nodes = dict.fromkeys(device.node for device in devices)
-    return [[p for p, device in enumerate(devices) if device.node == node] for node in nodes]

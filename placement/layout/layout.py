@@ -1,4 +1,4 @@
-"""Which hyper-rectangle of each global tensor each device of a model instance holds.
+"""The hyper-rectangle of each global tensor that each device of a model instance holds.
 
 Names, shapes and regions are those of the Hugging Face checkpoint, whatever the engine fuses or interleaves; so
 resharding, checkpoints and weight fingerprints know neither Megatron nor vLLM. An instance in host memory has the
@@ -14,13 +14,11 @@ from functools import cache
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import Parameter, parameters
+from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
-
-Region = tuple[tuple[int, int], ...]
-"""(start, stop) for each axis of the global tensor."""
 
 VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this before it splits it over tp
 
@@ -33,12 +31,12 @@ class Layout:
     regions: Mapping[str, Mapping[int, Region]]
 
     def of_rank(self, rank: int) -> dict[str, Region]:
-        """What one rank holds, by parameter."""
+        """Return the regions that one rank holds, by parameter."""
         return {name: regions[rank] for name, regions in self.regions.items() if rank in regions}
 
 
 def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> Layout:
-    """The layout of an instance. A rank is the position of its device in `lease.devices()`."""
+    """Return the layout of an instance. A rank is the position of its device in `lease.devices()`."""
     position = {device: rank for rank, device in enumerate(lease.devices())}
     ranks = tuple(position[device] for device in instance.devices)
     layout = vllm_layout if instance.engine == "vllm" else megatron_layout
@@ -46,46 +44,37 @@ def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> L
 
 
 def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    """tp splits heads, feed-forward columns and vocabulary; pp deals out the layers as `stages` says.
+    """Split heads, feed-forward columns and vocabulary over tp, and the layers over pp as `stages` says.
 
     `ranks` are in the order of coordinates. The vocabulary is padded to a multiple of tp, so the last ranks may hold
     less of it. The first stage has the embedding, the last the final norm and the output; with tied embeddings and a
     language-model head the last stage has a copy of the embedding too.
     """
-    _divides(strategy.tp, split_by_tp(model, "megatron"))
-    if strategy.pp > model.shape.num_layers:
-        raise InvalidInput("pp", strategy.pp, f"at most {model.shape.num_layers}, the layers of {model.role}")
-    return _layout(model, strategy, ranks, padded_vocabulary(model, "megatron", strategy.tp))
+    return _layout(model, "megatron", strategy, ranks)
 
 
 def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    """As Megatron's without pp; the vocabulary is padded before it is split, so the last rank may hold less of it."""
-    _divides(strategy.tp, split_by_tp(model, "vllm"))
-    if strategy.pp != 1:
-        raise InvalidInput("pp", strategy.pp, "1: vllm runs no pipeline here")
-    return _layout(model, strategy, ranks, padded_vocabulary(model, "vllm", strategy.tp))
+    """Split as Megatron without pp; the vocabulary is padded before it is split, so the last rank may hold less."""
+    return _layout(model, "vllm", strategy, ranks)
 
 
-def padded_vocabulary(model: ModelSpec, engine: EngineKind, tp: int) -> int:
-    """The rows of the engine's embedding over all tp ranks. Rows past the vocabulary hold nothing of the model."""
-    multiple = VLLM_VOCAB_MULTIPLE if engine == "vllm" else tp
-    return -(-model.shape.vocab_size // multiple) * multiple
+@cache
+def stages(num_layers: int, pp: int) -> tuple[range, ...]:
+    """Return the layers of each pipeline stage, as even as possible; earlier stages get the extra ones.
 
+    The last stage also has the output, which costs about as much as a layer or two, so it is the one to be short.
+    Layouts, engines and cost estimates follow this one rule.
 
-def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -> tuple[int, int]:
-    """(start, stop) of the vocabulary that the index-th of tp ranks holds, without padding; empty if that is all.
-
-    >>> from prefect_rlhf.placement.model import TransformerShape
-    >>> model = ModelSpec("actor", "", "lm", TransformerShape(8, 8, 1, 4, 4, 2, 5, 9, 1e4, 1e-5, True))
-    >>> [vocabulary_rows(model, "megatron", 4, index) for index in range(4)]
-    [(0, 2), (2, 4), (4, 5), (5, 5)]
+    >>> [len(layers) for layers in stages(30, 4)]
+    [8, 8, 7, 7]
     """
-    part = padded_vocabulary(model, engine, tp) // tp
-    return _part(index, part, model.shape.vocab_size)
+    size, extra = divmod(num_layers, pp)
+    starts = [stage * size + min(stage, extra) for stage in range(pp + 1)]
+    return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
 
 
 def split_by_tp(model: ModelSpec, engine: EngineKind) -> dict[str, int]:
-    """What tensor parallelism cuts evenly, with its count: a legal tp divides each."""
+    """Return what tensor parallelism cuts evenly, with its count: a legal tp divides each."""
     shape = model.shape
     counts = {
         "attention heads": shape.num_attention_heads,
@@ -97,37 +86,61 @@ def split_by_tp(model: ModelSpec, engine: EngineKind) -> dict[str, int]:
     return counts
 
 
-def _layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...], padded_vocab: int) -> Layout:
-    every = parameters(model)
+def padded_vocabulary(model: ModelSpec, engine: EngineKind, tp: int) -> int:
+    """Return the rows of the engine's embedding over all tp ranks; those past the vocabulary hold nothing."""
+    multiple = VLLM_VOCAB_MULTIPLE if engine == "vllm" else tp
+    return -(-model.shape.vocab_size // multiple) * multiple
+
+
+def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -> tuple[int, int]:
+    """Return (start, stop) of the vocabulary that the index-th of tp ranks holds; empty if all of it is padding.
+
+    >>> from prefect_rlhf.placement.model import TransformerShape
+    >>> model = ModelSpec("actor", "", "lm", TransformerShape(8, 8, 1, 4, 4, 2, 5, 9, 1e4, 1e-5, True))
+    >>> [vocabulary_rows(model, "megatron", 4, index) for index in range(4)]
+    [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    return _part(index, padded_vocabulary(model, engine, tp) // tp, model.shape.vocab_size)
+
+
+def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
+    for what, count in split_by_tp(model, engine).items():
+        if count % strategy.tp:
+            raise InvalidInput("tp", strategy.tp, f"a divisor of the {count} {what}")
+    if engine == "vllm" and strategy.pp != 1:
+        raise InvalidInput("pp", strategy.pp, "1: vllm runs no pipeline here")
+    if strategy.pp > model.shape.num_layers:
+        raise InvalidInput("pp", strategy.pp, f"at most {model.shape.num_layers}, the layers of {model.role}")
     coordinates = dict(zip(ranks, strategy.coordinates(), strict=True))
-    held = {
-        parameter.name: {
-            rank: _region(parameter, at.tp, strategy.tp, padded_vocab)
+    vocabulary = padded_vocabulary(model, engine, strategy.tp)
+    shapes: dict[str, tuple[int, ...]] = {}
+    regions: dict[str, dict[int, Region]] = {}
+    for parameter in parameters(model):
+        shapes[parameter.name] = parameter.shape
+        by_rank = {
+            rank: _region(parameter, at.tp, strategy.tp, vocabulary)
             for rank, at in coordinates.items()
             if _on_stage(parameter, at, strategy, model)
         }
-        for parameter in every
-    }
-    kept = {name: {rank: r for rank, r in found.items() if _not_empty(r)} for name, found in held.items()}
-    return Layout({parameter.name: parameter.shape for parameter in every}, kept)
+        regions[parameter.name] = {
+            rank: region for rank, region in by_rank.items() if all(start < stop for start, stop in region)
+        }
+    return Layout(shapes, regions)
 
 
-def _region(parameter: Parameter, tp: int, degree: int, padded_vocab: int) -> Region:
-    whole = [(0, size) for size in parameter.shape]
+def _region(parameter: Parameter, index: int, tp: int, padded_vocab: int) -> Region:
+    """Return the region of the index-th of tp parts; empty where all of it is padding."""
+    region = [(0, size) for size in parameter.shape]
     if parameter.split_axis is not None:
         size = parameter.shape[parameter.split_axis]
-        part = (padded_vocab if parameter.over_vocabulary else size) // degree
-        whole[parameter.split_axis] = _part(tp, part, size)
-    return tuple(whole)
+        part = (padded_vocab if parameter.over_vocabulary else size) // tp
+        region[parameter.split_axis] = _part(index, part, size)
+    return tuple(region)
 
 
 def _part(index: int, part: int, size: int) -> tuple[int, int]:
-    """The index-th of equal parts, cut off where the real size ends."""
+    """Return (start, stop) of the index-th of equal parts, cut off where the real size ends."""
     return min(size, index * part), min(size, (index + 1) * part)
-
-
-def _not_empty(region: Region) -> bool:
-    return all(start < stop for start, stop in region)
 
 
 def _on_stage(parameter: Parameter, at: Coordinate, strategy: Strategy, model: ModelSpec) -> bool:
@@ -137,23 +150,3 @@ def _on_stage(parameter: Parameter, at: Coordinate, strategy: Strategy, model: M
     if parameter.name == "model.embed_tokens.weight":
         return at.pp == 0 or (at.pp == last and "lm" in model.head and model.shape.tied_embeddings)
     return at.pp == last
-
-
-def _divides(tp: int, counts: Mapping[str, int]) -> None:
-    for what, count in counts.items():
-        if count % tp:
-            raise InvalidInput("tp", tp, f"a divisor of the {count} {what}")
-
-
-@cache
-def stages(num_layers: int, pp: int) -> tuple[range, ...]:
-    """The layers of each stage, as even as possible; earlier stages get the extra ones.
-
-    The last stage also has the output, which costs about as much as a layer or two, so it is the one to be short.
-
-    >>> [len(layers) for layers in stages(30, 4)]
-    [8, 8, 7, 7]
-    """
-    size, extra = divmod(num_layers, pp)
-    starts = [stage * size + min(stage, extra) for stage in range(pp + 1)]
-    return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))

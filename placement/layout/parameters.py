@@ -25,26 +25,21 @@ class Parameter:
 
 
 def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """All parameters of `model` in the order of a forward pass. Tied embeddings are one parameter."""
-    return tuple(_parameters(model))
+    """Return all parameters of `model` in the order of a forward pass. Tied embeddings are one parameter."""
+    shape = model.shape
+    table = (shape.vocab_size, shape.hidden_size)
+    layers = (parameter for layer in range(shape.num_layers) for parameter in _layer(shape, layer))
+    ends = [Parameter("model.norm.weight", (shape.hidden_size,))]
+    if "scalar" in model.head:
+        ends.append(Parameter("score.weight", (1, shape.hidden_size)))
+    if "lm" in model.head and not shape.tied_embeddings:
+        ends.append(Parameter("lm_head.weight", table, 0, over_vocabulary=True))
+    return (Parameter("model.embed_tokens.weight", table, 0, over_vocabulary=True), *layers, *ends)
 
 
 def num_parameters(model: ModelSpec) -> int:
-    """Elements of all parameters."""
+    """Count the elements of all parameters."""
     return sum(parameter.num_elements for parameter in parameters(model))
-
-
-def _parameters(model: ModelSpec) -> Iterator[Parameter]:
-    shape = model.shape
-    table = (shape.vocab_size, shape.hidden_size)
-    yield Parameter("model.embed_tokens.weight", table, 0, over_vocabulary=True)
-    for layer in range(shape.num_layers):
-        yield from _layer(shape, layer)
-    yield Parameter("model.norm.weight", (shape.hidden_size,))
-    if "scalar" in model.head:
-        yield Parameter("score.weight", (1, shape.hidden_size))
-    if "lm" in model.head and not shape.tied_embeddings:
-        yield Parameter("lm_head.weight", table, 0, over_vocabulary=True)
 
 
 def _layer(shape: TransformerShape, layer: int) -> Iterator[Parameter]:

@@ -1,17 +1,50 @@
-"""Consecutive elements of a region as rectangles: what an optimizer that is cut anywhere holds of a parameter."""
+"""Hyper-rectangles of a tensor: what two share, what one has beyond another, and runs of elements as rectangles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
 
-from prefect_rlhf.placement.layout.layout import Region
+Region = tuple[tuple[int, int], ...]
+"""(start, stop) for each axis of the global tensor."""
+
+
+def num_elements(region: Region) -> int:
+    """Count the elements of a region."""
+    return prod(stop - start for start, stop in region)
+
+
+def intersection(one: Region, other: Region) -> Region | None:
+    """Return the region that two regions share, or None.
+
+    >>> intersection(((0, 4), (0, 8)), ((2, 6), (4, 8)))
+    ((2, 4), (4, 8))
+    """
+    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return common if all(start < stop for start, stop in common) else None
+
+
+def subtract(region: Region, hole: Region) -> list[Region]:
+    """Return disjoint regions that together are `region` without `hole`; the hole lies inside.
+
+    >>> subtract(((0, 4), (0, 8)), ((2, 4), (4, 8)))
+    [((0, 2), (0, 8)), ((2, 4), (0, 4))]
+    """
+    rest: list[Region] = []
+    core = list(region)
+    for axis, ((start, stop), (first, last)) in enumerate(zip(region, hole, strict=True)):
+        for side in ((start, first), (last, stop)):
+            if side[0] < side[1]:
+                rest.append((*core[:axis], side, *core[axis + 1 :]))
+        core[axis] = (first, last)
+    return rest
 
 
 def rectangles(region: Region, start: int, stop: int) -> Iterator[Region]:
-    """The regions, in order, of the elements `start` to `stop` of `region` in row-major order.
+    """Yield the regions, in order, of the elements `start` to `stop` of `region` in row-major order.
 
-    Of a matrix at most three: the end of a row, whole rows, the beginning of a row.
+    An optimizer that is cut anywhere holds such a run of a parameter. Of a matrix at most three regions: the end of a
+    row, whole rows, the beginning of a row.
 
     >>> list(rectangles(((10, 14), (0, 8)), 5, 26))
     [((10, 11), (5, 8)), ((11, 13), (0, 8)), ((13, 14), (0, 2))]
@@ -33,34 +66,3 @@ def rectangles(region: Region, start: int, stop: int) -> Iterator[Region]:
 def _within_row(row: int, rest: list[tuple[int, int]], start: int, stop: int) -> Iterator[Region]:
     for inner in rectangles(tuple(rest), start, stop):
         yield ((row, row + 1), *inner)
-
-
-def intersection(one: Region, other: Region) -> Region | None:
-    """What two regions share, or None.
-
-    >>> intersection(((0, 4), (0, 8)), ((2, 6), (4, 8)))
-    ((2, 4), (4, 8))
-    """
-    common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return common if all(start < stop for start, stop in common) else None
-
-
-def subtract(region: Region, hole: Region) -> list[Region]:
-    """Disjoint regions that together are `region` without `hole`; the hole lies inside.
-
-    >>> subtract(((0, 4), (0, 8)), ((2, 4), (4, 8)))
-    [((0, 2), (0, 8)), ((2, 4), (0, 4))]
-    """
-    rest: list[Region] = []
-    core = list(region)
-    for axis, ((start, stop), (first, last)) in enumerate(zip(region, hole, strict=True)):
-        for side in ((start, first), (last, stop)):
-            if side[0] < side[1]:
-                rest.append((*core[:axis], side, *core[axis + 1 :]))
-        core[axis] = (first, last)
-    return rest
-
-
-def num_elements(region: Region) -> int:
-    """Elements of a region."""
-    return prod(stop - start for start, stop in region)
