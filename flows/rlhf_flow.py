@@ -22,11 +22,7 @@ ALGORITHMS = ("ppo", "reward", "dpo", "grpo", "remax")
 class AlgorithmFlow(FormFlow):
     """A Prefect flow that knows the algorithm it runs."""
 
-    @property
-    def algorithm(self) -> Algorithm:
-        algorithm = getattr(self.fn, "algorithm")  # noqa: B009  set by rlhf_flow; survives Flow.with_options
-        assert isinstance(algorithm, Algorithm)
-        return algorithm
+    algorithm: Algorithm
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
@@ -46,9 +42,9 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
             options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields})
             return run_algorithm(algorithm, parameters, options)
 
-        entry = form_entry(body, RunOptions, run, _own_parameters(body))
-        entry.algorithm = algorithm  # type: ignore[attr-defined]  # functions take attributes; AlgorithmFlow reads it
-        return AlgorithmFlow(entry, name="rlhf")
+        flow = AlgorithmFlow(form_entry(body, RunOptions, run, _own_parameters(body)), name="rlhf")
+        flow.algorithm = algorithm
+        return flow
 
     return decorate
 
