@@ -22,16 +22,10 @@ from typing import Any
 
 from prefect.testing.utilities import prefect_test_harness
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: the plans are shared with the tests
-
-from prefect_rlhf.flows.forms.options import RunOptions  # noqa: E402  after the path is set
-from prefect_rlhf.flows.ppo import ppo  # noqa: E402  after the path is set
-from prefect_rlhf.flows.training.run import prepare  # noqa: E402  after the path is set
-from prefect_rlhf.placement.lease import Lease  # noqa: E402  after the path is set
-from prefect_rlhf.placement.memory.certificate import Certificate, certify  # noqa: E402  after the path is set
-from prefect_rlhf.placement.memory.fit import longest_rows  # noqa: E402  after the path is set
-from tests import plan_matrix  # noqa: E402  after the path is set
-from tests.plan_matrix import FOUR_RANKS, Compact, leased  # noqa: E402  after the path is set
+from benchmarks.prepared_ppo import prepared_ppo
+from prefect_rlhf.placement.memory.certificate import Certificate
+from tests import plan_matrix
+from tests.plan_matrix import FOUR_RANKS, leased, plan_file
 
 NUM_DEVICES = 4
 TOLERANCE = 1.15
@@ -41,39 +35,38 @@ def main() -> None:
     """Certify, run, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=len(FOUR_RANKS), help="how many of the plans")
-    wanted = parser.parse_args().plans
-    if not 1 <= wanted <= len(FOUR_RANKS):
-        sys.exit(f"--plans: got {wanted}, expected 1 to {len(FOUR_RANKS)}")
+    num_plans = parser.parse_args().plans
+    if not 1 <= num_plans <= len(FOUR_RANKS):
+        sys.exit(f"--plans: got {num_plans}, expected 1 to {len(FOUR_RANKS)}")
     rows: list[dict[str, Any]] = []
     with prefect_test_harness(server_startup_timeout=120), tempfile.TemporaryDirectory() as folder:
-        given = plan_matrix.parameters(Path(folder))
-        for name, compact in list(FOUR_RANKS.items())[:wanted]:
-            certificate = certified(given, compact, Path(folder) / "plan.json")
-            spans = plan_matrix.run(given, compact, name, NUM_DEVICES).spans
-            rows += compared(name, certificate, spans)
+        parameters = plan_matrix.parameters(Path(folder))
+        for name, compact in list(FOUR_RANKS.items())[:num_plans]:
+            file = plan_file(compact, Path(folder) / "plan.json")
+            with leased(NUM_DEVICES):
+                certificate = prepared_ppo({**parameters, "plan": str(file)}).certificate
+            spans = plan_matrix.run(parameters, file, name, NUM_DEVICES).spans
+            rows += rank_rows(name, certificate, spans)
             print(json.dumps(rows[-NUM_DEVICES:]), flush=True)
-    print(json.dumps(summary(wanted, rows)))
+    ratios = [row["ratio"] for row in rows]
+    result = {
+        "num_plans": num_plans,
+        "num_ranks": len(rows),
+        "min_ratio": min(ratios),
+        "max_ratio": max(ratios),
+        "never_under": min(ratios) >= 1,
+        "within_tolerance": max(ratios) <= TOLERANCE,
+    }
+    print(json.dumps(result))
 
 
-def certified(given: Mapping[str, Any], compact: Compact, path: Path) -> Certificate:
-    """The certificate of the very graph that the run is going to execute."""
-    plan_matrix.plan_file(compact, path)
-    parameters = ppo.validate_parameters({**given, "plan": str(path)})
-    options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields if key in parameters})
-    with leased(NUM_DEVICES):
-        held = Lease.from_environment()
-        assert held is not None  # just set
-        prepared = prepare(ppo.algorithm, parameters, options, held)
-    return certify(prepared.augmented, longest_rows(prepared.augmented.graph, prepared.longest), "cpu")
-
-
-def compared(plan: str, certificate: Certificate, spans: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def rank_rows(plan: str, certificate: Certificate, spans: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per rank; rank r is the r-th device."""
     rows = []
     for rank, ((device, predicted), peak) in enumerate(zip(certificate.most_resident, certificate.peaks, strict=True)):
-        mine = [span for span in spans if str(rank) in span["device_bytes"]]
-        measured = max(span["device_bytes"][str(rank)] for span in mine)
-        beyond = [span["resident_bytes"][str(rank)] - span["device_bytes"][str(rank)] for span in mine]
+        reports = [span for span in spans if str(rank) in span["device_bytes"]]
+        measured = max(span["device_bytes"][str(rank)] for span in reports)
+        beyond = [span["resident_bytes"][str(rank)] - span["device_bytes"][str(rank)] for span in reports]
         rows.append(
             {
                 "plan": plan,
@@ -86,19 +79,6 @@ def compared(plan: str, certificate: Certificate, spans: Sequence[Mapping[str, A
             }
         )
     return rows
-
-
-def summary(num_plans: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The last line."""
-    ratios = [row["ratio"] for row in rows]
-    return {
-        "num_plans": num_plans,
-        "num_ranks": len(rows),
-        "min_ratio": min(ratios),
-        "max_ratio": max(ratios),
-        "never_under": min(ratios) >= 1,
-        "within_tolerance": max(ratios) <= TOLERANCE,
-    }
 
 
 if __name__ == "__main__":

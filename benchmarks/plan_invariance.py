@@ -17,10 +17,8 @@ from pathlib import Path
 
 from prefect.testing.utilities import prefect_test_harness
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: the plans are shared with the tests
-
-from tests import plan_matrix  # noqa: E402  after the path is set
-from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE, Result  # noqa: E402  after the path is set
+from tests import plan_matrix
+from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE, Result
 
 
 def main() -> None:

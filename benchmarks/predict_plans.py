@@ -27,24 +27,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from prefect.testing.utilities import prefect_test_harness
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: helpers are shared with the tests
-
-from benchmarks.our_ppo import flow_parameters  # noqa: E402  after the path is set
-from benchmarks.ppo_work import PPOWork, missing_files  # noqa: E402  after the path is set
+from benchmarks.our_ppo import flow_parameters
+from benchmarks.ppo_work import PPOWork, missing_files
 from prefect_rlhf.flows.commands import profile as profile_command
-from prefect_rlhf.flows.forms.options import RunOptions  # noqa: E402  after the path is set
-from prefect_rlhf.flows.hardware import profiles  # noqa: E402  after the path is set
-from prefect_rlhf.flows.ppo import ppo  # noqa: E402  after the path is set
-from prefect_rlhf.flows.training.run import PreparedRun, prepare  # noqa: E402  after the path is set
-from prefect_rlhf.placement.errors import InvalidInput  # noqa: E402  after the path is set
-from prefect_rlhf.placement.lease import Lease  # noqa: E402  after the path is set
-from prefect_rlhf.placement.plans.plan_file import plan_yaml  # noqa: E402  after the path is set
-from prefect_rlhf.placement.plans.presets import PRESETS  # noqa: E402  after the path is set
-from prefect_rlhf.tasks.model_shape import model_shape  # noqa: E402  after the path is set
-from prefect_rlhf.tasks.reporting.comparison import step_ends, subject_of  # noqa: E402  after the path is set
-from prefect_rlhf.tasks.running.journal import TaskRunSpan, read_spans  # noqa: E402  after the path is set
-from tests.plan_matrix import Compact, leased, plan, plan_file  # noqa: E402  after the path is set
-from tests.tiny import make_model, make_prompts  # noqa: E402  after the path is set
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.hardware import profiles
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.training.run import PreparedRun, prepare
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.tasks.model_shape import model_shape
+from prefect_rlhf.tasks.reporting.comparison import step_ends, subject_of
+from prefect_rlhf.tasks.running.journal import TaskRunSpan, read_spans
+from tests.plan_matrix import Compact, leased, plan, plan_file
+from tests.tiny import make_model, make_prompts
 
 HELD_OUT = 8
 DIFFERENT = 1.1  # plans whose measured seconds differ by less have no order
