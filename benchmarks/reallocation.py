@@ -45,7 +45,7 @@ class Pair:
     target: ModelInstance
     lease: DeviceMesh
 
-    def order(self) -> MoveWeightsCommand:
+    def command(self) -> MoveWeightsCommand:
         layouts = (layout_of(instance, SPEC, self.lease) for instance in (self.source, self.target))
         return MoveWeightsCommand(self.source, self.target, 1, *layouts, devices=self.lease.devices())
 
@@ -108,11 +108,11 @@ def measure(gang: LocalGang, pair: Pair, rounds: int) -> Result:
     """Best of `rounds` rounds, each of the three in turn."""
 
     def everywhere(method: str, *arguments: Any) -> list[Any]:
-        orders = dict.fromkeys(range(gang.size), arguments)
-        return list(gang.call(method, orders, doing=pair.name, deadline_seconds=120).values())
+        calls = dict.fromkeys(range(gang.size), arguments)
+        return list(gang.call(method, calls, doing=pair.name, deadline_seconds=120).values())
 
-    order = pair.order()
-    everywhere("prepare", order)
+    command = pair.command()
+    everywhere("prepare", command)
     raw, exchanged, total = [], [], []
     for _ in range(rounds):
         raw.append(max(everywhere("raw")))
@@ -124,7 +124,7 @@ def measure(gang: LocalGang, pair: Pair, rounds: int) -> Result:
     return Result(
         name=pair.name,
         bytes_moved=sum(moved.bytes_moved for _, moved in moves),
-        bytes_lower_bound=num_lacking(order.source_layout, order.target_layout) * DTYPE.itemsize,
+        bytes_lower_bound=num_lacking(command.source_layout, command.target_layout) * DTYPE.itemsize,
         seconds=min(exchanged),
         raw_seconds=min(raw),
         total_seconds=min(total),

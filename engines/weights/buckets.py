@@ -1,4 +1,4 @@
-"""What travels as one message between two ranks: both ends cut and bundle the same pieces the same way.
+"""Messages between two ranks: both ends cut and bundle the same pieces the same way.
 
 Large pieces go alone, in parts of a few MiB, so that an end on which such a part is contiguous sends or receives it
 where it lies; small ones share a message, since each message costs as much time as some hundred KiB.
@@ -23,7 +23,7 @@ Bucket = tuple[Piece, ...]
 
 
 def cut_into_buckets(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype], limit: int) -> list[Bucket]:
-    """Cut and bundle one pair's pieces into parcels of at most `limit` bytes each (but at least a row)."""
+    """Cut and bundle one pair's pieces into buckets of at most `limit` bytes each (but at least a row)."""
     alone: list[Bucket] = []
     shared: dict[torch.dtype, list[Piece]] = {}
     for piece in pieces:
@@ -32,11 +32,11 @@ def cut_into_buckets(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype]
             alone += [(part,) for part in _cut(piece, dtype, limit)]
         else:
             shared.setdefault(dtype, []).append(piece)
-    return alone + [parcel for dtype, small in shared.items() for parcel in _bundled(small, dtype, limit)]
+    return alone + [bucket for dtype, small in shared.items() for bucket in _bundled(small, dtype, limit)]
 
 
 def message_bytes(most_peers: int, bucket_bytes: int = BUCKET_BYTES) -> int:
-    """The size limit of a message when some rank exchanges with so many others in one direction."""
+    """Return the size limit of a message when some rank exchanges with so many others in one direction."""
     return min(MESSAGE_BYTES, bucket_bytes // (IN_FLIGHT * max(1, most_peers)))
 
 
@@ -54,13 +54,13 @@ def _cut(piece: Piece, dtype: torch.dtype, limit: int) -> Iterator[Piece]:
 
 
 def _bundled(pieces: Sequence[Piece], dtype: torch.dtype, limit: int) -> Iterator[Bucket]:
-    bundle: list[Piece] = []
+    bucket: list[Piece] = []
     size = 0
     for piece in pieces:
-        if bundle and size + num_bytes(piece, dtype) > limit:
-            yield tuple(bundle)
-            bundle, size = [], 0
-        bundle.append(piece)
+        if bucket and size + num_bytes(piece, dtype) > limit:
+            yield tuple(bucket)
+            bucket, size = [], 0
+        bucket.append(piece)
         size += num_bytes(piece, dtype)
-    if bundle:
-        yield tuple(bundle)
+    if bucket:
+        yield tuple(bucket)

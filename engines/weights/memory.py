@@ -1,4 +1,4 @@
-"""What a rank's memory holds: storage bytes of tensors, and the process's own view as their witness."""
+"""Bytes in a rank's memory: storages of tensors, and the system's view of the process as their witness."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -31,7 +30,7 @@ class HostLink:
         self._pinned: Tensor | None = None
 
     def room(self, num_bytes: int) -> Tensor:
-        """A flat buffer in host memory; on a GPU the same one each time."""
+        """Return a flat buffer in host memory; on a GPU the same one each time."""
         if self._stream is None:
             return _shared(num_bytes)
         if self._pinned is None or len(self._pinned) < num_bytes:
@@ -40,7 +39,7 @@ class HostLink:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Copies made in here are done when it ends.
+        """End when the copies made within are done.
 
         The side stream waits for what the current stream was given so far, since that may still use the blocks of
         memory which the allocator hands out again; the device computes on meanwhile.
@@ -57,49 +56,36 @@ class HostLink:
 
 
 class OffloadedTensors:
-    """Storages that were emptied, with what they held; those of `scratch` come back as zeros."""
+    """Storages that were emptied, with copies of what they held; those of `scratch` come back as zeros."""
 
     def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor] = (), link: HostLink | None = None) -> None:
         storages = _storages(kept)
         self._scratch = [(storage, storage.nbytes()) for storage in _storages(scratch)]
         self._link = link or HostLink(storages[0].device if storages else torch.device("cpu"))
         host = self._link.room(sum(storage.nbytes() for storage in storages))
-        self._kept = list(_side_by_side(storages, host))
+        self._kept = list(zip(storages, torch.split(host, [s.nbytes() for s in storages]), strict=True))
         self.num_bytes = len(host) + sum(size for _, size in self._scratch)
         with self._link.copying():
-            for place in self._kept:
-                place.host.copy_(_bytes(place.storage), non_blocking=True)
-        for storage in [*(place.storage for place in self._kept), *(storage for storage, _ in self._scratch)]:
+            for storage, copy in self._kept:
+                copy.copy_(_bytes(storage), non_blocking=True)
+        for storage, _ in (*self._kept, *self._scratch):
             storage.resize_(0)
-        _return_freed_memory()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        release_free_memory()
 
     def restore(self) -> int:
         """Refill every storage; return the bytes."""
-        for place in self._kept:
-            place.storage.resize_(len(place.host))
+        for storage, copy in self._kept:
+            storage.resize_(len(copy))
         for storage, size in self._scratch:
             storage.resize_(size)
         with self._link.copying():
-            for place in self._kept:
-                _bytes(place.storage).copy_(place.host, non_blocking=True)
+            for storage, copy in self._kept:
+                _bytes(storage).copy_(copy, non_blocking=True)
             for storage, _ in self._scratch:
                 _bytes(storage).zero_()
         return self.num_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A storage and its part of the buffer in host memory."""
-
-    storage: torch.UntypedStorage
-    host: Tensor
-
-
-def _side_by_side(storages: Iterable[torch.UntypedStorage], host: Tensor) -> Iterator[_Place]:
-    start = 0
-    for storage in storages:
-        yield _Place(storage, host[start : start + storage.nbytes()])
-        start += storage.nbytes()
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
@@ -108,7 +94,7 @@ def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
 
 
 def _shared(num_bytes: int) -> Tensor:
-    """Memory of this process that counts as shared; it has no name, so nothing of it outlives the process."""
+    """Return memory that counts as shared; it has no name, so nothing of it outlives the process."""
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)
@@ -117,10 +103,3 @@ def _shared(num_bytes: int) -> Tensor:
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
     """The storage as a flat tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _return_freed_memory() -> None:
-    """Give freed blocks back to the driver and the system, so that other processes can have them."""
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    release_free_memory()

@@ -1,4 +1,4 @@
-"""One rank's part of a reallocation, made once: what it copies within, and its messages, all as views of storage."""
+"""One rank's part of a reallocation, made once: its copies within and its messages, all as views of storage."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Blocks = Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WeightMessage:
-    """A parcel at one of its ends: the blocks of each piece there, in the order in which they travel."""
+    """A bucket at one of its ends: the blocks of each piece there, in the order in which they travel."""
 
     pieces: tuple[Blocks, ...]
     num_elements: int
@@ -60,7 +60,7 @@ class WeightMessage:
 
 @dataclass(frozen=True, slots=True)
 class RankTransfers:
-    """What one rank does: `staying` are the blocks that it copies within, the rest its messages by the other rank.
+    """One rank's part of a reallocation: the blocks `staying` are copied within it, the rest are messages by rank.
 
     Views stay valid as long as the engines that stated them; offloading empties and refills the same storages.
     """
@@ -77,7 +77,7 @@ class RankTransfers:
 
     @property
     def rounds_under_way(self) -> int:
-        """How many messages to and from each rank may be under way: as many as a bucket can stage in each direction."""
+        """The number of messages to and from each rank under way at once: as many as a bucket can stage either way."""
         staged = max(sum(map(_most_staged, ways.values())) for ways in (self.outgoing, self.incoming))
         return max(1, self.bucket_bytes // staged if staged else self.num_rounds)
 
@@ -91,7 +91,7 @@ class RankTransfers:
 
 
 def plan_rank_transfers(plan: ReshardPlan, rank: int, read: Shards, write: Shards, bucket_bytes: int) -> RankTransfers:
-    """What `rank` does for `plan`, reading and writing these shards, with at most two buckets staged."""
+    """Plan the part of `rank` in `plan`, reading and writing these shards, with at most two buckets staged."""
     limit = message_bytes(_most_peers(plan.moved), bucket_bytes)
     outgoing = _by_peer((piece.target, piece) for piece in plan.moved if piece.source == rank)
     incoming = _by_peer((piece.source, piece) for piece in plan.moved if piece.target == rank)
@@ -109,10 +109,10 @@ def _most_staged(messages: Sequence[WeightMessage]) -> int:
     return max((message.num_bytes for message in messages if message.place is None), default=0)
 
 
-def _messages(made: Iterable[Bucket], shards: Shards) -> list[WeightMessage]:
+def _messages(buckets: Iterable[Bucket], shards: Shards) -> list[WeightMessage]:
     return [
-        WeightMessage(tuple(_blocks(piece, shards) for piece in parcel), sum(piece.num_elements for piece in parcel))
-        for parcel in made
+        WeightMessage(tuple(_blocks(piece, shards) for piece in bucket), sum(piece.num_elements for piece in bucket))
+        for bucket in buckets
     ]
 
 
@@ -121,14 +121,14 @@ def _blocks(piece: Piece, shards: Shards) -> Blocks:
 
 
 def _by_peer(pieces: Iterable[tuple[int, Piece]]) -> dict[int, list[Piece]]:
-    found: dict[int, list[Piece]] = defaultdict(list)
+    by_peer: dict[int, list[Piece]] = defaultdict(list)
     for peer, piece in pieces:
-        found[peer].append(piece)
-    return dict(sorted(found.items()))
+        by_peer[peer].append(piece)
+    return dict(sorted(by_peer.items()))
 
 
 def _most_peers(moved: Iterable[Piece]) -> int:
-    """How many others some rank sends to, or receives from: the same number on every rank."""
+    """The most others that some rank sends to, or receives from: the same number on every rank."""
     pairs = {(piece.source, piece.target) for piece in moved}
     ends = [("from", source) for source, _ in pairs] + [("to", target) for _, target in pairs]
     return max(Counter(ends).values(), default=0)

@@ -33,30 +33,27 @@ REFUSED = (errno.EPERM, errno.ENOSYS)
 Integers = npt.NDArray[np.int64]
 
 
-def read_memory(route: RankTransfers) -> RankTransfers:
-    """Read what this rank lacks from ranks whose memory it can read; return the route of what is left for messages.
+def read_peer_memory(transfers: RankTransfers) -> RankTransfers:
+    """Read what this rank lacks from ranks whose memory it can read; return the transfers that are left for messages.
 
-    Collective over the ranks of the route. A rank returns when all that read from it have what they need. Raises
+    Collective over the ranks of the transfers. A rank returns when all that read from it have what they need. Raises
     OSError when a rank that is read from has ended.
     """
-    if any(message.like.is_cuda for message in chain(*route.outgoing.values(), *route.incoming.values())):
-        return route
-    offers = {peer: _offer(messages) for peer, messages in route.outgoing.items()}
-    heads = {peer: _integers(HEAD + len(messages)) for peer, messages in route.incoming.items()}
+    outgoing, incoming = transfers.outgoing, transfers.incoming
+    if any(message.like.is_cuda for message in chain(*outgoing.values(), *incoming.values())):
+        return transfers
+    offers = {peer: _offer(messages) for peer, messages in outgoing.items()}
+    heads = {peer: _integers(HEAD + len(messages)) for peer, messages in incoming.items()}
     send_receive({peer: [head] for peer, (head, _) in offers.items()}, {peer: [head] for peer, head in heads.items()})
     tables = {peer: _integers(int(head[2]), 4) for peer, head in heads.items()}
-    send_receive(
-        {peer: [table] for peer, (_, table) in offers.items()}, {peer: [table] for peer, table in tables.items()}
-    )
-    answers = {peer: _read(head, tables[peer], route.incoming[peer]) for peer, head in heads.items()}
-    heard = {peer: _integers(1) for peer in offers}
-    send_receive(
-        {peer: [answer] for peer, answer in answers.items()}, {peer: [answer] for peer, answer in heard.items()}
-    )
+    send_receive({peer: [table] for peer, (_, table) in offers.items()}, {peer: [t] for peer, t in tables.items()})
+    were_read = {peer: _read(head, tables[peer], incoming[peer]) for peer, head in heads.items()}
+    replies = {peer: _integers(1) for peer in offers}
+    send_receive({peer: [was_read] for peer, was_read in were_read.items()}, {peer: [r] for peer, r in replies.items()})
     return replace(
-        route,
-        outgoing={peer: _left(messages, offers[peer][0], heard[peer]) for peer, messages in route.outgoing.items()},
-        incoming={peer: _left(messages, heads[peer], answers[peer]) for peer, messages in route.incoming.items()},
+        transfers,
+        outgoing={peer: _left(messages, offers[peer][0], replies[peer]) for peer, messages in outgoing.items()},
+        incoming={peer: _left(messages, heads[peer], were_read[peer]) for peer, messages in incoming.items()},
     )
 
 
@@ -65,12 +62,15 @@ def _integers(*shape: int) -> Tensor:
 
 
 def _offer(messages: Sequence[WeightMessage]) -> tuple[Tensor, Tensor]:
-    """What others need to know to read messages from this process.
+    """Make what others need to know to read messages from this process.
 
-    The first is host, process, number of blocks, and of each message whether it is offered; the second the table of
-    those that are.
+    The first tensor is host, process, number of blocks, and of each message whether it is offered; the second the table
+    of those that are. A row that is not whole in memory is offered only if it is long: Linux looks up its page alone.
     """
-    offered = [all(map(_is_quickly_read, _blocks([message]))) for message in messages]
+    offered = [
+        all(block.is_contiguous() or block[0].nbytes >= SHORT_ROW_BYTES for block in _blocks([message]))
+        for message in messages
+    ]
     table = _table(_blocks(compress(messages, offered)))
     return torch.tensor([_host(), os.getpid(), len(table), *offered]), table
 
@@ -81,11 +81,6 @@ def _left(messages: Sequence[WeightMessage], head: Tensor, was_read: Tensor) -> 
 
 def _blocks(messages: Iterable[WeightMessage]) -> list[Tensor]:
     return [block for message in messages for piece in message.pieces for block in piece]
-
-
-def _is_quickly_read(block: Tensor) -> bool:
-    """Linux looks up the page of each row by itself."""
-    return block.is_contiguous() or block[0].nbytes >= SHORT_ROW_BYTES
 
 
 def _table(blocks: Sequence[Tensor]) -> Tensor:
@@ -101,24 +96,24 @@ def _rows(block: Tensor) -> tuple[int, int, int, int]:
 
 
 def _read(head: Tensor, table: Tensor, messages: Sequence[WeightMessage]) -> Tensor:
-    """Copy what is offered into the messages' blocks; whether that was allowed."""
+    """Copy what is offered into the messages' blocks; return 1 if that was allowed, else 0."""
     host, pid = head[:2].tolist()
     if host != _host():
         return torch.zeros(1, dtype=torch.int64)
-    mine = _table(_blocks(compress(messages, head[HEAD:].tolist())))
-    copied = all(_copy(pid, remote, local) for remote, local in _calls(_segments(table), _segments(mine)))
+    wanted = _table(_blocks(compress(messages, head[HEAD:].tolist())))
+    copied = all(_copy(pid, remote, local) for remote, local in _calls(_segments(table), _segments(wanted)))
     return torch.tensor([int(copied)])
 
 
 def _segments(table: Tensor) -> tuple[Integers, Integers]:
-    """Where each row begins, and its bytes."""
+    """The address of each row, and its bytes."""
     begin, rows, size, stride = table.numpy().T
     row = np.arange(rows.sum()) - np.repeat(rows.cumsum() - rows, rows)
     return np.repeat(begin, rows) + row * np.repeat(stride, rows), np.repeat(size, rows)
 
 
 def _calls(source: tuple[Integers, Integers], target: tuple[Integers, Integers]) -> Iterator[tuple[Integers, Integers]]:
-    """The same bytes on both sides, a call's segments at a time: [segments, 2] of address and bytes."""
+    """Cut both sides into the segments of one call after another: [segments, 2] of address and bytes."""
     ends = [sizes.cumsum() for _, sizes in (source, target)]
     total = int(source[1].sum())
     assert total == target[1].sum(), "both sides have the same bytes"
@@ -134,13 +129,13 @@ def _calls(source: tuple[Integers, Integers], target: tuple[Integers, Integers])
 
 
 def _joined(begin: Integers, sizes: Integers) -> Integers:
-    """[segments, 2]: neighbours as one."""
+    """Join adjacent segments: [segments, 2]."""
     first = np.flatnonzero(np.concatenate([[True], begin[1:] != begin[:-1] + sizes[:-1]]))
     return np.stack([begin[first], np.add.reduceat(sizes, first)], axis=1)
 
 
 def _copy(pid: int, remote: Integers, local: Integers) -> bool:
-    """One call. Raises OSError for what is no refusal: the other process has ended."""
+    """Make one call; return whether it was allowed. Raises OSError for anything else: the other process has ended."""
     call = _process_vm_readv()
     if call is None:
         return False

@@ -227,13 +227,13 @@ def test_messages_are_bounded():
         Piece(0, 1, "v", ((3, 9), (2, 8))),
     ]
     formats = {"w": torch.float32, "v": torch.float32, "u": torch.float32, "half": torch.bfloat16}
-    made = cut_into_buckets(pieces, formats, 320)
-    assert all(sum(p.num_elements * formats[p.parameter].itemsize for p in parcel) <= 320 for parcel in made)
-    assert all(len({formats[p.parameter] for p in parcel}) == 1 for parcel in made)
-    spans = [p.region[0] for parcel in made for p in parcel if p.parameter == "w"]
+    buckets = cut_into_buckets(pieces, formats, 320)
+    assert all(sum(p.num_elements * formats[p.parameter].itemsize for p in bucket) <= 320 for bucket in buckets)
+    assert all(len({formats[p.parameter] for p in bucket}) == 1 for bucket in buckets)
+    spans = [p.region[0] for bucket in buckets for p in bucket if p.parameter == "w"]
     assert [row for start, stop in spans for row in range(start, stop)] == list(range(100))
-    assert {p for parcel in made for p in parcel if p.parameter != "w"} == set(pieces[1:])
-    assert sum(len(parcel) for parcel in made) == len(spans) + 4
+    assert {p for bucket in buckets for p in bucket if p.parameter != "w"} == set(pieces[1:])
+    assert sum(len(bucket) for bucket in buckets) == len(spans) + 4
 
 
 def test_a_row_larger_than_a_message_still_goes():
