@@ -34,17 +34,18 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
     plan.cluster.with_memory(plan.cluster.node_memory_bytes, "cluster.node_memory_bytes")
     _check_names(plan, graph)
     for call in graph:
-        placement = plan[call.name]
-        _check_mesh(call, placement, plan, mesh)
+        placement, field = plan[call.name], _field(call.name, "mesh")
+        plan.cluster.check_mesh(placement.mesh, field)
+        if not mesh.contains(placement.mesh):
+            raise InvalidInput(field, placement.mesh.name, f"devices of the leased mesh {mesh.name}")
         for error in violations(call, placement, graph):
             raise error
-    _check_orders(plan, graph)
-    _check_offloads(plan, graph)
+    _check_copies(plan, graph)
     return plan
 
 
 def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterator[InvalidInput]:
-    """Everything wrong with running `call` so, wherever its mesh lies. Empty: legal."""
+    """Yield everything wrong with running `call` so, wherever its mesh lies. Empty: legal."""
     yield from _degrees(call, placement)
     yield from _engine(call, placement)
     if call.role is not None:
@@ -57,23 +58,16 @@ def _field(call: str, key: str) -> str:
 
 
 def _check_names(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    known = [call.name for call in graph]
+    calls = [call.name for call in graph]
     placed = [name for name, _ in plan.placements]
     for name in placed:
-        if name not in known:
-            raise InvalidInput("plan.calls", name, f"a call of flow {graph.name}: {', '.join(known)}")
+        if name not in calls:
+            raise InvalidInput("plan.calls", name, f"a call of flow {graph.name}: {', '.join(calls)}")
         if placed.count(name) > 1:
             raise InvalidInput(f"plan.calls.{name}", f"{placed.count(name)} placements", "one placement")
-    for name in known:
+    for name in calls:
         if name not in placed:
             raise InvalidInput(f"plan.calls.{name}", None, "a placement for every call of the flow")
-
-
-def _check_mesh(call: Call, placement: Placement, plan: ExecutionPlan, lease: DeviceMesh) -> None:
-    field = _field(call.name, "mesh")
-    plan.cluster.check_mesh(placement.mesh, field)
-    if not lease.contains(placement.mesh):
-        raise InvalidInput(field, placement.mesh.name, f"devices of the leased mesh {lease.name}")
 
 
 def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
@@ -84,10 +78,10 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
             return  # what follows divides by it
     if strategy.num_devices != mesh.num_devices:
         product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
-        wanted = f"{mesh.num_devices}, the devices of mesh {mesh.name}"
+        right = f"{mesh.num_devices}, the devices of mesh {mesh.name}"
         if call.kind == "compute":
-            wanted = "a mesh of one device, since a computation sees all rows in one place"
-        yield InvalidInput(f"plan.calls.{call.name}", product, wanted)
+            right = "a mesh of one device, since a computation sees all rows in one place"
+        yield InvalidInput(f"plan.calls.{call.name}", product, right)
     if placement.device_order and sorted(placement.device_order) != list(range(mesh.num_devices)):
         right = f"each of 0 to {mesh.num_devices - 1}, the devices of mesh {mesh.name}, once"
         yield InvalidInput(_field(call.name, "order"), list(placement.device_order), right)
@@ -120,7 +114,7 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
 
 
 def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    """Each replica gets whole items of each micro-batch of each mini-batch."""
+    """Check that each replica gets whole items of each micro-batch of each mini-batch."""
     if call.kind == "compute" or placement.micro_batches < 1:
         return
     mini_batches = call.mini_batches if call.kind == "train_step" else 1
@@ -135,23 +129,21 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         )
 
 
-def _check_orders(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    """Calls that could share one copy of weights must not ask for two that differ in nothing but their order."""
+def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
+    """Check that calls on one copy of weights agree on its offload, and that no copies differ in their order alone."""
+    users = instances(graph, plan)
     first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
-    for instance, calls in instances(graph, plan).items():
+    for instance, calls in users.items():
         call, twin = first.setdefault(replace(instance, device_order=()), (calls[0], instance))
         if twin.device_order != instance.device_order:
             right = f"{list(twin.device_order)} as for {call.name}: both are {instance.name}"
             raise InvalidInput(_field(calls[0].name, "order"), list(instance.device_order), right)
-
-
-def _check_offloads(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    for instance, calls in instances(graph, plan).items():
-        first = plan[calls[0].name].offload
+    for instance, calls in users.items():
+        offload = plan[calls[0].name].offload
         for call in calls:
-            if (seen := plan[call.name].offload) != first:
-                right = f"{first} as for {calls[0].name}: both use the one copy {instance.name}"
+            if (seen := plan[call.name].offload) != offload:
+                right = f"{offload} as for {calls[0].name}: both use the one copy {instance.name}"
                 raise InvalidInput(_field(call.name, "offload"), seen, right)
-        if first == "optimizer" and all(call.kind != "train_step" for call in calls):
+        if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
             right = f"none or all: nothing trains {instance.name}, so it has no optimizer"
-            raise InvalidInput(_field(calls[0].name, "offload"), first, right)
+            raise InvalidInput(_field(calls[0].name, "offload"), offload, right)

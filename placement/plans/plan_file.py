@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ class CallEntry(BaseModel):
     order: list[int] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
-        """The placement it describes; its mesh must lie in `cluster`."""
+        """Return the placement it describes; its mesh must lie in `cluster`."""
         mesh = cluster.check_mesh(DeviceMesh.parse(self.mesh, f"{field}.mesh"), f"{field}.mesh")
         strategy = Strategy(self.dp, self.tp, self.pp)
         return Placement(mesh, strategy, self.engine, self.micro_batches, self.offload, tuple(self.order))
@@ -50,9 +49,8 @@ class CallEntry(BaseModel):
         )
 
     def line(self) -> str:
-        """The entry on one line; the plain order goes without saying."""
-        unsaid = set() if self.order else {"order"}
-        content = self.model_dump(mode="json", exclude=unsaid)
+        """Return the entry on one line, without the plain order."""
+        content = self.model_dump(mode="json", exclude=set() if self.order else {"order"})
         return yaml.safe_dump(content, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
@@ -60,8 +58,8 @@ class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
-    Without it a run chooses the order that moves the least weights. `node_speeds` is how fast the devices of each node
-    are, relative to each other: replicas get rows in proportion. Without it all are as fast.
+    Without it a run chooses the order that moves the least weights. `node_speeds` are the speeds of the devices of each
+    node, relative to each other: replicas get rows in proportion. Without them all are as fast.
 
     ```yaml
     name: mine
@@ -96,38 +94,33 @@ def read_plan(path: Path | str, cluster: ClusterShape) -> ExecutionPlan:
 
 
 def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
-    """The plan that a file's content describes. Raises InvalidInput naming the key that is wrong."""
+    """Return the plan that a file's content describes. Raises InvalidInput naming the key that is wrong."""
     if not isinstance(content, dict):
         raise InvalidInput("plan", content, "a mapping with the keys name and calls")
     try:
         file = PlanFile.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in ("plan", *first["loc"]))
-        keys = PlanFile.model_fields if len(first["loc"]) == 1 else CallEntry.model_fields
-        raise InvalidInput(field, *_seen_and_expected(first["type"], first["input"], first["msg"], keys)) from error
+        seen, right = first["input"], first["msg"].removeprefix("Input should be ")
+        if first["type"] == "extra_forbidden":
+            keys = PlanFile.model_fields if len(first["loc"]) == 1 else CallEntry.model_fields
+            right = f"no such key; the keys are {', '.join(keys)}"
+        elif first["type"] == "missing":
+            seen, right = None, "a value; this key is required"
+        raise InvalidInput(".".join(map(str, ("plan", *first["loc"]))), seen, right) from error
     if file.node_speeds:
         cluster = cluster.with_speeds(file.node_speeds, "plan.node_speeds")
     placements = tuple((name, entry.placement(f"plan.calls.{name}", cluster)) for name, entry in file.calls.items())
     return ExecutionPlan(file.name, cluster, placements)
 
 
-def write_plan(plan: ExecutionPlan, path: Path | str) -> Path:
-    """Write `plan` as YAML, one line per call; `read_plan` gives an equal plan for the same cluster."""
-    target = Path(path)
-    target.write_text(plan_yaml(plan))
-    return target
-
-
 def plan_yaml(plan: ExecutionPlan) -> str:
-    """The plan as YAML, one line per call."""
-    entries = {name: CallEntry.of(placement) for name, placement in plan.placements}
+    """Return the plan as YAML, one line per call; `read_plan` gives an equal plan for the same cluster."""
     speeds = plan.cluster.node_speeds
     lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}"]
     lines += [f"node_speeds: {list(speeds)}"] if speeds else []
     lines.append("calls:")
-    for name, entry in entries.items():
-        lines.append(f"  {name}: {entry.line()}")
+    lines += [f"  {name}: {CallEntry.of(placement).line()}" for name, placement in plan.placements]
     return "\n".join(lines) + "\n"
 
 
@@ -144,11 +137,3 @@ def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any,
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_twins)
-
-
-def _seen_and_expected(kind: str, seen: Any, message: str, keys: Iterable[str]) -> tuple[Any, str]:
-    if kind == "extra_forbidden":
-        return seen, f"no such key; the keys are {', '.join(keys)}"
-    if kind == "missing":
-        return None, "a value; this key is required"
-    return seen, message.removeprefix("Input should be ")

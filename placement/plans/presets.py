@@ -1,4 +1,4 @@
-"""Plans by name: `PRESETS` says of each which part of the leased mesh a call gets, and which strategies it may have.
+"""Plans by name: each preset is a rule for the part of the leased mesh and the strategies that a call gets.
 
 Every preset is a restriction of the space that the planner searches. `preset` takes the first strategies of it that are
 legal and fit; the planner takes its best ones.
@@ -19,7 +19,18 @@ from prefect_rlhf.placement.plans.check import ENGINES
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 MeshRule = Callable[[Call, DeviceMesh, DataflowGraph, float], DeviceMesh]
-"""Which part of the leased mesh a call gets, given the preset's ratio; a computation takes its first device."""
+"""The part of the leased mesh that a call gets, given the preset's ratio; a computation takes its first device."""
+
+
+def any_strategy(mesh: DeviceMesh) -> Iterator[Strategy]:
+    return strategies(mesh.num_devices)
+
+
+def as_in_pre_training(mesh: DeviceMesh) -> Iterator[Strategy]:
+    """Yield tensor parallelism within a node, pipelines across nodes, and as much data parallelism as that leaves."""
+    for pp in range(1, mesh.num_nodes + 1):
+        if mesh.num_nodes % pp == 0:
+            yield Strategy(mesh.num_nodes // pp, mesh.devices_per_node, pp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +39,32 @@ class Preset:
 
     `strategies` are those that a call may have on its mesh, the most data parallelism first; where `symmetric`, all
     calls have one, the first that fits. `ratio` is the share of the devices that `first` names: Adaptive Placement and
-    Parallelism's placement ratio. `engine` generates; None: any that can. `micro_batches` is how many
-    every call of a symmetric preset has; None: what suits it. `staleness` is what the preset is meant for.
+    Parallelism's placement ratio. `engine` generates; None: any that can. `micro_batches` is the number that every call
+    of a symmetric preset has; None: what suits it.
     """
 
-    words: str
-    part: MeshRule
-    strategies: Callable[[DeviceMesh], Iterator[Strategy]]
+    mesh_rule: MeshRule
     ratio: float | None = None
     first: str = ""
-    staleness: int = 0
+    strategies: Callable[[DeviceMesh], Iterator[Strategy]] = any_strategy
     symmetric: bool = False
     engine: EngineKind | None = None
     micro_batches: int | None = None
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
-        """Raises InvalidInput where the lease has no such part."""
+        """Return the mesh of a call. Raises InvalidInput where the lease has no such part."""
         try:
-            return self.part(call, lease, graph, 0.5 if self.ratio is None else self.ratio)
+            return self.mesh_rule(call, lease, graph, 0.5 if self.ratio is None else self.ratio)
         except InvalidInput as error:
             raise InvalidInput("mesh", lease.name, error.expected) from None
 
     def engines(self, call: Call) -> tuple[EngineKind, ...]:
-        """Those that may run the call."""
-        every = ENGINES[call.kind]
-        return (self.engine,) if self.engine in every else every
+        """Return those that may run the call."""
+        able = ENGINES[call.kind]
+        return (self.engine,) if self.engine in able else able
 
     def with_ratio(self, ratio: float, name: str) -> Preset:
-        """The same with another share; raises InvalidInput where it has none, or for one outside 0 to 1."""
+        """Return it with another share. Raises InvalidInput where it has none, or for one outside 0 to 1."""
         if self.ratio is None:
             raise InvalidInput("plan", f"{name}:{ratio}", f"{name}: it has no ratio")
         if not 0 < ratio < 1:
@@ -64,22 +73,22 @@ class Preset:
 
 
 def preset_named(name: str) -> Preset:
-    """Of a name, or of `name:ratio`. Raises InvalidInput for any other.
+    """Return the preset of a name, or of `name:ratio`. Raises InvalidInput for any other.
 
     >>> preset_named("separation:0.25").ratio
     0.25
     """
     plain, _, ratio = name.partition(":")
-    rule = PRESETS.get(ALIASES.get(plain, plain))
-    if rule is None:
+    preset = PRESETS.get(ALIASES.get(plain, plain))
+    if preset is None:
         raise InvalidInput("plan", name, f"a plan file or one of the presets {', '.join(PRESETS)}")
     if not ratio:
-        return rule
+        return preset
     try:
         share = float(ratio)
     except ValueError:
         raise InvalidInput("plan", name, f"a number after {plain}:, the share of the devices") from None
-    return rule.with_ratio(share, plain)
+    return preset.with_ratio(share, plain)
 
 
 def is_preset(name: str) -> bool:
@@ -89,12 +98,12 @@ def is_preset(name: str) -> bool:
 
 
 def everywhere(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Every call on the whole mesh, one after the other."""
+    """Place every call on the whole mesh, one after the other."""
     return mesh
 
 
 def interleaved(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float, critic_apart: bool) -> DeviceMesh:
-    """Inference of frozen models on two parts: those that give log-probabilities on the first, scores on the second.
+    """Place inference of frozen models on two parts: log-probabilities on the first, scores on the second.
 
     With `critic_apart` the critic's inference is on the second too, so that it does not wait for the reference model.
     """
@@ -108,7 +117,7 @@ def interleaved(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float
 def halved_by_head(
     call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float, generate_everywhere: bool
 ) -> DeviceMesh:
-    """Models that give tokens (actor, reference) on the first part, the others (critic, reward) on the second."""
+    """Place models that give tokens (actor, reference) on the first part, the others (critic, reward) on the second."""
     if call.role is None or (generate_everywhere and call.kind == "generate"):
         return mesh
     first, second = cut(mesh, ratio)
@@ -116,97 +125,28 @@ def halved_by_head(
 
 
 def separated(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Generation and inference on the first part, training on the second: actor and critic have a copy on each."""
+    """Place generation and inference on the first part, training on the second; actor and critic have copies on both."""
     first, second = cut(mesh, ratio)
     return second if call.kind in ("train_step", "compute") else first
 
 
 def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Every model on devices of its own: the first trained one has its share, each next one half of what is left."""
+    """Place each model on devices of its own: the first trained one has its share, the next ones half of the rest."""
     if call.role is None:
         return mesh
     roles = [model.role for model in graph.models]
     roles.sort(key=lambda role: (graph.trained_by(role) is None, graph.model(role).head == "scalar"))
     rest = mesh
     for role in roles[:-1]:
-        mine, rest = cut(rest, ratio)
+        part, rest = cut(rest, ratio)
         if role == call.role:
-            return mine
+            return part
         ratio = 0.5
     return rest
 
 
-def _any(mesh: DeviceMesh) -> Iterator[Strategy]:
-    return strategies(mesh.num_devices)
-
-
-def _as_in_pre_training(mesh: DeviceMesh) -> Iterator[Strategy]:
-    """Tensor parallelism within a node, pipelines across nodes, and as much data parallelism as that leaves."""
-    for pp in range(1, mesh.num_nodes + 1):
-        if mesh.num_nodes % pp == 0:
-            yield Strategy(mesh.num_nodes // pp, mesh.devices_per_node, pp)
-
-
-PRESETS: Mapping[str, Preset] = MappingProxyType(
-    {
-        "flattening": Preset("every call on all devices, one after the other", everywhere, _any),
-        # Xiao et al. 2023 (arXiv:2312.11819), sections V-A1 and V-A2
-        "interleaving": Preset(
-            "the reference model on one part while the reward model is on the other; the rest on all",
-            partial(interleaved, critic_apart=False),
-            _any,
-            0.5,
-            "the reference model",
-        ),
-        "side_by_side": Preset(
-            "the reference model on one part while reward and critic inference run on the other; the rest on all",
-            partial(interleaved, critic_apart=True),
-            _any,
-            0.5,
-            "the reference model",
-        ),
-        "separation": Preset(
-            "generation and inference on one part, training on the other",
-            separated,
-            _any,
-            0.5,
-            "generation and inference",
-            staleness=1,
-        ),
-        "split": Preset(
-            "critic and reward model on one part, all other models on the other, generation on all",
-            partial(halved_by_head, generate_everywhere=True),
-            _any,
-            0.5,
-            "actor and reference model",
-        ),
-        # Sheng et al. 2024 (arXiv:2409.19256), section 8.3: what NeMo-Aligner and OpenRLHF do; colocate is flattening
-        "hybridflow-split": Preset(
-            "actor and reference model on one part, generation included; critic and reward model on the other",
-            partial(halved_by_head, generate_everywhere=False),
-            _any,
-            0.5,
-            "actor and reference model",
-        ),
-        "standalone": Preset("every model on devices of its own", alone, _any, 0.5, "the actor"),
-        # Mei et al. 2024 (arXiv:2406.14088), section 8.1
-        "real-heuristic": Preset(
-            "every call on all devices in one strategy, as in pre-training: tp within a node, pp and dp across nodes",
-            everywhere,
-            _as_in_pre_training,
-            symmetric=True,
-            engine="megatron",
-        ),
-    }
-)
-"""Every preset by its name."""
-
-ALIASES: Mapping[str, str] = MappingProxyType({"colocate": "flattening", "hybridflow-colocate": "flattening"})
-"""Other names of the same: HybridFlow's (section 8.3)."""
-
-
 def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
-    """Two disjoint meshes that make up the whole, the first with about `ratio` of it: whole nodes, or half of one node.
+    """Cut a mesh in two, the first part with about `ratio` of it: whole nodes, or half of one node.
 
     >>> [part.name for part in cut(DeviceMesh(0, 4, 0, 8), 0.25)]
     ['n0:0-7', 'n1-3:0-7']
@@ -221,3 +161,26 @@ def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
         raise InvalidInput("mesh", mesh.name, f"{right} for this preset")
     first = replace(mesh, devices_per_node=count)
     return first, replace(first, first_device=mesh.first_device + count)
+
+
+PRESETS: Mapping[str, Preset] = MappingProxyType(
+    {
+        "flattening": Preset(everywhere),
+        # Xiao et al. 2023 (arXiv:2312.11819), sections V-A1 and V-A2
+        "interleaving": Preset(partial(interleaved, critic_apart=False), 0.5, "the reference model"),
+        "side_by_side": Preset(partial(interleaved, critic_apart=True), 0.5, "the reference model"),
+        "separation": Preset(separated, 0.5, "generation and inference"),
+        "split": Preset(partial(halved_by_head, generate_everywhere=True), 0.5, "actor and reference model"),
+        # Sheng et al. 2024 (arXiv:2409.19256), section 8.3: what NeMo-Aligner and OpenRLHF do; colocate is flattening
+        "hybridflow-split": Preset(
+            partial(halved_by_head, generate_everywhere=False), 0.5, "actor and reference model"
+        ),
+        "standalone": Preset(alone, 0.5, "the actor"),
+        # Mei et al. 2024 (arXiv:2406.14088), section 8.1
+        "real-heuristic": Preset(everywhere, strategies=as_in_pre_training, symmetric=True, engine="megatron"),
+    }
+)
+"""Every preset by its name."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"colocate": "flattening", "hybridflow-colocate": "flattening"})
+"""Other names of the same: HybridFlow's (section 8.3)."""

@@ -152,10 +152,6 @@ def test_other_names_mean_the_same(name):
     assert preset_named(name) is PRESETS[ALIASES[name]]
 
 
-def test_only_separation_is_meant_for_generating_ahead():
-    assert {name for name, rule in PRESETS.items() if rule.staleness} == {"separation"}
-
-
 @pytest.mark.parametrize("name", sorted(PRESETS.keys() - {"flattening", "real-heuristic"}))
 def test_presets_of_two_halves_need_two_halves(name):
     with pytest.raises(InvalidInput, match="mesh: got 'n0:0', expected a mesh of two equal halves"):
