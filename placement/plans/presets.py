@@ -125,7 +125,7 @@ def halved_by_head(
 
 
 def separated(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Place generation and inference on the first part, training on the second; actor and critic have copies on both."""
+    """Place generation and inference on the first part, training on the second: trained models have a copy on each."""
     first, second = cut(mesh, ratio)
     return second if call.kind in ("train_step", "compute") else first
 
