@@ -1,4 +1,4 @@
-"""Reads a closed planning problem (JSON, or gzipped JSON): costs are given, so it tests the search alone.
+"""Closed planning problems (JSON, or gzipped JSON): costs are given, so they test the search alone.
 
 Around each `train` call of a hook the model moves there and back: before it a node on each of the two meshes, after it
 again one on each.
@@ -19,7 +19,6 @@ from benchmarks.move_table import moves_between
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.problem import (
-    Choice,
     Edge,
     Interval,
     Occupies,
@@ -50,6 +49,7 @@ READ = {
 """The keys that decide something."""
 DESCRIPTIVE = {"problem", "semantics", "option_rule", "hardware_of_analytic_model", "build_stats"}
 """The keys that say where a file comes from."""
+JSON_NAMES: Mapping[type, str] = {int: "integer", str: "string", list: "array", dict: "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +71,33 @@ class ClosedProblem:
 
     def plan_in_file(self, plan: Plan) -> dict[str, dict[str, int]]:
         """Call -> {mesh, pp, tp, dp}, with the file's `id` of the mesh."""
-        calls = {call.name: call for call in self.problem.calls}
-        return {name: self._placement(calls[name], choice) for name, choice in plan.items()}
-
-    def _placement(self, call: PlannedCall, choice: Choice) -> dict[str, int]:
-        strategy = call.options[choice.option].strategy
-        return {"mesh": self.mesh_ids[choice.mesh], "pp": strategy.pp, "tp": strategy.tp, "dp": strategy.dp}
+        options = {call.name: call.options for call in self.problem.calls}
+        placements = {}
+        for name, choice in plan.items():
+            strategy = options[name][choice.option].strategy
+            degrees = {"pp": strategy.pp, "tp": strategy.tp, "dp": strategy.dp}
+            placements[name] = {"mesh": self.mesh_ids[choice.mesh], **degrees}
+        return placements
 
 
 def load_closed_problem(path: Path) -> ClosedProblem:
-    """The problem in `path`. Raises InvalidInput when the file is missing or is no such problem."""
+    """Read the problem in `path`. Raises InvalidInput when the file is missing or is no such problem."""
     return read_closed_problem(read_json(path, "FILE"), name=path.name)
 
 
+def read_json(path: Path, field: str) -> Any:
+    """Parse the file. Raises InvalidInput of `field` where it cannot be read, or is no JSON."""
+    try:
+        content = path.read_bytes()
+        return orjson.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InvalidInput(field, str(path), f"JSON, or gzipped JSON ({error})") from error
+    except OSError as error:
+        raise InvalidInput(field, str(path), f"a file of JSON ({error.strerror or error})") from error
+
+
 def read_closed_problem(data: Any, name: str = "problem") -> ClosedProblem:
-    """The problem that parsed JSON describes. Raises InvalidInput."""
+    """Make a problem of parsed JSON. Raises InvalidInput."""
     if not isinstance(data, dict):
         raise InvalidInput(name, type(data).__name__, "a JSON object with calls, meshes and strategies")
     for unsupported in ("transfer", "offload"):
@@ -108,14 +120,11 @@ def read_closed_problem(data: Any, name: str = "problem") -> ClosedProblem:
     return ClosedProblem(problem, ids, tuple(key for key in data if key not in READ | DESCRIPTIVE))
 
 
-def _get(data: Any, key: str, kind: type, where: str = "") -> Any:
+def _get(data: Any, key: str, json_type: type, where: str = "") -> Any:
     value = data.get(key) if isinstance(data, dict) else None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise InvalidInput(f"{where}{key}", value, f"a value of JSON type {_JSON_NAMES[kind]}")
+    if not isinstance(value, json_type) or isinstance(value, bool):
+        raise InvalidInput(f"{where}{key}", value, f"a value of JSON type {JSON_NAMES[json_type]}")
     return value
-
-
-_JSON_NAMES: Mapping[type, str] = {int: "integer", str: "string", list: "array", dict: "object"}
 
 
 def _count(data: JsonObject, key: str, where: str = "", least: int = 1) -> int:
@@ -127,11 +136,11 @@ def _count(data: JsonObject, key: str, where: str = "", least: int = 1) -> int:
 
 def _meshes(data: JsonObject) -> tuple[Interval, ...]:
     per_node = _count(data, "gpus_per_node")
-    found = [_mesh(mesh, per_node, f"meshes[{i}].") for i, mesh in enumerate(_get(data, "meshes", list))]
+    meshes = tuple(_mesh(mesh, per_node, f"meshes[{i}].") for i, mesh in enumerate(_get(data, "meshes", list)))
     ids = [mesh["id"] for mesh in data["meshes"]]
-    if not found or len(set(ids)) < len(ids):
+    if not meshes or len(set(ids)) < len(ids):
         raise InvalidInput("meshes", sorted(ids), "one or more meshes, each with an id of its own")
-    return tuple(found)
+    return meshes
 
 
 def _mesh(mesh: Any, per_node: int, where: str) -> Interval:
@@ -153,42 +162,42 @@ def _calls(data: JsonObject, sizes: Sequence[int]) -> tuple[PlannedCall, ...]:
         name = _get(call, "name", str, where)
         if name in (earlier.name for earlier in calls):
             raise InvalidInput(f"{where}name", name, "a name that no call before it has")
-        listed = _get(strategies, name, list, "strategies.")
-        options = [_option(s, sizes, f"strategies.{name}[{i}].") for i, s in enumerate(listed)]
+        rows = _get(strategies, name, list, "strategies.")
+        options = [_option(row, sizes, f"strategies.{name}[{i}].") for i, row in enumerate(rows)]
         possible = tuple(option for option in options if option is not None)
         if not possible:
-            raise InvalidInput(f"strategies.{name}", len(listed), "a strategy for the size of some mesh")
+            raise InvalidInput(f"strategies.{name}", len(rows), "a strategy for the size of some mesh")
         calls.append(PlannedCall(name, _get(call, "role", str, where), _get(call, "type", str, where), possible))
     if not calls:
         raise InvalidInput("calls", [], "at least one call")
     return tuple(calls)
 
 
-def _option(strategy: Any, sizes: Sequence[int], where: str) -> Option | None:
-    """None for a strategy that no mesh has the size for: it is no option of any plan."""
-    degrees = Strategy(*(_count(strategy, axis, where) for axis in ("dp", "tp", "pp")))
-    size = _count(strategy, "n_gpus", where)
-    if degrees.num_devices != size:
-        raise InvalidInput(f"{where}n_gpus", size, f"pp * tp * dp = {degrees.num_devices}")
-    costs = _count(strategy, "time_us", where), _count(strategy, "static_bytes", where, 0)
-    peak = _count(strategy, "mem_bytes", where, 0)
-    return Option(degrees, sizes.index(size), *costs, max(peak, costs[1])) if size in sizes else None
+def _option(row: Any, sizes: Sequence[int], where: str) -> Option | None:
+    """Read an option; None for a strategy that no mesh has the size for, which is no option of any plan."""
+    strategy = Strategy(*(_count(row, axis, where) for axis in ("dp", "tp", "pp")))
+    size = _count(row, "n_gpus", where)
+    if strategy.num_devices != size:
+        raise InvalidInput(f"{where}n_gpus", size, f"pp * tp * dp = {strategy.num_devices}")
+    microseconds, static = _count(row, "time_us", where), _count(row, "static_bytes", where, 0)
+    peak = _count(row, "mem_bytes", where, 0)
+    return Option(strategy, sizes.index(size), microseconds, static, max(peak, static)) if size in sizes else None
 
 
 def _hooks(data: JsonObject, calls: Sequence[PlannedCall]) -> tuple[Hook, ...]:
     realloc = data.get("realloc", {"hooks": []})
     names = [call.name for call in calls]
-    found = []
+    hooks = []
     for index, hook in enumerate(_get(realloc, "hooks", list, "realloc.")):
         where = f"realloc.hooks[{index}]."
-        train, other = (_known(_get(hook, key, str, where), names, f"{where}{key}") for key in ("train", "other"))
+        train, other = (_call_name(_get(hook, key, str, where), names, f"{where}{key}") for key in ("train", "other"))
         if train == other:
             raise InvalidInput(f"{where}other", other, "another call than train")
-        found.append(Hook(train, other, _get(hook, "size_key", int, where)))
-    return tuple(found)
+        hooks.append(Hook(train, other, _get(hook, "size_key", int, where)))
+    return tuple(hooks)
 
 
-def _known(name: str, names: Sequence[str], where: str) -> str:
+def _call_name(name: str, names: Sequence[str], where: str) -> str:
     if name not in names:
         raise InvalidInput(where, name, f"one of the calls {', '.join(names)}")
     return name
@@ -197,14 +206,14 @@ def _known(name: str, names: Sequence[str], where: str) -> str:
 def _moves_of(
     data: JsonObject, calls: Sequence[PlannedCall], hooks: Sequence[Hook]
 ) -> Iterator[tuple[Hook, Ints, Ints]]:
-    """Each hook with the microseconds of its moves there and back, both as [option of other, option of train]."""
+    """Yield each hook with the microseconds of its moves there and back, both as [option of other, option of train]."""
     realloc = data.get("realloc", {})
     table = _get(realloc, "table_us", dict, "realloc.") if realloc else {}
     strategies = {call.name: [option.strategy for option in call.options] for call in calls}
-    wanted: dict[int, list[Strategy]] = {hook.size_key: [] for hook in hooks}
+    of_size: dict[int, list[Strategy]] = {hook.size_key: [] for hook in hooks}
     for hook in hooks:
-        wanted[hook.size_key] += [*strategies[hook.train], *strategies[hook.other]]
-    moves = moves_between(table, wanted)
+        of_size[hook.size_key] += [*strategies[hook.train], *strategies[hook.other]]
+    moves = moves_between(table, of_size)
     for hook in hooks:
         ends = strategies[hook.other], strategies[hook.train]
         yield hook, moves[hook.size_key].between(*ends), moves[hook.size_key].between(*ends[::-1]).T
@@ -219,7 +228,7 @@ def _nodes(calls: Sequence[PlannedCall], moves: Sequence[tuple[Hook, Ints, Ints]
 
 
 def _moves(when: str, hook: Hook, durations: Ints) -> Iterator[PairNode]:
-    """The two nodes of one move; `durations[option of other, option of train]`."""
+    """Yield the two nodes of one move; `durations[option of other, option of train]`."""
     sides: tuple[tuple[Occupies, str], ...] = (("first", hook.other), ("second", hook.train))
     for occupies, on in sides:
         yield PairNode(_move_name(when, hook, on), hook.other, hook.train, occupies, durations)
@@ -230,7 +239,7 @@ def _move_name(when: str, hook: Hook, on: str) -> str:
 
 
 def _edges(data: JsonObject, calls: Sequence[PlannedCall], hooks: Sequence[Hook]) -> Iterator[Edge]:
-    """Moves before a call wait for all that it waits for; its successors wait for the moves after it."""
+    """Yield all edges: moves before a call inherit its predecessors, its successors wait for the moves after it."""
     before: dict[str, list[str]] = {call.name: [] for call in calls}
     after: dict[str, list[str]] = {call.name: [] for call in calls}
     for hook in hooks:
@@ -250,20 +259,9 @@ def _dependencies(data: JsonObject, names: Sequence[str]) -> Iterator[tuple[str,
     for index, call in enumerate(data["calls"]):
         where = f"calls[{index}].deps"
         for source in _get(call, "deps", list, f"calls[{index}]."):
-            yield _known(source, names[:index], where), call["name"], 0
+            yield _call_name(source, names[:index], where), call["name"], 0
     for index, pair in enumerate(_get(data, "cross_iteration_deps", list)):
         where = f"cross_iteration_deps[{index}]"
         if not isinstance(pair, list) or len(pair) != 2:
             raise InvalidInput(where, pair, "[source, target]")
-        yield _known(pair[0], names, where), _known(pair[1], names, where), 1
-
-
-def read_json(path: Path, field: str) -> Any:
-    """What the file says. Raises InvalidInput of `field` where it cannot be read, or is no JSON."""
-    try:
-        content = path.read_bytes()
-        return orjson.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InvalidInput(field, str(path), f"JSON, or gzipped JSON ({error})") from error
-    except OSError as error:
-        raise InvalidInput(field, str(path), f"a file of JSON ({error.strerror or error})") from error
+        yield _call_name(pair[0], names, where), _call_name(pair[1], names, where), 1

@@ -1,4 +1,4 @@
-"""What the moves of a closed problem take: a table of text keys, of which there can be millions, as arrays."""
+"""Durations of the moves of a closed problem: a table of text keys, of which there can be millions, as arrays."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ KEY = re.compile(r"\d+(?:,\d+){6}", re.ASCII)
 LINE_END, COMMA, ZERO, NINE = 10, 44, 48, 57
 
 
-def moves_between(table: Mapping[str, float], wanted: Mapping[int, Iterable[Strategy]]) -> dict[int, Moves]:
-    """The moves of each size key in `wanted` between its strategies, from keys `size,pp,tp,dp,pp,tp,dp`.
+def moves_between(table: Mapping[str, float], strategies: Mapping[int, Iterable[Strategy]]) -> dict[int, Moves]:
+    """Read the moves of each size key between its `strategies`, from keys `size,pp,tp,dp,pp,tp,dp`.
 
     Raises InvalidInput for another key, or a value that is no duration.
     """
-    found = {size: Moves(strategies) for size, strategies in wanted.items()}
+    moves_of_size = {size: Moves(ends) for size, ends in strategies.items()}
     entries = iter(table.items())
-    while some := dict(islice(entries, AT_ONCE)):
-        numbers, microseconds = _parsed(some)
-        for size, moves in found.items():
+    while part := dict(islice(entries, AT_ONCE)):
+        numbers, microseconds = _parsed(part)
+        for size, moves in moves_of_size.items():
             of_size = numbers[:, 0] == size
             moves.add(numbers[of_size], microseconds[of_size])
-    return found
+    return moves_of_size
 
 
 class Moves:
@@ -42,14 +42,14 @@ class Moves:
         self._microseconds = np.zeros((len(self._layouts),) * 2, dtype=np.int64)
 
     def add(self, numbers: Ints, microseconds: Ints) -> None:
-        """`numbers[key, 7]` as in the key; those of other strategies are left out."""
+        """Fill in `numbers[key, 7]`, as in the key; those of other strategies are left out."""
         in_range = (numbers[:, 1:] < 1 << DEGREE_BITS).all(axis=1)
-        source, target = (self._places(_word(numbers[in_range, at : at + 3])) for at in (1, 4))
-        known = (source >= 0) & (target >= 0) & (source != target)
-        self._microseconds[source[known], target[known]] = microseconds[in_range][known]
+        source, target = (self._places(_pack(numbers[in_range, at : at + 3])) for at in (1, 4))
+        is_move = (source >= 0) & (target >= 0) & (source != target)
+        self._microseconds[source[is_move], target[is_move]] = microseconds[in_range][is_move]
 
     def between(self, sources: Iterable[Strategy], targets: Iterable[Strategy]) -> Ints:
-        """[source, target] for strategies that the table was made for."""
+        """Microseconds as [source, target], for strategies that the table was made for."""
         rows, columns = self._places(_layouts(sources)), self._places(_layouts(targets))
         return self._microseconds[np.ix_(rows, columns)]
 
@@ -59,11 +59,11 @@ class Moves:
 
 
 def _layouts(strategies: Iterable[Strategy]) -> Ints:
-    return _word(np.array([(s.pp, s.tp, s.dp) for s in strategies], dtype=np.int64).reshape(-1, 3))
+    return _pack(np.array([(s.pp, s.tp, s.dp) for s in strategies], dtype=np.int64).reshape(-1, 3))
 
 
-def _word(degrees: Ints) -> Ints:
-    """One number for pp, tp and dp, `degrees[..., 3]`."""
+def _pack(degrees: Ints) -> Ints:
+    """Pack pp, tp and dp, `degrees[..., 3]`, into one number."""
     pp, tp, dp = degrees[:, 0], degrees[:, 1], degrees[:, 2]
     return (pp << 2 * DEGREE_BITS) | (tp << DEGREE_BITS) | dp
 

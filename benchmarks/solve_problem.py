@@ -10,15 +10,16 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
-from benchmarks.closed_problem import ClosedProblem, load_closed_problem
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.search.driver import SearchResult, search
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a file, too: it reads files with `benchmarks`
+
+from benchmarks.closed_problem import ClosedProblem, load_closed_problem  # noqa: E402  after the path is set
+from prefect_rlhf.placement.errors import InvalidInput  # noqa: E402  after the path is set
+from prefect_rlhf.placement.search.driver import SearchResult, search  # noqa: E402  after the path is set
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 with a plan, 2 for bad input, 1 when no plan was found, 130 when stopped before the search."""
+    """Return the exit status: 0 with a plan, 2 for bad input, 1 without a plan, 130 when stopped before the search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--budget-seconds", type=float, default=5.0, help="processor time (default: %(default)s)")
@@ -42,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def show(line: object) -> None:
-    """On standard error, at once."""
+    """Print to standard error, at once."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -54,19 +55,15 @@ def report(closed: ClosedProblem, result: SearchResult) -> int:
         return 1
     print(f"binding: {result.binding}")
     print(f"{result.period_seconds:.3f} s per iteration, {result.evaluations:,} evaluations")
-    print(json.dumps(as_json(closed, result)))
-    return 0
-
-
-def as_json(closed: ClosedProblem, result: SearchResult) -> dict[str, Any]:
-    """The last line."""
-    return {
-        "plan": closed.plan_in_file(result.plan or {}),
+    last_line = {
+        "plan": closed.plan_in_file(result.plan),
         "makespan_seconds": result.makespan_seconds,
         "lower_bound_seconds": result.lower_bound_seconds,
         "gap": result.gap,
         "cpu_seconds": result.cpu_seconds,
     }
+    print(json.dumps(last_line))
+    return 0
 
 
 if __name__ == "__main__":

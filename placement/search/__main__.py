@@ -5,19 +5,7 @@ from __future__ import annotations
 import time
 
 from prefect_rlhf.placement.search.alternatives import alternatives
-from prefect_rlhf.placement.search.driver import search
-from prefect_rlhf.placement.search.problem import Interval, Option, PlannedCall, Problem
-from prefect_rlhf.placement.strategy import Strategy
-
-SMALLEST = Problem(
-    name="smallest",
-    device_bytes=(1,),
-    meshes=(Interval(0, 1, "0"),),
-    mesh_classes=((0,),),
-    nodes=(PlannedCall("call", None, "inference", (Option(Strategy(), 0, 1, 0, 0),)),),
-    edges=(),
-    iterations=1,
-)
+from prefect_rlhf.placement.search.driver import SMALLEST, search
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""How the inner loops are compiled: by numba, once per machine and version of this folder, kept beside the source."""
+"""Compilation of the inner loops by numba, once per machine and version of this folder; the arrays and sets they read.
+
+A set of nodes or calls is one word of bits.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,15 @@ from numba import njit
 from numba.cpython.unsafe.numbers import trailing_zeros
 from numpy.typing import NDArray
 
+Ints = NDArray[np.int64]
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def _keep_by_version(folder: Path) -> None:
-    """Numba looks only whether a function's own file has changed, not those of the functions that are compiled into it.
+    """Let numba keep compiled code beside the source, in a folder named by a hash of all files of `folder`.
 
-    Where the folder cannot be written to, numba finds a place of its own; NUMBA_CACHE_DIR is left as it is.
+    By itself numba sees a change of a function's own file, none of the functions that are compiled into it. Where the
+    folder cannot be written to, numba finds a place of its own; NUMBA_CACHE_DIR is left as it is.
     """
     sources = b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))
     if not numba.config.CACHE_DIR and os.access(folder, os.W_OK):
@@ -31,17 +36,17 @@ _keep_by_version(Path(__file__).parent)
 
 
 def is_compiled() -> bool:
-    """Whether an earlier process has left the compiled code of all of this on disk."""
+    """Whether an earlier process has left the compiled code of the search on disk."""
     return any(Path(numba.config.CACHE_DIR or "").glob("*/deepening.advance-*.nbi"))
 
 
 def compiled(function: Function) -> Function:
-    """`function`, compiled at its first call and loaded from disk ever after."""
+    """Compile `function` at its first call; later processes load it from disk."""
     return cast(Function, njit(cache=True, _nrt=False, error_model="numpy")(function))
 
 
 def inner(function: Function) -> Function:
-    """As `compiled`, for what only compiled functions call: without the entry from Python, which takes long to compile.
+    """Compile a function that only compiled functions call: without the entry from Python, which takes long to compile.
 
     Calling such a function from Python ends the process.
     """
@@ -61,9 +66,6 @@ def lowest(word: int) -> int:
     return trailing_zeros(word)
 
 
-Ints = NDArray[np.int64]
-
-
 def word(members: Sequence[bool]) -> int:
     """A set as bits.
 
@@ -74,7 +76,7 @@ def word(members: Sequence[bool]) -> int:
 
 
 def starts(lengths: Sequence[int]) -> Ints:
-    """Where each part begins when all stand one after another, and where the last ends.
+    """The start of each part when all stand one after another, and the end of the last.
 
     >>> starts([2, 3])
     array([0, 2, 5])

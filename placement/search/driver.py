@@ -1,11 +1,13 @@
-"""The one loop that runs a search: budget, interrupt, progress, and what was found as a value."""
+"""The one loop that runs a search: budget, interrupt, progress, and the result as a value."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -14,18 +16,29 @@ from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
 from prefect_rlhf.placement.search.partial.complete import evaluate
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
-from prefect_rlhf.placement.search.problem import Choice, Problem
+from prefect_rlhf.placement.search.problem import Choice, Interval, Option, PlannedCall, Problem
 from prefect_rlhf.placement.search.sampling.metropolis import MetropolisHastings
-from prefect_rlhf.placement.search.tables.tables import Tables, build_tables, num_waits
+from prefect_rlhf.placement.search.tables.dependencies import num_dependencies
+from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
+from prefect_rlhf.placement.strategy import Strategy
 
 Method = Literal["exact", "metropolis-hastings"]
 PROGRESS_EVERY_SECONDS = 0.25
 MICROSECOND = 1e-6
 LOGGER = logging.getLogger(__name__)
+SMALLEST = Problem(
+    name="smallest",
+    device_bytes=(1,),
+    meshes=(Interval(0, 1, "0"),),
+    mesh_classes=((0,),),
+    nodes=(PlannedCall("call", None, "inference", (Option(Strategy(), 0, 1, 0, 0),)),),
+    edges=(),
+    iterations=1,
+)
 
 
 class State(Protocol):
-    """What the driver reads of a search's state."""
+    """The part of a search's state that the driver reads."""
 
     @property
     def incumbent(self) -> Incumbent | None: ...
@@ -36,7 +49,7 @@ class State(Protocol):
 
 
 class Search(Protocol):
-    """A search: `step` does some milliseconds of work, `terminate` says when there is nothing left to do."""
+    """A search: `step` does some milliseconds of work, `terminate` returns an outcome when nothing is left to do."""
 
     def init(self, t: Tables) -> Any: ...
     def step(self, t: Tables, state: Any) -> Any: ...
@@ -45,7 +58,7 @@ class Search(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is known at a moment. `makespan_seconds` is None as long as no plan is known."""
+    """Makespan and bound at a moment of a search. `makespan_seconds` is None as long as no plan is known."""
 
     elapsed_seconds: float
     makespan_seconds: float | None
@@ -64,9 +77,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best plan and how good it can be at most. `plan` is None, and times infinite, when none was found.
+    """The best plan and a bound on every plan. `plan` is None, and times infinite, when none was found.
 
-    `period_seconds` is what one more iteration takes once the pipeline is full. No plan of the whole space has a
+    `period_seconds` is the time of one more iteration once the pipeline is full. No plan of the whole space has a
     makespan below `lower_bound_seconds`. `binding` says in words what keeps the plan from being faster.
     """
 
@@ -81,7 +94,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """By how much of the lower bound the plan is above it."""
+        """The share of the lower bound by which the plan is above it."""
         return self.makespan_seconds / self.lower_bound_seconds - 1
 
     @property
@@ -95,33 +108,32 @@ def search(
     method: Method = "exact",
     seed: int = 0,
     max_gap: float = 0.0,
-    max_evaluations: int | None = None,
+    max_evaluations: float = math.inf,
     progress: Callable[[Progress], None] | None = None,
-    should_stop: Callable[[], bool] | None = None,
 ) -> SearchResult:
-    """The best plan found in `budget_seconds` of processor time, and a lower bound on any.
+    """Search for the best plan in `budget_seconds` of processor time, and for a lower bound on any plan.
 
-    Ends early when the plan is proved optimal, when its gap is at most `max_gap`, after about `max_evaluations`, when
-    `should_stop` says so, or on KeyboardInterrupt: each time with what is known by then. The same problem, seed and
-    number of evaluations give the same plan. Raises InvalidInput for a budget that is not positive.
+    Ends early when the plan is proved optimal, when its gap is at most `max_gap`, after about `max_evaluations`, or on
+    KeyboardInterrupt: each time with what is known by then. The same problem, seed and number of evaluations give the
+    same plan. Raises InvalidInput for a budget that is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     tables = build_tables(problem)
     solver = _solver(method, seed, max_gap)
-    warm_up(tables)
-    limits = _Limits(budget_seconds, max_evaluations, progress, should_stop)
-    outcome, state, cpu_seconds = _run(solver, tables, limits)
+    _warm_up()
+    outcome, state, cpu_seconds = _run(solver, tables, budget_seconds, max_evaluations, progress)
     return _result(problem, tables, state, outcome, cpu_seconds)
 
 
-def warm_up(t: Tables) -> None:
-    """Load the compiled part, or compile it, so that this does not count as search."""
+@cache
+def _warm_up() -> None:
+    """Load the compiled part, or compile it, once in a process, so that this does not count as search."""
     if not is_compiled():
         LOGGER.warning("Compiling the search, which takes about two minutes and is kept for the next time.")
-    once = t._replace(iterations=1)
+    tables = build_tables(SMALLEST)
     for solver in (_solver("exact", 0, 0.0), _solver("metropolis-hastings", 0, 0.0)):
-        solver.step(once, solver.step(once, solver.init(once)))
+        solver.step(tables, solver.step(tables, solver.init(tables)))
 
 
 def _solver(method: Method, seed: int, max_gap: float) -> Search:
@@ -132,51 +144,45 @@ def _solver(method: Method, seed: int, max_gap: float) -> Search:
     raise InvalidInput("method", method, "exact or metropolis-hastings")
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    budget_seconds: float
-    max_evaluations: int | None
-    progress: Callable[[Progress], None] | None
-    should_stop: Callable[[], bool] | None
-
-    def reached(self, state: State, elapsed_seconds: float) -> SearchOutcome | None:
-        if self.should_stop is not None and self.should_stop():
-            return SearchOutcome.INTERRUPTED
-        spent = self.max_evaluations is not None and state.evaluations >= self.max_evaluations
-        return SearchOutcome.OUT_OF_BUDGET if spent or elapsed_seconds >= self.budget_seconds else None
-
-
-def _run(solver: Search, tables: Tables, limits: _Limits) -> tuple[SearchOutcome, State, float]:
+def _run(
+    solver: Search,
+    tables: Tables,
+    budget_seconds: float,
+    max_evaluations: float,
+    progress: Callable[[Progress], None] | None,
+) -> tuple[SearchOutcome, State, float]:
     began = time.process_time()
-    state = solver.init(tables)
-    shown = 0.0
+    state: State = solver.init(tables)
+    next_report = 0.0
     outcome = None
     try:
         while outcome is None:
             state = solver.step(tables, state)
             elapsed = time.process_time() - began
-            outcome = solver.terminate(tables, state) or limits.reached(state, elapsed)
-            if limits.progress is not None and (outcome or elapsed >= shown):
-                limits.progress(_progress(state, elapsed))
-                shown = elapsed + PROGRESS_EVERY_SECONDS
+            outcome = solver.terminate(tables, state)
+            if outcome is None and (elapsed >= budget_seconds or state.evaluations >= max_evaluations):
+                outcome = SearchOutcome.OUT_OF_BUDGET
+            if progress is not None and (outcome or elapsed >= next_report):
+                makespan = None if state.incumbent is None else state.incumbent.makespan_us * MICROSECOND
+                progress(Progress(elapsed, makespan, state.lower_bound_us * MICROSECOND, state.evaluations))
+                next_report = elapsed + PROGRESS_EVERY_SECONDS
     except KeyboardInterrupt:
         outcome = SearchOutcome.INTERRUPTED
     return outcome, state, time.process_time() - began
 
 
-def _progress(state: State, elapsed_seconds: float) -> Progress:
-    makespan = None if state.incumbent is None else state.incumbent.makespan_us * MICROSECOND
-    return Progress(elapsed_seconds, makespan, state.lower_bound_us * MICROSECOND, state.evaluations)
-
-
 def _result(problem: Problem, tables: Tables, state: State, outcome: SearchOutcome, cpu_seconds: float) -> SearchResult:
     best = state.incumbent
-    makespan_us = float("inf") if best is None else best.makespan_us
+    plan, makespan_us, period = None, math.inf, math.inf
+    if best is not None:
+        chosen = zip(problem.calls, best.options, best.meshes, strict=True)
+        plan = {call.name: Choice(option, mesh) for call, option, mesh in chosen}
+        makespan_us, period = best.makespan_us, _period_seconds(problem, tables, best)
     return SearchResult(
         outcome=outcome,
-        plan=None if best is None else _plan(problem, best),
+        plan=plan,
         makespan_seconds=makespan_us * MICROSECOND,
-        period_seconds=float("inf") if best is None else _period(problem, tables, best),
+        period_seconds=period,
         lower_bound_seconds=min(makespan_us, state.lower_bound_us) * MICROSECOND,
         binding=binding_term(problem, tables, best),
         evaluations=state.evaluations,
@@ -184,18 +190,11 @@ def _result(problem: Problem, tables: Tables, state: State, outcome: SearchOutco
     )
 
 
-def _plan(problem: Problem, best: Incumbent) -> dict[str, Choice]:
-    chosen = zip(problem.calls, best.options, best.meshes, strict=True)
-    return {call.name: Choice(option, mesh) for call, option, mesh in chosen}
-
-
-def _period(problem: Problem, t: Tables, best: Incumbent) -> float:
-    """Seconds per iteration once the pipeline is full: what the second half of many iterations takes."""
+def _period_seconds(problem: Problem, t: Tables, best: Incumbent) -> float:
+    """Seconds per iteration once the pipeline is full, measured over the second half of many iterations."""
     half = 4 * problem.iterations
-    first, both = (_makespan(problem, t, best, iterations) for iterations in (half, 2 * half))
-    return (both - first) * MICROSECOND / half
-
-
-def _makespan(problem: Problem, t: Tables, best: Incumbent, iterations: int) -> int:
-    longer = t._replace(iterations=iterations, num_waits=num_waits(problem, iterations))
-    return int(evaluate(longer, best.placed(longer)))
+    makespans = []
+    for iterations in (half, 2 * half):
+        longer = t._replace(iterations=iterations, num_dependencies=num_dependencies(problem, iterations))
+        makespans.append(int(evaluate(longer, best.complete_plan(longer))))
+    return (makespans[1] - makespans[0]) * MICROSECOND / half

@@ -1,4 +1,4 @@
-"""A planning problem as a value: what may run where, how long it takes, what waits for what.
+"""A planning problem as a value: the options of each call with their costs, moves between calls, dependencies.
 
 Both closed problem files and traced graphs with a cost model become one of these; searches know nothing else.
 Devices stand on a line and every mesh is an interval of it, so two facts hold on which all else rests: meshes that
@@ -99,6 +99,13 @@ class LinkNode:
 ProblemNode = PlannedCall | PairNode | LinkNode
 
 
+def calls_of(node: ProblemNode) -> tuple[str, ...]:
+    """The names of a node's calls: two for a pair node, else one."""
+    if isinstance(node, PairNode):
+        return node.first, node.second
+    return (node.name,) if isinstance(node, PlannedCall) else (node.call,)
+
+
 @dataclass(frozen=True, slots=True)
 class Edge:
     """`source` of iteration i ends before `target` of iteration i + lag starts; through absent nodes as well."""
@@ -110,7 +117,9 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)  # its pair nodes hold arrays
 class Problem:
-    """What to plan. `nodes` are in a topological order of the edges of lag 0, which also breaks ties of the schedule.
+    """The question of a search.
+
+    `nodes` are in a topological order of the edges of lag 0, which also breaks ties of the schedule.
 
     `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`)
     of one size on which an option costs the same: with equal nodes one class per size; with nodes of two kinds one per
@@ -136,11 +145,6 @@ class Problem:
     def num_devices(self) -> int:
         return len(self.device_bytes)
 
-    @property
-    def num_options(self) -> int:
-        """(mesh, strategy) pairs of all calls together."""
-        return sum(len(self.mesh_classes[option.mesh_class]) for call in self.calls for option in call.options)
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -157,8 +161,12 @@ def check_problem(problem: Problem) -> None:
     """Raise InvalidInput for a problem that no search could read."""
     _check_sizes(problem)
     _check_meshes(problem)
+    num_options = {call.name: len(call.options) for call in problem.calls}
     for node in problem.nodes:
-        _check_node(problem, node)
+        if isinstance(node, PlannedCall):
+            _check_options(problem, node)
+        else:
+            _check_durations(node, num_options)
     _check_edges(problem)
 
 
@@ -184,16 +192,12 @@ def _check_meshes(problem: Problem) -> None:
             raise InvalidInput(f"mesh_classes[{index}]", sorted(sizes), "one or more meshes, all of one size")
 
 
-def _check_node(problem: Problem, node: ProblemNode) -> None:
-    counts = {call.name: len(call.options) for call in problem.calls}
-    if isinstance(node, PlannedCall):
-        _check_options(problem, node)
-        return
-    names = (node.first, node.second) if isinstance(node, PairNode) else (node.call,)
+def _check_durations(node: PairNode | LinkNode, num_options: Mapping[str, int]) -> None:
+    names = calls_of(node)
     for name in names:
-        if name not in counts:
-            raise InvalidInput(f"node {node.name}", name, f"one of the calls {', '.join(counts)}")
-    shape = tuple(counts[name] for name in names)
+        if name not in num_options:
+            raise InvalidInput(f"node {node.name}", name, f"one of the calls {', '.join(num_options)}")
+    shape = tuple(num_options[name] for name in names)
     durations = np.asarray(node.microseconds)
     if durations.shape not in (shape, (3, *shape)) or durations.min() < 0:
         raise InvalidInput(f"node {node.name}", durations.shape, f"durations of 0 or more with shape {shape}")

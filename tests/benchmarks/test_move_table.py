@@ -22,8 +22,8 @@ def table() -> dict[str, float]:
     """Of two sizes; some moves are left out, some are to strategies that no call has."""
     random = Random(0)
     ends = [*STRATEGIES, Strategy(99, 1, 1), Strategy(1 << 40, 1, 1)]
-    every = [(size, source, target) for size in (7, 70) for source in ends for target in ends]
-    return {key(*one): random.randrange(1000) + 0.25 for one in every if random.random() < 0.9}
+    moves = [(size, source, target) for size in (7, 70) for source in ends for target in ends]
+    return {key(*move): random.randrange(1000) + 0.25 for move in moves if random.random() < 0.9}
 
 
 @pytest.mark.parametrize("at_once", [1, 10, 1_000_000])
@@ -32,9 +32,8 @@ def test_a_move_takes_what_its_key_says(monkeypatch, at_once):
     monkeypatch.setattr(move_table, "AT_ONCE", at_once)
     moves = moves_between(table(), {7: STRATEGIES[:8], 70: STRATEGIES})
     for size, sources, targets in [(7, STRATEGIES[:8], STRATEGIES[2:5]), (70, STRATEGIES[::-1], STRATEGIES)]:
-        found = moves[size].between(sources, targets)
-        wanted = [[0 if a == b else round(table().get(key(size, a, b), 0)) for b in targets] for a in sources]
-        assert wanted == found.tolist()
+        expected = [[0 if a == b else round(table().get(key(size, a, b), 0)) for b in targets] for a in sources]
+        assert expected == moves[size].between(sources, targets).tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """A lower bound on the makespan of every schedule of every completion of a partial plan, compiled.
 
-Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other, or for what
-goes first on devices that it needs (`precedence`). What nodes that exclude each other take at least is (*) of `work`.
-Undecided calls enter with their smallest duration and area, and no overlap, so a bound of a partial plan holds for all
-its completions. (*) is used three times, with the makespan M of N iterations:
+Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other, or for a node
+that goes first on devices that it needs (`precedence`). The time that nodes need of which some exclude each other is at
+least (*) of `exclusive_work`. Undecided calls enter with their smallest duration and area, and no overlap, so a bound
+of a partial plan holds for all its completions. (*) is used three times, with the makespan M of N iterations:
 
 1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
-2. a loop, and 3. what follows it in the last iteration: see `loop`.
+2. a cycle through the iterations, and 3. the nodes after it in the last iteration: see `cycles`.
 
 tests/placement/search/test_bound.py holds all of this against every plan of random problems.
 """
@@ -24,15 +24,15 @@ from prefect_rlhf.placement.search.tables.tables import LINK, PAIR, Tables
 
 @inner
 def fill_areas(t: Tables, option: Ints, least_area: Ints, least_size: Ints, us: Ints, area: Ints) -> None:
-    """Write each node's area: microseconds times the fewest devices that it can occupy.
+    """Write the area of each node: microseconds times the fewest devices that it can occupy.
 
     `least_area` and `least_size` are those of the undecided calls.
     """
     for node in range(t.num_nodes):
         first = t.first[node]
-        if t.kind[node] == LINK:
+        if t.node_kind[node] == LINK:
             area[node] = 0
-        elif t.kind[node] == PAIR:
+        elif t.node_kind[node] == PAIR:
             area[node] = us[node] * pair_size(t, option, least_size, node)
         elif option[first] >= 0:
             area[node] = us[node] * call_size(t, option, least_size, first)
@@ -63,7 +63,7 @@ def pair_size(t: Tables, option: Ints, least_size: Ints, node: int) -> int:
 
 @inner
 def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
-    """Write for each node the set of nodes that occupy something in common with it (itself among them)."""
+    """Write for each node the set of nodes that occupy something in common with it, itself included."""
     for call in range(t.num_calls):
         by_resource[call] = by_resource[call + t.num_calls] = 0
         others = overlap[call]
@@ -82,7 +82,7 @@ def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) 
 
 @inner
 def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
-    """Write the longest way to each node within its iteration, and the longest way after its end."""
+    """Write the critical path to each node within its iteration, and the one after its end."""
     for node in range(t.num_nodes):
         head[node] = tail[node] = 0
     for node in range(t.num_nodes):
@@ -118,37 +118,36 @@ def present(us: Ints) -> int:
 
 
 @inner
-def bound_of(t: Tables, us: Ints, area: Ints, gone: int, overlap: Ints, s: Scratch, enough: int, explain: Ints) -> int:
+def bound_of(t: Tables, us: Ints, absent: int, overlap: Ints, s: Scratch, enough: int) -> int:
     """Microseconds below which no schedule ends. Stops at the first of its terms to reach `enough`.
 
-    `gone` are the nodes that surely take no time.
-
-    Writes what binds into `explain`: the term (ALL_ITERATIONS, or LOOP + number of the anchor), K and A of all
-    iterations or of the loop, K and A of what follows the loop.
+    `absent` are the nodes that surely take no time; `s.area` is filled by `fill_areas`. Writes what binds into
+    `s.binding`: the term (ALL_ITERATIONS, or CYCLE + number of the anchor), K and A of all iterations or of the cycle,
+    K and A of the last iteration after the cycle.
     """
     fill_heads_and_tails(t, us, s.head, s.tail)
     fill_conflicts(t, overlap, s.by_resource, s.conflict)
     nodes = present(us)
-    fill_order(t, s.conflict, nodes, gone, s.order)
+    fill_order(t, s.conflict, nodes, absent, s.order)
     best = number = 0
     lag = t.anchor_lag[0]
     while best < enough and number < len(t.anchor):
-        best = max(best, cycle_bound(t, us, area, s, nodes, number, lag, explain, best))
+        best = max(best, cycle_bound(t, us, s, nodes, number, lag, best))
         if lag > 1:
             lag = 1
         else:
             number += 1
             lag = t.anchor_lag[number] if number < len(t.anchor) else 0
-    return best if best >= enough else max(best, all_iterations_bound(t, us, area, s, nodes, explain, best))
+    return best if best >= enough else max(best, all_iterations_bound(t, us, s, nodes, best))
 
 
 @inner
-def all_iterations_bound(t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, explain: Ints, best: int) -> int:
-    """Term 1."""
+def all_iterations_bound(t: Tables, us: Ints, s: Scratch, nodes: int, best: int) -> int:
+    """Term 1. Writes what binds where the bound is above `best`."""
     exclude_always(t, s.conflict, s.order, s.adjacent)
-    work, kept, fitting = heaviest_work(us, area, s, nodes, t.num_devices)
+    work, kept, fitting = heaviest_work(us, s.area, s, nodes, t.num_devices)
     ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)
     value = ends + rounded_up(t.iterations * work, t.num_devices)
     if value > best:
-        explain[0], explain[1], explain[2], explain[3], explain[4] = ALL_ITERATIONS, kept, fitting, 0, 0
+        s.binding[0], s.binding[1], s.binding[2], s.binding[3], s.binding[4] = ALL_ITERATIONS, kept, fitting, 0, 0
     return value

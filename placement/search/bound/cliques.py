@@ -19,7 +19,7 @@ def sum_over(weights: Ints, members: int) -> int:
 
 @compiled
 def heaviest_clique(adjacent: Ints, weights: Ints, candidates: int, stack: Ints) -> tuple[int, int]:
-    """Weight and members of the heaviest set of pairwise adjacent `candidates`. `adjacent[v]` is a set of nodes.
+    """Weight and members of the heaviest clique among `candidates`. `adjacent[v]` is a set of nodes.
 
     Branch and bound: take the first candidate, or, where some other candidate is not adjacent to it, leave it. Weights
     are 0 or more. `stack` is room for STACK numbers: choices to come back to, each as candidates, members, weight.

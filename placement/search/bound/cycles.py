@@ -1,4 +1,4 @@
-"""What a loop through the iterations takes at least, compiled.
+"""A lower bound on a cycle through the iterations, compiled.
 
 An anchor is a node whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that run after the
 one and before the other: start of the next >= start of this + (*) over them. Nodes that may slip beyond the next run of
@@ -11,37 +11,38 @@ from __future__ import annotations
 from prefect_rlhf.placement.search.bound.cliques import sum_over
 from prefect_rlhf.placement.search.bound.exclusive_work import heaviest_work, rounded_up
 from prefect_rlhf.placement.search.bound.precedence import Order, exclude_once, members_after, united
-from prefect_rlhf.placement.search.bound.scratch import LOOP, Scratch
+from prefect_rlhf.placement.search.bound.scratch import CYCLE, Scratch
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.tables.tables import Tables
 
 
 @inner
-def cycle_bound(
-    t: Tables, us: Ints, area: Ints, s: Scratch, nodes: int, number: int, lag: int, explain: Ints, best: int
-) -> int:
-    """Microseconds until all iterations have ended, for one anchor; `nodes` take time."""
+def cycle_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, lag: int, best: int) -> int:
+    """Microseconds until all iterations have ended, for one anchor; `nodes` take time.
+
+    Writes what binds where the bound is above `best`.
+    """
     anchor, repeats = t.anchor[number], (t.iterations - 1) // lag
-    rest, loop, slips = around(t, s.order, number, lag)
-    rest, loop, slips = rest & nodes, loop & nodes, slips & nodes
+    after, cycle, slips = around(t, s.order, number, lag)
+    after, cycle, slips = after & nodes, cycle & nodes, slips & nodes
     exclude_once(t, s.conflict, s.order, s.adjacent)
-    work, last_kept, last_fitting = heaviest_work(us, area, s, rest, t.num_devices)
+    work, last_kept, last_fitting = heaviest_work(us, s.area, s, after, t.num_devices)
     value = s.head[anchor] + rounded_up(work, t.num_devices)
     kept = fitting = 0
     if repeats and slips:
-        between, kept, fitting = work_with_slips(us, area, s, loop, slips, repeats, t.num_devices)
+        between, kept, fitting = work_with_slips(us, s, cycle, slips, repeats, t.num_devices)
         value += between
         if fitting | last_fitting == 0:
-            value += sum_over(us, apart_from(s.conflict, s.order, kept & slips, last_kept))
+            value += sum_over(us, exclusive_before(s.conflict, s.order, kept & slips, last_kept))
     elif repeats:
         if lag > 1:
             for node in range(t.num_nodes):
-                s.adjacent[node] = s.conflict[node] | t.loop_ordered[number, node]
-        work, kept, fitting = heaviest_work(us, area, s, loop, t.num_devices)
+                s.adjacent[node] = s.conflict[node] | t.cycle_ordered[number, node]
+        work, kept, fitting = heaviest_work(us, s.area, s, cycle, t.num_devices)
         value += repeats * rounded_up(work, t.num_devices)
     if value > best:
-        explain[0], explain[1], explain[2] = LOOP + number, kept, fitting
-        explain[3], explain[4] = last_kept, last_fitting
+        s.binding[0], s.binding[1], s.binding[2] = CYCLE + number, kept, fitting
+        s.binding[3], s.binding[4] = last_kept, last_fitting
     return value
 
 
@@ -49,46 +50,46 @@ def cycle_bound(
 def around(t: Tables, o: Order, number: int, lag: int) -> tuple[int, int, int]:
     """The nodes after an anchor; of these those before its next run; those that may slip, but not past two runs."""
     anchor = t.anchor[number]
-    rest = loop = 1 << anchor
+    after = cycle = 1 << anchor
     if lag == t.anchor_lag[number]:
-        rest, loop = t.anchor_rest[number], t.anchor_loop[number]
+        after, cycle = t.anchor_followers[number], t.anchor_cycle[number]
     if lag > 1:
-        return rest, loop, 0
-    rest |= members_after(o.same, anchor)
-    loop |= rest & o.last[anchor]
-    return rest, loop, rest & united(o.last, o.last[anchor]) & ~loop
+        return after, cycle, 0
+    after |= members_after(o.same, anchor)
+    cycle |= after & o.last[anchor]
+    return after, cycle, after & united(o.last, o.last[anchor]) & ~cycle
 
 
 @inner
 def work_with_slips(
-    us: Ints, area: Ints, s: Scratch, loop: int, slips: int, repeats: int, num_devices: int
+    us: Ints, s: Scratch, cycle: int, slips: int, repeats: int, num_devices: int
 ) -> tuple[int, int, int]:
     """Microseconds, K and A between the first and the last run of an anchor, when some nodes may slip."""
     exclude_slips(s.conflict, s.order, slips, s.adjacent)
-    fill_total(us, loop, slips, repeats, s.total_us)
-    fill_total(area, loop, slips, repeats, s.total_area)
-    work, kept, fitting = heaviest_work(s.total_us, s.total_area, s, loop | slips, num_devices)
+    fill_total(us, cycle, slips, repeats, s.total_us)
+    fill_total(s.area, cycle, slips, repeats, s.total_area)
+    work, kept, fitting = heaviest_work(s.total_us, s.total_area, s, cycle | slips, num_devices)
     return rounded_up(work, num_devices), kept, fitting
 
 
 @inner
-def fill_total(one: Ints, loop: int, slips: int, repeats: int, total: Ints) -> None:
-    """Write what all runs take that end before the anchor's last: one run fewer of those that slip."""
-    for node in range(len(one)):
+def fill_total(per_run: Ints, cycle: int, slips: int, repeats: int, total: Ints) -> None:
+    """Write the total of all runs that end before the anchor's last: one run fewer of those that slip."""
+    for node in range(len(per_run)):
         total[node] = 0
-        if loop >> node & 1:
-            total[node] = repeats * one[node]
+        if cycle >> node & 1:
+            total[node] = repeats * per_run[node]
         elif slips >> node & 1:
-            total[node] = (repeats - 1) * one[node]
+            total[node] = (repeats - 1) * per_run[node]
 
 
 @inner
 def exclude_slips(conflict: Ints, o: Order, slips: int, adjacent: Ints) -> None:
-    """Of what excludes a node that slips within an iteration, keep what excludes it in the next iteration as well."""
-    rest = slips
-    while rest:
-        node = lowest(rest)
-        rest &= rest - 1
+    """Keep, of what excludes a slipping node within an iteration, what excludes it in the next iteration as well."""
+    remaining = slips
+    while remaining:
+        node = lowest(remaining)
+        remaining &= remaining - 1
         kept = conflict[node] | members_after(o.last, node)
         adjacent[node] &= kept
         others = ~kept & (1 << len(conflict)) - 1
@@ -98,12 +99,12 @@ def exclude_slips(conflict: Ints, o: Order, slips: int, adjacent: Ints) -> None:
 
 
 @inner
-def apart_from(conflict: Ints, o: Order, nodes: int, last: int) -> int:
+def exclusive_before(conflict: Ints, o: Order, nodes: int, last: int) -> int:
     """Those of `nodes` whose last run but one excludes the last runs of all of `last`."""
-    found = 0
+    exclusive = 0
     while nodes:
         node = lowest(nodes)
         nodes &= nodes - 1
         if last & ~(conflict[node] | members_after(o.last, node)) == 0:
-            found |= 1 << node
-    return found
+            exclusive |= 1 << node
+    return exclusive

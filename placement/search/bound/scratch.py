@@ -1,4 +1,4 @@
-"""Room for what a bound needs on its way; allocated once, since that takes as long as the bound itself."""
+"""Room for the intermediate results of a bound; allocated once, since that takes as long as the bound itself."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from prefect_rlhf.placement.search.bound.precedence import Order, order_for
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.tables.tables import Tables
 
-ALL_ITERATIONS, LOOP = 0, 1  # terms of the bound, in `explain`
+ALL_ITERATIONS, CYCLE = 0, 1  # terms of the bound, in `Scratch.binding`
 
 
 class Scratch(NamedTuple):
-    """Arrays are changed in place."""
+    """Arrays are changed in place. `area` goes in, `binding` comes out."""
 
+    area: Ints  # [V]: device-microseconds of each node, see `fill_areas`
+    binding: Ints  # [5]: see `bound_of`
     head: Ints  # [V]
     tail: Ints  # [V]
     conflict: Ints  # [V]
@@ -29,7 +31,18 @@ class Scratch(NamedTuple):
 
 
 def scratch_for(t: Tables) -> Scratch:
-    """Empty arrays of the right sizes."""
-    head, tail, conflict, adjacent, total_us, total_area = np.zeros((6, t.num_nodes), dtype=np.int64)
-    by_resource, stack = np.zeros(2 * t.num_calls, dtype=np.int64), np.zeros(STACK, dtype=np.int64)
-    return Scratch(head, tail, conflict, adjacent, total_us, total_area, order_for(t), by_resource, stack)
+    """Allocate arrays of the right sizes."""
+    area, head, tail, conflict, adjacent, total_us, total_area = np.zeros((7, t.num_nodes), dtype=np.int64)
+    return Scratch(
+        area=area,
+        binding=np.zeros(5, dtype=np.int64),
+        head=head,
+        tail=tail,
+        conflict=conflict,
+        adjacent=adjacent,
+        total_us=total_us,
+        total_area=total_area,
+        order=order_for(t),
+        by_resource=np.zeros(2 * t.num_calls, dtype=np.int64),
+        stack=np.zeros(STACK, dtype=np.int64),
+    )

@@ -1,14 +1,15 @@
 """Exact search by iterative deepening on the threshold: each round proves that no plan ends sooner.
 
-A round goes depth first through the calls: for each every option, then how its mesh lies to each earlier one's. What
-cannot be laid out, overflows memory, or has a bound at or above the threshold is left. So when a round ends, every plan
-that it left takes at least `least_left`: the next lower bound. Options are never left out for being slower and no
-smaller than others: under list scheduling a shorter call can lengthen the makespan (Graham's anomalies), so the best
-plan could be among them. But a call's mesh is decided first, with a group of options (`groups`) for them.
+A round goes depth first through the calls: for each every option, then the relation of its mesh to each earlier one.
+Plans are left out where the meshes cannot be packed, memory overflows, or the bound is at or above the threshold. So
+when a round ends, every plan that it left out takes at least LEAST_LEFT: the next lower bound. Options are never left
+out for being slower and no smaller than others: under list scheduling a shorter call can lengthen the makespan
+(Graham's anomalies), so the best plan could be among them. But a call's mesh is decided first, with a group of options
+(`groups`) for them.
 
-A round is a sequence of decisions (levels): for each call k its group of options, then its relation to each of the k
-calls before. Its option follows the group for a call with moves, and for any other when all meshes are decided. The
-cursors say which alternative each level is at, so a round can stop anywhere and go on.
+A round is a sequence of decisions: for each call k its group of options, then its relation to each of the k calls
+before. Its option follows the group for a call with moves, and for any other when all meshes are decided. The cursors
+say which alternative each decision is at, so a round can stop anywhere and go on.
 """
 
 from __future__ import annotations
@@ -20,20 +21,28 @@ from prefect_rlhf.placement.search.exact.decisions import next_alternative, rela
 from prefect_rlhf.placement.search.exact.domains import deeper, narrow
 from prefect_rlhf.placement.search.exact.search_state import (
     BEST,
+    CURRENT,
     EVALUATIONS,
-    FLOOR,
+    FIRST,
     GROUP,
-    INFINITE,
     LEAST_LEFT,
-    LEVEL,
     OPTION,
     THRESHOLD,
     SearchState,
 )
-from prefect_rlhf.placement.search.partial.complete import CompletePlan
+from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
+from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial.list_schedule import fill_durations, list_schedule
-from prefect_rlhf.placement.search.partial.packing import LIES, NEVER_LIES, lies_right, mesh_class, pack_meshes
+from prefect_rlhf.placement.search.partial.packing import (
+    IMPOSSIBLE,
+    PACKED,
+    UNKNOWN,
+    Packing,
+    is_packed,
+    mesh_class,
+    pack_meshes,
+)
 from prefect_rlhf.placement.search.partial.partial import (
     Partial,
     bound_partial,
@@ -50,171 +59,182 @@ FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
 
 def decision_order(t: Tables) -> list[int]:
-    """Calls in the order in which to decide them: those first that take most devices for longest."""
+    """Calls in the order in which to decide them: those that take most devices for longest first."""
     moved = calls_with_moves(t)
     return sorted(range(t.num_calls), key=lambda call: (-int(t.least_area[call]) * (2 if call in moved else 1), call))
 
 
-def begin(t: Tables, r: SearchState, threshold: int) -> None:
-    """Start a round: look for plans that end before `threshold`."""
-    _clear(r, threshold)
-    _enter(t, r, 0)
+def begin(t: Tables, s: SearchState, threshold: int) -> None:
+    """Start a round that looks for plans that end before `threshold`."""
+    _clear(s, threshold)
+    _enter(t, s, 0)
 
 
-def _clear(r: SearchState, threshold: int) -> None:
-    r.cursor[:] = -1
-    r.partial.option[:] = UNDECIDED
-    r.partial.relation[:] = UNDECIDED
-    r.partial.overlap[:] = 1 << np.arange(len(r.order))
-    r.partial.apart[:] = 0
-    r.numbers[LEVEL] = 0
-    r.left[LEAST_LEFT] = INFINITE
-    r.numbers[THRESHOLD] = min(threshold, r.numbers[BEST])
+def _clear(s: SearchState, threshold: int) -> None:
+    s.cursor[:] = -1
+    s.partial.option[:] = UNDECIDED
+    s.partial.relation[:] = UNDECIDED
+    s.partial.overlap[:] = 1 << np.arange(len(s.order))
+    s.partial.apart[:] = 0
+    s.scalars[CURRENT] = 0
+    s.tally[LEAST_LEFT] = INFINITE
+    s.scalars[THRESHOLD] = min(threshold, s.scalars[BEST])
 
 
-def _enter(t: Tables, r: SearchState, num_kept: int) -> None:
-    """Stand before the first call that is not kept; at the end at once, when it has no option left."""
-    partial, whole = r.partial, empty_partial(t)
+def _enter(t: Tables, s: SearchState, num_kept: int) -> None:
+    """Go to the first call that is not kept; to the end of the round when it has no option left."""
+    partial, whole = s.partial, empty_partial(t)
     partial.depth[0] = num_kept
     partial.domain[:], partial.least[:] = whole.domain, whole.least
-    r.numbers[LEVEL] = r.numbers[FLOOR] = num_kept * (num_kept + 1) // 2
-    if not narrow(t, partial, int(r.numbers[THRESHOLD]), r.left):
-        r.numbers[LEVEL] -= 1
+    s.scalars[CURRENT] = s.scalars[FIRST] = num_kept * (num_kept + 1) // 2
+    if not narrow(t, partial, int(s.scalars[THRESHOLD]), s.tally):
+        s.scalars[CURRENT] -= 1
 
 
-def begin_within(t: Tables, r: SearchState, placed: CompletePlan, num_kept: int) -> None:
+def begin_within(t: Tables, s: SearchState, plan: CompletePlan, num_kept: int) -> None:
     """Start a round among the plans that keep the options and relations of the first calls of the order.
 
-    All relations of `placed` must be written, as `evaluate` does.
+    All relations of `plan` must be written, as `fill_relations` does.
     """
-    _clear(r, int(r.numbers[BEST]))
-    kept = [int(call) for call in r.order[:num_kept]]
+    _clear(s, int(s.scalars[BEST]))
+    kept = [int(call) for call in s.order[:num_kept]]
     for index, call in enumerate(kept):
-        r.partial.option[call], r.partial.mesh[call] = placed.option[call], placed.mesh[call]
+        s.partial.option[call], s.partial.mesh[call] = plan.option[call], plan.mesh[call]
         for other in kept[:index]:
-            relate(r.partial, call, other, int(placed.relation[call, other]))
-    _enter(t, r, num_kept)
+            relate(s.partial, call, other, int(plan.relation[call, other]))
+    _enter(t, s, num_kept)
 
 
-def lower(r: SearchState, makespan: int) -> None:
-    """A plan of this makespan is known from elsewhere: look for better ones only."""
-    r.numbers[BEST] = min(r.numbers[BEST], makespan)
-    r.numbers[THRESHOLD] = min(r.numbers[THRESHOLD], r.numbers[BEST])
+def lower(s: SearchState, makespan: int) -> None:
+    """Look only for plans better than one of this makespan, which another search found."""
+    if makespan < s.scalars[BEST]:
+        s.scalars[BEST] = makespan
+        s.best_option[:] = UNDECIDED
+    s.scalars[THRESHOLD] = min(s.scalars[THRESHOLD], s.scalars[BEST])
+
+
+def best_plan(s: SearchState) -> Incumbent | None:
+    """The best plan; None when this pass has not found it."""
+    if s.best_option[0] == UNDECIDED:
+        return None
+    return Incumbent.from_arrays(s.scalars[BEST], s.best_option, s.best_mesh)
 
 
 @compiled
-def advance(t: Tables, r: SearchState, work: int) -> bool:
-    """Go on with the round for about `work` evaluations. Returns whether it ended."""
-    until = r.left[EVALUATIONS] + work
-    while r.numbers[LEVEL] >= r.numbers[FLOOR] and r.left[EVALUATIONS] < until:
-        level = r.numbers[LEVEL]
-        call, other = r.level_call[level], r.level_other[level]
-        r.partial.depth[0] = r.level_depth[level]
-        if not next_alternative(t, r, level, call, other):
-            r.numbers[LEVEL] -= 1
-        elif admissible(t, r, level, call, other):
-            if level + 1 == len(r.level_call):
-                finish(t, r)
-            elif r.level_other[level + 1] != GROUP or descend(t, r):
-                r.cursor[level + 1] = -1
-                r.numbers[LEVEL] += 1
-    return r.numbers[LEVEL] < r.numbers[FLOOR]
+def advance(t: Tables, s: SearchState, evaluations: int) -> bool:
+    """Go on with the round for about so many evaluations. Returns whether it ended."""
+    until = s.tally[EVALUATIONS] + evaluations
+    while s.scalars[CURRENT] >= s.scalars[FIRST] and s.tally[EVALUATIONS] < until:
+        decision = s.scalars[CURRENT]
+        call, other = s.decision_call[decision], s.decision_other[decision]
+        s.partial.depth[0] = s.decision_depth[decision]
+        if not next_alternative(t, s, decision, call, other):
+            s.scalars[CURRENT] -= 1
+        elif admissible(t, s, decision, call, other):
+            if decision + 1 == len(s.decision_call):
+                schedule_all_alike(t, s)
+            elif s.decision_other[decision + 1] != GROUP or descend(t, s):
+                s.cursor[decision + 1] = -1
+                s.scalars[CURRENT] += 1
+    return s.scalars[CURRENT] < s.scalars[FIRST]
 
 
 @inner
-def descend(t: Tables, r: SearchState) -> bool:
-    """Go on to the next call; False when some undecided call has no class of meshes left."""
-    deeper(t, r.partial)
-    few = t.num_calls - r.partial.depth[0] < FEW
-    return few or narrow(t, r.partial, r.numbers[THRESHOLD], r.left)
+def descend(t: Tables, s: SearchState) -> bool:
+    """Go on to the next call. Returns False when some undecided call has no class of meshes left."""
+    deeper(t, s.partial)
+    few = t.num_calls - s.partial.depth[0] < FEW
+    return few or narrow(t, s.partial, s.scalars[THRESHOLD], s.tally)
 
 
 @inner
-def admissible(t: Tables, r: SearchState, level: int, call: int, other: int) -> bool:
-    """Whether what was just decided can be part of a plan that ends before the threshold."""
-    p = r.partial
+def admissible(t: Tables, s: SearchState, decision: int, call: int, other: int) -> bool:
+    """Whether the latest decision can be part of a plan that ends before the threshold."""
+    p = s.partial
     if other < 0:
-        fitting = fits_together(t, p, call) and beyond_fullest(t, p.option) == 0 and bearable(t, r, level, call)
-        return fitting and (level > 0 or can_lie(t, r, call))
+        fitting = fits_together(t, p, call) and beyond_fullest(t, p.option) == 0 and is_promising(t, s, decision, call)
+        return fitting and (decision > 0 or can_pack(t, s, call))
     relation = p.relation[call, other]
-    if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(r, level, call, other):
+    if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(s, decision, call, other):
         return False
     if relation == DISJOINT:
         allowed = fits_apart(t, p, call, other)
     else:
-        known = sure_to_overlap(t, p, call, other)  # then the bound is as before
-        allowed = fits_together(t, p, call) and (known or bearable(t, r, level, call))
-    last_of_call = level + 1 == len(r.level_call) or r.level_other[level + 1] < 0
-    return allowed and (not last_of_call or can_lie(t, r, call))
+        same_bound = is_forced_overlap(t, p, call, other)
+        allowed = fits_together(t, p, call) and (same_bound or is_promising(t, s, decision, call))
+    last_of_call = decision + 1 == len(s.decision_call) or s.decision_other[decision + 1] < 0
+    return allowed and (not last_of_call or can_pack(t, s, call))
 
 
 @inner
-def sure_to_overlap(t: Tables, p: Partial, call: int, other: int) -> bool:
+def is_forced_overlap(t: Tables, p: Partial, call: int, other: int) -> bool:
     """Whether two decided calls have not the devices to lie apart."""
     sizes = t.class_size[mesh_class(t, p.option, call)] + t.class_size[mesh_class(t, p.option, other)]
     return sizes > t.num_devices
 
 
 @inner
-def bearable(t: Tables, r: SearchState, level: int, call: int) -> bool:
-    """Whether the bound is below the threshold. Where it is for no option of this group that is as slow, skip those."""
-    p = r.partial
-    threshold = r.numbers[THRESHOLD]
-    r.left[EVALUATIONS] += 1
+def is_promising(t: Tables, s: SearchState, decision: int, call: int) -> bool:
+    """Whether the bound is below the threshold. If it is for no option of the group that is as slow, skip those."""
+    p = s.partial
+    threshold = s.scalars[THRESHOLD]
+    s.tally[EVALUATIONS] += 1
     value = bound_partial(t, p, threshold)
     if value < threshold:
         return True
-    r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], value)
-    if r.level_other[level] == OPTION:
+    s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], value)
+    if s.decision_other[decision] == OPTION:
         value = bound_slower(t, p, call, threshold)
         if value >= threshold:
-            r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], value)
-            r.cursor[level] = t.option_start[call + 1]
+            s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], value)
+            s.cursor[decision] = t.option_start[call + 1]
     return False
 
 
 @inner
-def can_lie(t: Tables, r: SearchState, call: int) -> bool:
-    """Whether the meshes decided so far can be laid out: first with the earlier ones where they are, then anew.
+def can_pack(t: Tables, s: SearchState, call: int) -> bool:
+    """Whether the meshes decided so far can be packed: first with the earlier ones where they are, then anew.
 
-    Only what succeeds is kept. What takes too long to say is left to `finish`.
+    Only a packing that succeeds is kept. One that takes too long is left to `schedule_all_alike`.
     """
-    p = r.partial
+    p = s.partial
     count = 0
-    while r.order[count] != call:
-        r.trial[r.order[count]] = p.mesh[r.order[count]]
+    while s.order[count] != call:
+        s.trial[s.order[count]] = p.mesh[s.order[count]]
         count += 1
-    found = pack_meshes(t, r.order, r.places, count, count + 1, p.option, p.relation, r.trial)
-    if found != LIES:
-        found = pack_meshes(t, r.order, r.places, 0, count + 1, p.option, p.relation, r.trial)
-    if found == LIES:
+    packing = Packing(s.order, p.option, p.relation, s.trial)
+    result = pack_meshes(t, packing, s.pack_cursor, count, count + 1)
+    if result != PACKED:
+        result = pack_meshes(t, packing, s.pack_cursor, 0, count + 1)
+    if result == PACKED:
         for index in range(count + 1):
-            p.mesh[r.order[index]] = r.trial[r.order[index]]
-    return found != NEVER_LIES
+            p.mesh[s.order[index]] = s.trial[s.order[index]]
+    return result != IMPOSSIBLE
 
 
 @inner
-def finish(t: Tables, r: SearchState) -> None:
-    """Simulate a complete plan and all that are the same up to a permutation of calls, and keep the best.
+def schedule_all_alike(t: Tables, s: SearchState) -> None:
+    """Schedule a complete plan and all that are the same up to a permutation of calls, and keep the best.
 
-    One that could neither be laid out nor shown not to be may exist, so its bound counts.
+    A plan that could neither be packed nor shown impossible may exist, so its bound counts.
     """
-    p = r.partial
-    r.left[EVALUATIONS] += 1
-    if not lies_right(t, r.order, p.option, p.relation, p.mesh):
-        found = pack_meshes(t, r.order, r.places, 0, t.num_calls, p.option, p.relation, p.mesh)
-        if found != LIES:
-            if found != NEVER_LIES:
-                r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], bound_partial(t, p, r.numbers[THRESHOLD]))
+    p = s.partial
+    s.tally[EVALUATIONS] += 1
+    packing = Packing(s.order, p.option, p.relation, p.mesh)
+    if not is_packed(t, packing):
+        result = pack_meshes(t, packing, s.pack_cursor, 0, t.num_calls)
+        if result == UNKNOWN:
+            s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], bound_partial(t, p, s.scalars[THRESHOLD]))
+        if result != PACKED:
             return
-    for number in range(len(r.symmetry)):
-        schedule_moved(t, r, r.symmetry[number])
+    for number in range(len(s.symmetry)):
+        schedule_moved(t, s, s.symmetry[number])
 
 
 @inner
-def schedule_moved(t: Tables, r: SearchState, goes: Ints) -> None:
-    """Simulate the plan with each call in the place of the one that it goes to."""
-    p, moved = r.partial, r.moved
+def schedule_moved(t: Tables, s: SearchState, goes: Ints) -> None:
+    """Schedule the plan with each call in the place of the one that it goes to."""
+    p, moved = s.partial, s.moved
     for call in range(t.num_calls):
         moved.option[goes[call]], moved.mesh[goes[call]] = p.option[call], p.mesh[call]
         moved.overlap[goes[call]] = 0
@@ -224,9 +244,9 @@ def schedule_moved(t: Tables, r: SearchState, goes: Ints) -> None:
                 moved.overlap[goes[call]] |= 1 << goes[other]
     fill_durations(t, moved.option, moved.relation, t.least_size, moved.us)  # all calls are decided
     makespan = list_schedule(t, moved.us, moved.overlap, moved.agenda)
-    r.left[LEAST_LEFT] = min(r.left[LEAST_LEFT], makespan)
-    if makespan < r.numbers[BEST]:
-        r.numbers[BEST] = makespan
-        r.numbers[THRESHOLD] = min(r.numbers[THRESHOLD], makespan)
+    s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], makespan)
+    if makespan < s.scalars[BEST]:
+        s.scalars[BEST] = makespan
+        s.scalars[THRESHOLD] = min(s.scalars[THRESHOLD], makespan)
         for call in range(t.num_calls):
-            r.best_option[call], r.best_mesh[call] = moved.option[call], moved.mesh[call]
+            s.best_option[call], s.best_mesh[call] = moved.option[call], moved.mesh[call]

@@ -1,38 +1,39 @@
-"""Which sizes of mesh are left to undecided calls: those on which alone the bound is not yet at the threshold.
+"""Domains: the sizes of mesh left to undecided calls, those on which the bound is still below the threshold.
 
 On few devices a call takes too long, on many it must overlap too much. So at each depth of the search the smallest and
-largest classes of meshes are tried one by one, until one is found that may be part of a plan. What an undecided call
-takes at least is then that of the classes between, which raises the bound of all that is decided below.
+largest classes of meshes are tried one by one, until one may be part of a plan. The least time, area and size of an
+undecided call are then those of the classes between, which raises the bound of all that is decided below.
 """
 
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
+from prefect_rlhf.placement.search.exact.search_state import EVALUATIONS, LEAST_LEFT
 from prefect_rlhf.placement.search.partial.partial import AREA, SIZE, US, Partial, bound_probe
 from prefect_rlhf.placement.search.tables.dependencies import NEVER
 from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables
 
 
 @compiled
-def narrow(t: Tables, p: Partial, threshold: int, least_left: Ints) -> bool:
-    """Narrow the domains of all undecided calls at the present depth; False when one has none left.
+def narrow(t: Tables, p: Partial, threshold: int, tally: Ints) -> bool:
+    """Narrow the domains of all undecided calls at the present depth. Returns False when one is empty.
 
-    Lowers `least_left[0]` to the least bound of what is excluded, and adds the bounds computed to `least_left[1]`.
+    `tally` is that of `SearchState`: LEAST_LEFT is lowered to the least bound of what is excluded.
     """
     for call in range(t.num_calls):
-        if p.option[call] == UNDECIDED and not narrow_call(t, p, call, threshold, least_left):
+        if p.option[call] == UNDECIDED and not narrow_call(t, p, call, threshold, tally):
             return False
     return True
 
 
 @inner
-def narrow_call(t: Tables, p: Partial, call: int, threshold: int, least_left: Ints) -> bool:
-    """The same for one call."""
+def narrow_call(t: Tables, p: Partial, call: int, threshold: int, tally: Ints) -> bool:
+    """Narrow the domain of one call. Returns False when it is empty."""
     domain = p.domain[p.depth[0]]
     low, high = domain[0, call], domain[1, call]
-    while low <= high and excluded(t, p, call, t.class_by_size[low], threshold, least_left):
+    while low <= high and excluded(t, p, call, t.class_by_size[low], threshold, tally):
         low += 1
-    while low < high and excluded(t, p, call, t.class_by_size[high], threshold, least_left):
+    while low < high and excluded(t, p, call, t.class_by_size[high], threshold, tally):
         high -= 1
     domain[0, call], domain[1, call] = low, high
     fill_least(t, p, call)
@@ -40,31 +41,31 @@ def narrow_call(t: Tables, p: Partial, call: int, threshold: int, least_left: In
 
 
 @inner
-def excluded(t: Tables, p: Partial, call: int, mesh_class: int, threshold: int, least_left: Ints) -> bool:
+def excluded(t: Tables, p: Partial, call: int, mesh_class: int, threshold: int, tally: Ints) -> bool:
     """Whether no plan that ends before the threshold has the call on a mesh of this class."""
     us = t.least_in_class[call, mesh_class]
     if us == NEVER:
         return True
     value = bound_probe(t, p, call, us, t.class_size[mesh_class], threshold)
-    least_left[1] += 1
+    tally[EVALUATIONS] += 1
     if value < threshold:
         return False
-    least_left[0] = min(least_left[0], value)
+    tally[LEAST_LEFT] = min(tally[LEAST_LEFT], value)
     return True
 
 
 @inner
 def fill_least(t: Tables, p: Partial, call: int) -> None:
-    """Write what a call takes at least on the classes of its domain."""
+    """Write the least time, area and size of a call on the classes of its domain."""
     least, domain = p.least[p.depth[0]], p.domain[p.depth[0]]
     us, area, size = NEVER, NEVER * t.num_devices, t.num_devices
     for place in range(domain[0, call], domain[1, call] + 1):
-        found = t.class_by_size[place]
-        fastest = t.least_in_class[call, found]
+        mesh_class = t.class_by_size[place]
+        fastest = t.least_in_class[call, mesh_class]
         if fastest < NEVER:
             us = min(us, fastest)
-            area = min(area, fastest * t.class_size[found])
-            size = min(size, t.class_size[found])
+            area = min(area, fastest * t.class_size[mesh_class])
+            size = min(size, t.class_size[mesh_class])
     least[US, call], least[AREA, call], least[SIZE, call] = us, area, size
 
 

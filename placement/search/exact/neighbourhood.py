@@ -6,12 +6,11 @@ Each gets a limited number of evaluations; a better plan begins anew around itse
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from prefect_rlhf.placement.search.exact.deepening import advance, begin_within, decision_order, lower
-from prefect_rlhf.placement.search.exact.search_state import BEST, EVALUATIONS, SearchState, empty_search_state
+from prefect_rlhf.placement.search.exact.deepening import advance, begin_within, best_plan, decision_order, lower
+from prefect_rlhf.placement.search.exact.search_state import EVALUATIONS, empty_search_state
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.tables.tables import Tables
 
@@ -21,45 +20,30 @@ MOST_EVALUATIONS = 20_000  # for one neighbourhood; enough for two calls of some
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhoods:
-    """Which calls to free next around `center`, and the evaluations so far."""
+    """The number of the next set of calls to free around `center`, and the evaluations so far."""
 
     center: Incumbent
     number: int = 0
     evaluations: int = 0
 
     def around(self, center: Incumbent) -> Neighbourhoods:
-        """Begin anew around a better plan, going on in the list where it was found."""
+        """Begin anew around a better plan."""
         return replace(self, center=center, number=0)
-
-
-def subsets(num_calls: int) -> list[tuple[int, ...]]:
-    """The sets of calls to free, small ones first."""
-    return [free for size in range(2, MOST_FREE + 1) for free in combinations(range(num_calls), min(size, num_calls))]
 
 
 def step_neighbourhood(t: Tables, state: Neighbourhoods) -> Neighbourhoods | None:
     """Search one neighbourhood; None when all around this plan have been searched."""
-    free_sets = subsets(t.num_calls)
+    calls = range(t.num_calls)
+    free_sets = [free for size in range(2, MOST_FREE + 1) for free in combinations(calls, min(size, t.num_calls))]
     if state.number == len(free_sets):
         return None
     free = free_sets[state.number]
-    r = _round_within(t, state.center, free)
-    advance(t, r, MOST_EVALUATIONS)
-    searched = replace(state, number=state.number + 1, evaluations=state.evaluations + int(r.left[EVALUATIONS]))
-    if r.numbers[BEST] >= state.center.makespan_us:
-        return searched
-    return searched.around(found_by(r))
-
-
-def found_by(r: SearchState) -> Incumbent:
-    """The best plan that a round has come to."""
-    return Incumbent(int(r.numbers[BEST]), tuple(map(int, r.best_option)), tuple(map(int, r.best_mesh)))
-
-
-def _round_within(t: Tables, center: Incumbent, free: Sequence[int]) -> SearchState:
-    order = decision_order(t)
-    kept = [call for call in order if call not in free]
-    r = empty_search_state(t, [*kept, *(call for call in order if call in free)], len(kept))
-    lower(r, center.makespan_us)
-    begin_within(t, r, center.placed(t), len(kept))
-    return r
+    order = sorted(decision_order(t), key=lambda call: call in free)
+    num_kept = t.num_calls - len(free)
+    s = empty_search_state(t, order, num_kept)
+    lower(s, state.center.makespan_us)
+    begin_within(t, s, state.center.complete_plan(t), num_kept)
+    advance(t, s, MOST_EVALUATIONS)
+    searched = replace(state, number=state.number + 1, evaluations=state.evaluations + int(s.tally[EVALUATIONS]))
+    best = best_plan(s)
+    return searched if best is None else searched.around(best)

@@ -1,4 +1,4 @@
-"""Where a depth-first pass of the exact search stands: its decisions, the plan so far, what it left."""
+"""The state of a depth-first pass of the exact search: its decisions, the plan so far, the least bound that it left."""
 
 from __future__ import annotations
 
@@ -8,72 +8,69 @@ from typing import NamedTuple
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints
-from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan
+from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, empty_complete_plan
 from prefect_rlhf.placement.search.partial.partial import Partial, empty_partial
 from prefect_rlhf.placement.search.tables.symmetry import not_before
 from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls_with_moves
 
 LARGE = 0.5  # of a device's memory
-INFINITE = 1 << 62
-GROUP, OPTION = -1, -2  # kinds of level
+GROUP, OPTION = -1, -2  # decisions about one call alone
+CURRENT, FIRST, THRESHOLD, BEST = range(4)  # places in `SearchState.scalars`
+LEAST_LEFT, EVALUATIONS = range(2)  # places in `SearchState.tally`
 
 
 class SearchState(NamedTuple):
-    """One depth-first pass; arrays are changed in place."""
+    """One depth-first pass of D decisions; arrays are changed in place."""
 
     order: Ints  # [C]: calls, the most decisive first
-    level_call: Ints  # [L]
-    level_depth: Ints  # [L]: calls before it
-    level_other: Ints  # [L]: the earlier call that a relation is with; or GROUP or OPTION
+    decision_call: Ints  # [D]
+    decision_depth: Ints  # [D]: calls before it
+    decision_other: Ints  # [D]: the earlier call that a relation is with; or GROUP or OPTION
     group: Ints  # [C]: the group that the call's option is of
     not_before: Ints  # [C]: see `symmetry`
     symmetry: Ints  # [S, C]
-    place: Ints  # [C]: where in the order each call stands
-    cursor: Ints  # [L]
+    place: Ints  # [C]: of each call in the order
+    cursor: Ints  # [D]: the alternative that each decision is at
     partial: Partial
     moved: CompletePlan  # scratch of `finish`
-    places: Ints  # [C]: scratch of `lay_out`
+    pack_cursor: Ints  # [C]: scratch of `pack_meshes`
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
-    left: Ints  # [2]: see below
-    numbers: Ints  # see below
-
-
-LEVEL, FLOOR, THRESHOLD, BEST = range(4)  # what stands where in `Round.numbers`
-LEAST_LEFT, EVALUATIONS = range(2)  # and in `Round.left`
+    scalars: Ints  # [4]: the decision under way, the first that is free, the threshold, the makespan of the best plan
+    tally: Ints  # [2]: the least bound or makespan of all that was left in this round; evaluations of all rounds
 
 
 def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> SearchState:
-    """Before the first round: no plan known, no threshold. The first calls of the order may be kept as they are."""
-    levels = list(_levels(t, order, num_kept))
+    """Start before the first round: no plan, no threshold. The first calls of the order may be kept as they are."""
+    decisions = list(_decisions(t, order, num_kept))
     symmetry = t.symmetry[: 1 if num_kept else None]
     return SearchState(
         order=np.array(order, dtype=np.int64),
-        level_call=np.array([call for call, _, _ in levels], dtype=np.int64),
-        level_depth=np.array([depth for _, _, depth in levels], dtype=np.int64),
-        level_other=np.array([other for _, other, _ in levels], dtype=np.int64),
+        decision_call=np.array([call for call, _, _ in decisions], dtype=np.int64),
+        decision_depth=np.array([depth for _, _, depth in decisions], dtype=np.int64),
+        decision_other=np.array([other for _, other, _ in decisions], dtype=np.int64),
         group=np.zeros(t.num_calls, dtype=np.int64),
-        not_before=np.array(not_before([tuple(map(int, one)) for one in symmetry], order), dtype=np.int64),
+        not_before=np.array(not_before([tuple(map(int, goes)) for goes in symmetry], order), dtype=np.int64),
         symmetry=symmetry,
         place=np.argsort(order).astype(np.int64),
-        cursor=np.full(len(levels), -1, dtype=np.int64),
+        cursor=np.full(len(decisions), -1, dtype=np.int64),
         partial=empty_partial(t),
         moved=empty_complete_plan(t),
-        places=np.zeros(t.num_calls, dtype=np.int64),
+        pack_cursor=np.zeros(t.num_calls, dtype=np.int64),
         trial=np.zeros(t.num_calls, dtype=np.int64),
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
-        left=np.array([INFINITE, 0], dtype=np.int64),
-        numbers=np.array([0, 0, 0, INFINITE], dtype=np.int64),
+        scalars=np.array([0, 0, 0, INFINITE], dtype=np.int64),
+        tally=np.array([INFINITE, 0], dtype=np.int64),
     )
 
 
-def _levels(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[int, int, int]]:
-    """Each decision: the call, what of it, and how many calls come before.
+def _decisions(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[int, int, int]]:
+    """Yield for each decision the call, the earlier call or GROUP or OPTION, and the number of calls before.
 
-    What moves of weights take, and what fits beside a large model, depends on the options: of such calls they are
-    decided at once.
+    The time of weight moves, and what fits beside a large model, depend on the options: those of such calls are decided
+    at once.
     """
     at_once = calls_with_moves(t)
     at_once |= {call for call in order if _fastest_bytes(t, call) > LARGE * t.most_bytes}
@@ -84,13 +81,13 @@ def _levels(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[in
 
 
 def _decisive_first(t: Tables, call: int, others: Sequence[int]) -> list[int]:
-    """First the long calls that do not wait for this one nor it for them: those it holds up where they overlap."""
+    """Put long calls first that do not wait for this one nor it for them: those it holds up where they overlap."""
     ordered = int(t.ordered_once[t.node_of[call]])
     return sorted(others, key=lambda other: (ordered >> int(t.node_of[other]) & 1, -int(t.least_area[other])))
 
 
 def _fastest_bytes(t: Tables, call: int) -> int:
-    """The most that the fastest option on some class of meshes takes."""
+    """The most bytes that the fastest option on some class of meshes takes."""
     first = t.option_start[call]
     fastest = first + t.member[t.member_start[t.group_start[call] : t.option_start[call + 1]]]
     return int((t.option_static[fastest] + t.option_active[fastest]).max())

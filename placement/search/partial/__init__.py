@@ -1,1 +1,1 @@
-"""Partial and complete plans in compiled form: what is decided, whether it can lie, how long it takes."""
+"""Partial and complete plans as arrays, compiled: decisions, packing on the devices, schedule."""

@@ -1,4 +1,4 @@
-"""A complete plan in the compiled part: an option and a mesh for each call, its makespan, whether it fits."""
+"""A complete plan as arrays: an option and a mesh for each call; its makespan, whether it fits; compiled."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import numpy as np
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
 from prefect_rlhf.placement.search.partial.list_schedule import Agenda, agenda_for, fill_durations, list_schedule
-from prefect_rlhf.placement.search.partial.packing import load_of, relation_of
+from prefect_rlhf.placement.search.partial.packing import Packing, load_of, relation_of
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP, Tables
 
+INFINITE = 1 << 62  # microseconds: the makespan where there is no plan
 OVERFLOW_FACTOR = 3  # a plan that overflows memory counts as so many times as long (ReaL, section 5.2)
 
 
 class CompletePlan(NamedTuple):
-    """Arrays are changed in place."""
+    """A plan; arrays are changed in place."""
 
     option: Ints  # [C]
     mesh: Ints  # [C]
@@ -28,12 +29,11 @@ class CompletePlan(NamedTuple):
 
 
 def empty_complete_plan(t: Tables) -> CompletePlan:
-    """Each call's first option on the first mesh of its class."""
-    option = np.zeros(t.num_calls, dtype=np.int64)
-    classes = [t.option_class[t.option_start[call]] for call in range(t.num_calls)]
+    """Start with each call's first option on the first mesh of its class."""
+    first_class = t.option_class[t.option_start[:-1]]
     return CompletePlan(
-        option=option,
-        mesh=np.array([t.class_mesh[t.class_start[found]] for found in classes], dtype=np.int64),
+        option=np.zeros(t.num_calls, dtype=np.int64),
+        mesh=t.class_mesh[t.class_start[first_class]],
         relation=np.zeros((t.num_calls, t.num_calls), dtype=np.int64),
         overlap=np.zeros(t.num_calls, dtype=np.int64),
         us=np.zeros(t.num_nodes, dtype=np.int64),
@@ -44,21 +44,21 @@ def empty_complete_plan(t: Tables) -> CompletePlan:
 
 @compiled
 def evaluate(t: Tables, p: CompletePlan) -> int:
-    """The makespan in microseconds, OVERFLOW_FACTOR times that when a device overflows; starts are in `p.agenda`."""
+    """The makespan in microseconds, times OVERFLOW_FACTOR when a device overflows; starts are in `p.agenda`."""
     makespan = makespan_of(t, p)
     return makespan if fits(t, p) else OVERFLOW_FACTOR * makespan
 
 
 @compiled
 def makespan_of(t: Tables, p: CompletePlan) -> int:
-    """Microseconds, whether or not the plan fits."""
+    """The makespan in microseconds, whether or not the plan fits."""
     fill_relations(t, p)
     return list_schedule(t, p.us, p.overlap, p.agenda)
 
 
 @compiled
 def fill_relations(t: Tables, p: CompletePlan) -> None:
-    """Write how the meshes lie to each other, and how long each node then takes."""
+    """Write the relations of all meshes, and the durations of all nodes, which follow from them."""
     for a in range(t.num_calls):
         p.overlap[a] = 0
         for b in range(t.num_calls):
@@ -74,9 +74,8 @@ def overflow(t: Tables, p: CompletePlan) -> int:
     """Bytes by which devices are too small: the fullest ones, and where what lies there changes; 0 when all fits."""
     excess = beyond_fullest(t, p.option)
     for call in range(t.num_calls):
-        device = t.mesh_start[p.mesh[call]]
-        excess += excess_of(t, p, device)
-    for device in t.kind_start:
+        excess += excess_of(t, p, t.mesh_start[p.mesh[call]])
+    for device in t.capacity_changes:
         excess += excess_of(t, p, device)
     return excess
 
@@ -84,7 +83,8 @@ def overflow(t: Tables, p: CompletePlan) -> int:
 @inner
 def excess_of(t: Tables, p: CompletePlan, device: int) -> int:
     """Bytes by which a device is too small."""
-    return max(0, load_of(t, p.order, t.num_calls - 1, p.option, p.mesh, device) - t.device_bytes[device])
+    packing = Packing(p.order, p.option, p.relation, p.mesh)
+    return max(0, load_of(t, packing, t.num_calls, device) - t.device_bytes[device])
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""What the fullest device of a mesh must hold: pipeline stages differ, and some calls are on all devices."""
+"""Memory of the fullest device of a mesh: pipeline stages differ, and calls on all devices add to each of them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ def beyond_fullest(t: Tables, option: Ints) -> int:
     excess = 0
     for running in range(t.num_calls):
         if option[running] != UNDECIDED:
-            held = t.option_fullest[t.option_start[running] + option[running]] + held_everywhere(t, option, running)
-            excess += max(0, held - t.most_bytes)
+            used = t.option_fullest[t.option_start[running] + option[running]] + static_everywhere(t, option, running)
+            excess += max(0, used - t.most_bytes)
     return excess
 
 
 @inner
-def held_everywhere(t: Tables, option: Ints, running: int) -> int:
+def static_everywhere(t: Tables, option: Ints, running: int) -> int:
     """Static bytes that calls whose mesh is all devices add to those of one call; of a shared copy the first's."""
-    held = 0
+    static = 0
     for call in range(t.num_calls):
         if call == running or option[call] == UNDECIDED or t.class_size[mesh_class(t, option, call)] < t.num_devices:
             continue
-        if not (copies_may_be_one(t, option, call, running) or is_counted(t, option, call, running)):
-            held += t.option_static[t.option_start[call] + option[call]]
-    return held
+        if not (copies_may_be_one(t, option, call, running) or counts_already(t, option, call, running)):
+            static += t.option_static[t.option_start[call] + option[call]]
+    return static
 
 
 @inner
-def is_counted(t: Tables, option: Ints, call: int, running: int) -> bool:
+def counts_already(t: Tables, option: Ints, call: int, running: int) -> bool:
     """Whether an earlier call on all devices may have brought the copy."""
     for other in range(call):
         if other != running and option[other] != UNDECIDED:
@@ -43,6 +43,6 @@ def is_counted(t: Tables, option: Ints, call: int, running: int) -> bool:
 
 @inner
 def copies_may_be_one(t: Tables, option: Ints, first: int, second: int) -> bool:
-    """Whether what two decided calls hold can be one copy."""
+    """Whether the static bytes of two decided calls can be one copy."""
     a, b = t.option_start[first] + option[first], t.option_start[second] + option[second]
     return may_share(t.option_copy[a], t.option_copy[b])

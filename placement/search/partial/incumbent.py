@@ -1,4 +1,4 @@
-"""The best plan that a search has found so far."""
+"""The outcome of a search, and the best plan that it has found so far."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from enum import Enum
 
 import numpy as np
 
-from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan, evaluate, fits
+from prefect_rlhf.placement.search.compiled import Ints
+from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, empty_complete_plan, fill_relations
 from prefect_rlhf.placement.search.tables.tables import Tables
+
+
+class SearchOutcome(Enum):
+    """The value is the sentence for people."""
+
+    OPTIMAL = "proved: no plan of the whole space ends sooner"
+    WITHIN_GAP = "stopped: no plan can be better by more than the gap that was asked for"
+    OUT_OF_BUDGET = "stopped when the budget was spent"
+    INTERRUPTED = "stopped when asked to"
+    INFEASIBLE = "proved: no plan fits the devices' memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,26 +31,16 @@ class Incumbent:
     meshes: tuple[int, ...]
 
     @classmethod
-    def of(cls, t: Tables, placed: CompletePlan, makespan_us: int) -> Incumbent | None:
-        """A copy of `placed`; None when it overflows a device's memory."""
-        if not fits(t, placed):
+    def from_arrays(cls, makespan_us: int, options: Ints, meshes: Ints) -> Incumbent | None:
+        """Copy a plan; None where INFINITE says that there is none."""
+        if makespan_us == INFINITE:
             return None
-        return cls(makespan_us, tuple(map(int, placed.option)), tuple(map(int, placed.mesh)))
+        return cls(int(makespan_us), tuple(map(int, options)), tuple(map(int, meshes)))
 
-    def placed(self, t: Tables) -> CompletePlan:
-        """As arrays, evaluated."""
-        placed = empty_complete_plan(t)
-        placed.option[:] = np.array(self.options)
-        placed.mesh[:] = np.array(self.meshes)
-        evaluate(t, placed)
-        return placed
-
-
-class SearchOutcome(Enum):
-    """The value is the sentence for people."""
-
-    OPTIMAL = "proved: no plan of the whole space ends sooner"
-    WITHIN_GAP = "stopped: no plan can be better by more than the gap that was asked for"
-    OUT_OF_BUDGET = "stopped when the budget was spent"
-    INTERRUPTED = "stopped when asked to"
-    INFEASIBLE = "proved: no plan fits the devices' memory"
+    def complete_plan(self, t: Tables) -> CompletePlan:
+        """The plan as arrays, with relations and durations."""
+        plan = empty_complete_plan(t)
+        plan.option[:] = np.array(self.options)
+        plan.mesh[:] = np.array(self.meshes)
+        fill_relations(t, plan)
+        return plan

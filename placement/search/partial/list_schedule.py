@@ -1,8 +1,8 @@
 """The schedule of a plan: non-preemptive list scheduling of all iterations (ReaL, algorithm 1), compiled.
 
 The ready node with the smallest ready time goes first (ties: earlier iteration, then earlier node); it starts when it
-is ready and the last node placed on any overlapping mesh has ended. A node that takes no time is absent: what waits for
-it waits for what it waits for.
+is ready and the last node placed on any overlapping mesh has ended. Zero-length nodes are contracted: their successors
+inherit their predecessors.
 """
 
 from __future__ import annotations
@@ -15,6 +15,22 @@ from prefect_rlhf.placement.search.compiled import Ints, compiled, inner, lowest
 from prefect_rlhf.placement.search.tables.tables import CALL, LINK, UNDECIDED, Tables
 
 
+class Agenda(NamedTuple):
+    """Room for a schedule. A run is a node in one iteration, number iteration * V + node."""
+
+    starts: Ints  # [runs]: the schedule, microseconds
+    missing: Ints  # [runs]: dependencies that have not ended
+    ready_at: Ints  # [runs]
+    ready: Ints  # [runs]
+    free_at: Ints  # [2 C]
+
+
+def agenda_for(t: Tables) -> Agenda:
+    """Allocate arrays of the right sizes."""
+    starts, missing, ready_at, ready = np.zeros((4, t.iterations * t.num_nodes), dtype=np.int64)
+    return Agenda(starts, missing, ready_at, ready, np.zeros(2 * t.num_calls, dtype=np.int64))
+
+
 @compiled
 def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: Ints) -> None:
     """Write each node's duration in microseconds: the smallest possible where the plan is undecided.
@@ -23,9 +39,9 @@ def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: 
     """
     for node in range(t.num_nodes):
         a, b = option[t.first[node]], option[t.second[node]]
-        if t.kind[node] == CALL:
+        if t.node_kind[node] == CALL:
             us[node] = t.cost[t.cost_start[node] + a] if a >= 0 else least_us[t.first[node]]
-        elif t.kind[node] == LINK:
+        elif t.node_kind[node] == LINK:
             us[node] = t.cost[t.cost_start[node] + a] if a >= 0 else t.least_cost[node]
         elif a >= 0 and b >= 0:
             us[node] = pair_duration(t, node, a, b, relation[t.first[node], t.second[node]])
@@ -49,80 +65,53 @@ def pair_duration(t: Tables, node: int, a: int, b: int, relation: int) -> int:
     return min(t.cost[at], t.cost[at + layer], t.cost[at + 2 * layer])
 
 
-@inner
-def touched(t: Tables, resources: int, overlap: Ints) -> int:
-    """All resources that may not be in use while `resources` are. `overlap[c]`: calls on meshes that overlap c's."""
-    found = 0
-    while resources:
-        bit = lowest(resources)
-        resources &= resources - 1
-        found |= overlap[bit] if bit < t.num_calls else overlap[bit - t.num_calls] << t.num_calls
-    return found
-
-
-class Agenda(NamedTuple):
-    """Room for a schedule. A run is a node in one iteration, number iteration * V + node."""
-
-    starts: Ints  # [runs]: what `list_schedule` finds, microseconds
-    waits: Ints  # [runs]
-    ready_at: Ints  # [runs]
-    ready: Ints  # [runs]
-    free_at: Ints  # [2 C]
-
-
-def agenda_for(t: Tables) -> Agenda:
-    """Empty arrays of the right sizes."""
-    starts, waits, ready_at, ready = np.zeros((4, t.iterations * t.num_nodes), dtype=np.int64)
-    return Agenda(starts, waits, ready_at, ready, np.zeros(2 * t.num_calls, dtype=np.int64))
-
-
 @compiled
 def list_schedule(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> int:
     """The makespan in microseconds. Writes the start of each run into `agenda.starts`."""
     num_nodes = t.num_nodes
     runs = t.iterations * num_nodes
-    starts, waits, ready_at, ready, free_at = agenda
+    starts, missing, ready_at, ready, free_at = agenda
     for resource in range(2 * t.num_calls):
         free_at[resource] = 0
     num_ready = 0
     for run in range(runs):
         ready_at[run] = 0
-        waits[run] = t.num_waits[run]
-        if waits[run] == 0:
+        missing[run] = t.num_dependencies[run]
+        if missing[run] == 0:
             ready[num_ready] = run
             num_ready += 1
     makespan = 0
     while num_ready:
-        at = first_ready(ready, ready_at, num_ready, us, t.kind)
+        at = first_ready(ready, ready_at, num_ready, us, t.node_kind)
         run = ready[at]
         num_ready -= 1
         ready[at] = ready[num_ready]
         node = run % num_nodes
         start = ready_at[run]
         end = start
-        if us[node] > 0 or t.kind[node] == CALL:
-            start, end = occupy(t.resources[node], touched(t, t.resources[node], overlap), free_at, start, us[node])
+        if us[node] > 0 or t.node_kind[node] == CALL:
+            start, end = occupy(t.resources[node], in_reach(t, t.resources[node], overlap), free_at, start, us[node])
         starts[run] = start
         makespan = max(makespan, end)
         for edge in range(t.edge_start[node], t.edge_start[node + 1]):
             follower = run - node + t.edge_lag[edge] * num_nodes + t.edge_target[edge]
             if follower < runs:
                 ready_at[follower] = max(ready_at[follower], end)
-                waits[follower] -= 1
-                if waits[follower] == 0:
+                missing[follower] -= 1
+                if missing[follower] == 0:
                     ready[num_ready] = follower
                     num_ready += 1
     return makespan
 
 
 @inner
-def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, kind: Ints) -> int:
-    """Where in `ready` the next run stands: one that is absent, else the one that is ready first."""
+def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, node_kind: Ints) -> int:
+    """The place in `ready` of the next run: one that is absent, else the one that is ready first."""
     best = 0
     for index in range(num_ready):
         run = ready[index]
         node = run % len(us)
-        if us[node] == 0 and kind[node] != CALL:
+        if us[node] == 0 and node_kind[node] != CALL:
             return index
         earlier = ready_at[run] - ready_at[ready[best]]
         if earlier < 0 or (earlier == 0 and run < ready[best]):
@@ -131,14 +120,25 @@ def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, kind: Int
 
 
 @inner
-def occupy(resources: int, also: int, free_at: Ints, ready_at: int, us: int) -> tuple[int, int]:
-    """Start and end of a node on `resources`; `also` are those that nothing else may use meanwhile."""
+def in_reach(t: Tables, resources: int, overlap: Ints) -> int:
+    """All resources that may not be in use while `resources` are. `overlap[c]`: calls on meshes that overlap c's."""
+    reached = 0
+    while resources:
+        bit = lowest(resources)
+        resources &= resources - 1
+        reached |= overlap[bit] if bit < t.num_calls else overlap[bit - t.num_calls] << t.num_calls
+    return reached
+
+
+@inner
+def occupy(resources: int, reached: int, free_at: Ints, ready_at: int, us: int) -> tuple[int, int]:
+    """Start and end of a node on `resources`; those `reached` may be used by nothing else meanwhile."""
     start = ready_at
     while resources:
         start = max(start, free_at[lowest(resources)])
         resources &= resources - 1
     end = start + us
-    while also:
-        free_at[lowest(also)] = max(free_at[lowest(also)], end)
-        also &= also - 1
+    while reached:
+        free_at[lowest(reached)] = max(free_at[lowest(reached)], end)
+        reached &= reached - 1
     return start, end

@@ -1,38 +1,34 @@
-"""Whether meshes can lie on the line of devices as a plan's relations ask, and where. Compiled backtracking."""
+"""Packing of meshes on the line of devices as a plan's relations and the devices' memory ask: compiled backtracking."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
 from prefect_rlhf.placement.search.tables.groups import ANY_COPY, NO_COPY
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP, UNDECIDED, Tables
 
 MOST_TRIES = 2_000
-NEVER_LIES, LIES, UNKNOWN = 0, 1, 2
+IMPOSSIBLE, PACKED, UNKNOWN = 0, 1, 2
+
+
+class Packing(NamedTuple):
+    """Meshes of the first calls of an order, and what they shall satisfy."""
+
+    order: Ints  # [C]: calls
+    option: Ints  # [C]
+    relation: Ints  # [C, C]
+    mesh: Ints  # [C]
 
 
 @inner
 def relation_of(t: Tables, first: int, second: int) -> int:
-    """How two meshes (by number) lie."""
+    """The relation of two meshes, given by number."""
     if t.mesh_start[first] == t.mesh_start[second] and t.mesh_stop[first] == t.mesh_stop[second]:
         return EQUAL
     if t.mesh_start[first] < t.mesh_stop[second] and t.mesh_start[second] < t.mesh_stop[first]:
         return OVERLAP
     return DISJOINT
-
-
-@inner
-def suits(t: Tables, order: Ints, upto: int, relation: Ints, mesh: Ints) -> bool:
-    """Whether the mesh of the call at `upto` lies right to all calls before it in `order`."""
-    call = order[upto]
-    for index in range(upto):
-        other = order[index]
-        wanted = relation[call, other]
-        found = relation_of(t, mesh[call], mesh[other])
-        if found == EQUAL and not t.tells_equal[call, other]:
-            found = OVERLAP
-        if wanted not in (UNDECIDED, found):
-            return False
-    return True
 
 
 @inner
@@ -42,69 +38,106 @@ def mesh_class(t: Tables, option: Ints, call: int) -> int:
 
 
 @compiled
-def pack_meshes(
-    t: Tables, order: Ints, cursor: Ints, num_placed: int, count: int, option: Ints, relation: Ints, mesh: Ints
-) -> int:
-    """Write into `mesh` where the first `count` calls of `order` can lie; keeps those of the first `num_placed`.
+def pack_meshes(t: Tables, k: Packing, cursor: Ints, num_placed: int, count: int) -> int:
+    """Write meshes for the first `count` calls of the order; keep those of the first `num_placed`.
 
-    Returns LIES, NEVER_LIES, or UNKNOWN after MOST_TRIES.
-
-    `cursor` is room for the next mesh to try at each place in the order.
-    Memory is looked at only where devices differ: on equal ones the relations say all (see `deepening.fits_together`).
+    Returns PACKED, IMPOSSIBLE, or UNKNOWN after MOST_TRIES. `cursor` is room for the next mesh to try at each place in
+    the order.
     """
     upto, tries = num_placed, 0
     if upto < count:
-        cursor[upto] = t.class_start[mesh_class(t, option, order[upto])]
+        cursor[upto] = t.class_start[mesh_class(t, k.option, k.order[upto])]
     while num_placed <= upto < count:
-        call = order[upto]
+        call = k.order[upto]
         tries += 1
         if tries > MOST_TRIES:
             return UNKNOWN
-        if cursor[upto] == t.class_start[mesh_class(t, option, call) + 1]:
+        if cursor[upto] == t.class_start[mesh_class(t, k.option, call) + 1]:
             upto -= 1
             continue
-        mesh[call] = t.class_mesh[cursor[upto]]
+        k.mesh[call] = t.class_mesh[cursor[upto]]
         cursor[upto] += 1
-        if suits(t, order, upto, relation, mesh) and (len(t.kind_start) == 0 or has_room(t, order, upto, option, mesh)):
+        if is_placed(t, k, upto):
             upto += 1
             if upto < count:
-                cursor[upto] = t.class_start[mesh_class(t, option, order[upto])]
-    return LIES if upto >= count else NEVER_LIES
+                cursor[upto] = t.class_start[mesh_class(t, k.option, k.order[upto])]
+    return PACKED if upto >= count else IMPOSSIBLE
 
 
 @inner
-def lies_right(t: Tables, order: Ints, option: Ints, relation: Ints, mesh: Ints) -> bool:
-    """Whether all calls' meshes lie as the relations ask, and devices that differ hold what lies on them."""
-    for upto in range(t.num_calls):
-        if not suits(t, order, upto, relation, mesh):
-            return False
-        if len(t.kind_start) > 0 and not has_room(t, order, upto, option, mesh):
+def is_packed(t: Tables, k: Packing) -> bool:
+    """Whether the meshes of all calls lie as the relations ask, and devices that differ hold what lies on them."""
+    for upto in range(t.num_calls):  # noqa: SIM110 - no generators in compiled code
+        if not is_placed(t, k, upto):
             return False
     return True
 
 
 @inner
-def has_room(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints) -> bool:
-    """Whether every device of the newest mesh holds what lies on it, of the calls up to `upto` in `order`.
+def is_placed(t: Tables, k: Packing, upto: int) -> bool:
+    """Whether the mesh at place `upto` of the order can stay, with those before it.
 
-    What lies on a device, and how much it holds, changes only where a mesh starts or the device's kind does.
+    Memory is looked at only where devices differ: on equal ones the relations say all (see `partial.fits_together`).
     """
-    newest = mesh[order[upto]]
-    for index in range(upto + 1):
-        if not holds(t, order, upto, option, mesh, newest, t.mesh_start[mesh[order[index]]]):
-            return False
-    for device in t.kind_start:  # noqa: SIM110 - no generators in compiled code
-        if not holds(t, order, upto, option, mesh, newest, device):
+    return lies_as_related(t, k, upto) and (len(t.capacity_changes) == 0 or has_room(t, k, upto))
+
+
+@inner
+def lies_as_related(t: Tables, k: Packing, upto: int) -> bool:
+    """Whether the mesh at place `upto` of the order has the decided relations to all meshes before it."""
+    call = k.order[upto]
+    for index in range(upto):
+        other = k.order[index]
+        relation = relation_of(t, k.mesh[call], k.mesh[other])
+        if relation == EQUAL and not t.tells_equal[call, other]:
+            relation = OVERLAP
+        if k.relation[call, other] not in (UNDECIDED, relation):
             return False
     return True
 
 
 @inner
-def holds(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, newest: int, device: int) -> bool:
-    """Whether a device is outside mesh `newest`, or has memory enough."""
+def has_room(t: Tables, k: Packing, upto: int) -> bool:
+    """Whether every device of the mesh at place `upto` holds what lies on it, of the calls up to there.
+
+    What lies on a device, and how much it holds, changes only where a mesh starts or the devices' memory does.
+    """
+    for index in range(upto + 1):
+        if not holds(t, k, upto, t.mesh_start[k.mesh[k.order[index]]]):
+            return False
+    for device in t.capacity_changes:  # noqa: SIM110 - no generators in compiled code
+        if not holds(t, k, upto, device):
+            return False
+    return True
+
+
+@inner
+def holds(t: Tables, k: Packing, upto: int, device: int) -> bool:
+    """Whether a device is outside the mesh at place `upto`, or has memory enough."""
+    newest = k.mesh[k.order[upto]]
     if not t.mesh_start[newest] <= device < t.mesh_stop[newest]:
         return True
-    return load_of(t, order, upto, option, mesh, device) <= t.device_bytes[device]
+    return load_of(t, k, upto + 1, device) <= t.device_bytes[device]
+
+
+@inner
+def load_of(t: Tables, k: Packing, count: int, device: int) -> int:
+    """Peak bytes on a device of the first `count` calls: all static (a shared copy once), and the largest active."""
+    static, active = 0, 0
+    for index in range(count):
+        call = k.order[index]
+        if t.mesh_start[k.mesh[call]] <= device < t.mesh_stop[k.mesh[call]]:
+            at = t.option_start[call] + k.option[call]
+            active = max(active, t.option_active[at])
+            shared = 0
+            for earlier in range(index):
+                other = k.order[earlier]
+                before = t.option_start[other] + k.option[other]
+                is_shared = may_share(t.option_copy[at], t.option_copy[before])
+                if is_shared and relation_of(t, k.mesh[call], k.mesh[other]) == EQUAL:
+                    shared = max(shared, t.option_shared[before])
+            static += max(0, t.option_static[at] - shared)
+    return static + active
 
 
 @inner
@@ -113,22 +146,3 @@ def may_share(copy: int, other: int) -> bool:
     if copy == NO_COPY or other == NO_COPY:
         return False
     return copy in (other, ANY_COPY) or other == ANY_COPY
-
-
-@inner
-def load_of(t: Tables, order: Ints, upto: int, option: Ints, mesh: Ints, device: int) -> int:
-    """Peak bytes of a device: all static bytes (one copy where calls share it), and the largest active ones."""
-    static, active = 0, 0
-    for index in range(upto + 1):
-        call = order[index]
-        if t.mesh_start[mesh[call]] <= device < t.mesh_stop[mesh[call]]:
-            at = t.option_start[call] + option[call]
-            active = max(active, t.option_active[at])
-            held = 0
-            for earlier in range(index):
-                before = t.option_start[order[earlier]] + option[order[earlier]]
-                same = may_share(t.option_copy[at], t.option_copy[before])
-                if same and relation_of(t, mesh[call], mesh[order[earlier]]) == EQUAL:
-                    held = max(held, t.option_shared[before])
-            static += max(0, t.option_static[at] - held)
-    return static + active

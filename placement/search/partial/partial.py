@@ -1,4 +1,4 @@
-"""A partial plan in the compiled search: which options and relations are decided, and what that allows."""
+"""A partial plan: its decided options and relations, its bound, and the further decisions it allows; compiled."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from prefect_rlhf.placement.search.partial.list_schedule import fill_durations
 from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
 from prefect_rlhf.placement.search.tables.tables import CALL, DISJOINT, EQUAL, UNDECIDED, Tables
 
-LEASTS = 3
-US, AREA, SIZE = range(LEASTS)
+US, AREA, SIZE = range(3)  # rows of `Partial.least`
 
 
 class Partial(NamedTuple):
-    """Decisions so far; arrays are changed in place."""
+    """Decisions so far, and what follows from them; arrays are changed in place."""
 
     option: Ints  # [C], UNDECIDED or the number of an option of that call
     relation: Ints  # [C, C]
@@ -27,20 +26,17 @@ class Partial(NamedTuple):
     apart: Ints  # [C]: set of calls whose meshes are disjoint from it
     mesh: Ints  # [C]: a mesh for each call that lies right to those placed before it
     us: Ints  # [V]: durations
-    area: Ints  # [V]
-    explain: Ints  # [5]: see `bound_of`
-    depth: Ints  # [1]: how many calls come before the one that is being decided
-    least: Ints  # [C + 1, LEASTS, C]: at each depth what an undecided call takes at least, see `domains`
+    depth: Ints  # [1]: the number of calls before the one that is being decided
+    least: Ints  # [C + 1, 3, C]: at each depth the least that an undecided call takes, see `domains`
     domain: Ints  # [C + 1, 2, C]: at each depth first and last place by size of the classes left to a call
-    sure: Ints  # [C]: as `overlap`, with those that have not the devices to lie apart
+    must_overlap: Ints  # [C]: `overlap`, with those that have not the devices to lie apart
     weights: Ints  # [C]: scratch
     scratch: Scratch
 
 
 def empty_partial(t: Tables) -> Partial:
-    """Nothing is decided."""
-    nodes = (np.zeros(t.num_nodes, dtype=np.int64) for _ in range(2))
-    least = np.zeros((t.num_calls + 1, LEASTS, t.num_calls), dtype=np.int64)
+    """Start with nothing decided."""
+    least = np.zeros((t.num_calls + 1, 3, t.num_calls), dtype=np.int64)
     least[:] = np.stack([t.least_cost[t.node_of], t.least_area, t.least_size])
     domain = np.zeros((t.num_calls + 1, 2, t.num_calls), dtype=np.int64)
     domain[:, 1] = len(t.class_size) - 1
@@ -50,13 +46,11 @@ def empty_partial(t: Tables) -> Partial:
         overlap=np.array([1 << call for call in range(t.num_calls)], dtype=np.int64),
         apart=np.zeros(t.num_calls, dtype=np.int64),
         mesh=np.zeros(t.num_calls, dtype=np.int64),
-        us=next(nodes),
-        area=next(nodes),
-        explain=np.zeros(5, dtype=np.int64),
+        us=np.zeros(t.num_nodes, dtype=np.int64),
         depth=np.zeros(1, dtype=np.int64),
         least=least,
         domain=domain,
-        sure=np.zeros(t.num_calls, dtype=np.int64),
+        must_overlap=np.zeros(t.num_calls, dtype=np.int64),
         weights=np.zeros(t.num_calls, dtype=np.int64),
         scratch=scratch_for(t),
     )
@@ -64,7 +58,7 @@ def empty_partial(t: Tables) -> Partial:
 
 @compiled
 def relate(p: Partial, first: int, second: int, relation: int) -> None:
-    """Decide (or undecide) how two meshes lie."""
+    """Decide (or undecide) the relation of two meshes."""
     p.relation[first, second] = p.relation[second, first] = relation
     for a, b in ((first, second), (second, first)):
         bit = 1 << b
@@ -74,26 +68,25 @@ def relate(p: Partial, first: int, second: int, relation: int) -> None:
 
 @compiled
 def bound_partial(t: Tables, p: Partial, enough: int) -> int:
-    """No completion of the plan ends sooner than this many microseconds."""
+    """A lower bound in microseconds on every completion of the plan; see `bound_of`."""
     least = p.least[p.depth[0]]
     fill_durations(t, p.option, p.relation, least[US], p.us)
-    fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.area)
-    fill_sure(t, p, least[SIZE])
-    gone = surely_absent(t, p.option, p.relation, p.us)
-    return bound_of(t, p.us, p.area, gone, p.sure, p.scratch, enough, p.explain)
+    fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.scratch.area)
+    fill_must_overlap(t, p, least[SIZE])
+    return bound_of(t, p.us, surely_absent(t, p.option, p.relation, p.us), p.must_overlap, p.scratch, enough)
 
 
 @inner
 def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
-    """The moves that take no time, whatever is still undecided."""
-    found = 0
+    """The set of moves that take no time, whatever is still undecided."""
+    absent = 0
     for node in range(t.num_nodes):
         first, second = t.first[node], t.second[node]
         decided = t.cost_layers[node] == 1 or relation[first, second] != UNDECIDED
         decided = decided and is_option(t, option, first) and is_option(t, option, second)
-        if decided and us[node] == 0 and t.kind[node] != CALL:
-            found |= 1 << node
-    return found
+        if decided and us[node] == 0 and t.node_kind[node] != CALL:
+            absent |= 1 << node
+    return absent
 
 
 @inner
@@ -103,17 +96,17 @@ def is_option(t: Tables, option: Ints, call: int) -> bool:
 
 
 @inner
-def fill_sure(t: Tables, p: Partial, least_size: Ints) -> None:
-    """Write which calls overlap, or must, since together their meshes have more devices than there are."""
+def fill_must_overlap(t: Tables, p: Partial, least_size: Ints) -> None:
+    """Write the calls whose meshes overlap, or must, since together they have more devices than there are."""
     for call in range(t.num_calls):
-        p.sure[call] = p.overlap[call]
+        p.must_overlap[call] = p.overlap[call]
     for first in range(t.num_calls):
         size = call_size(t, p.option, least_size, first)
         for second in range(first):
             both = size + call_size(t, p.option, least_size, second)
             if both > t.num_devices:
-                p.sure[first] |= 1 << second
-                p.sure[second] |= 1 << first
+                p.must_overlap[first] |= 1 << second
+                p.must_overlap[second] |= 1 << first
 
 
 @inner
@@ -132,7 +125,7 @@ def bound_slower(t: Tables, p: Partial, call: int, enough: int) -> int:
 
 @inner
 def bound_probe(t: Tables, p: Partial, call: int, us: int, size: int, enough: int) -> int:
-    """A bound if an undecided call takes at least so many microseconds, on so many devices."""
+    """A bound for the case that an undecided call takes `us` microseconds or more on `size` devices or more."""
     least = p.least[p.depth[0]]
     before = least[US, call], least[AREA, call], least[SIZE, call]
     least[US, call], least[AREA, call], least[SIZE, call] = us, us * size, size
@@ -143,10 +136,10 @@ def bound_probe(t: Tables, p: Partial, call: int, us: int, size: int, enough: in
 
 @inner
 def possible(t: Tables, p: Partial, first: int, second: int, relation: int) -> bool:
-    """Whether meshes of these two calls' classes can lie so, and whether it is told apart from lying otherwise."""
+    """Whether meshes of these two calls' classes can have a relation, and whether the problem tells it from others."""
     if relation == EQUAL and not t.tells_equal[first, second]:
         return False
-    return t.may[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)] != 0
+    return t.can_lie[relation, mesh_class(t, p.option, first), mesh_class(t, p.option, second)] != 0
 
 
 @inner
@@ -164,7 +157,7 @@ def fits_together(t: Tables, p: Partial, call: int) -> bool:
     """Whether a device holds every group of calls whose meshes overlap each other, `call` among them.
 
     Intervals that overlap pairwise share a device, so each group is the load of a real one: all their static bytes
-    and the largest active ones. (Where devices differ, `lay_out` looks at each.)
+    and the largest active ones. (Where devices differ, `pack_meshes` looks at each.)
     """
     static = p.weights
     members = p.overlap[call]
@@ -176,9 +169,9 @@ def fits_together(t: Tables, p: Partial, call: int) -> bool:
         running = lowest(members)
         members &= members - 1
         both = 1 << call | 1 << running
-        held, _ = heaviest_clique(p.overlap, static, p.overlap[call] & p.overlap[running] & ~both, p.scratch.stack)
-        held += static[call] + (static[running] if running != call else 0)
-        if held + t.option_active[t.option_start[running] + p.option[running]] > t.most_bytes:
+        load, _ = heaviest_clique(p.overlap, static, p.overlap[call] & p.overlap[running] & ~both, p.scratch.stack)
+        load += static[call] + (static[running] if running != call else 0)
+        if load + t.option_active[t.option_start[running] + p.option[running]] > t.most_bytes:
             return False
     return True
 

@@ -16,39 +16,41 @@ import numpy as np
 from prefect_rlhf.placement.search.bound.bound import bound_of, fill_areas
 from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
-from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan, fill_relations, overflow
+from prefect_rlhf.placement.search.partial.complete import (
+    INFINITE,
+    CompletePlan,
+    empty_complete_plan,
+    fill_relations,
+    overflow,
+)
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
 from prefect_rlhf.placement.search.partial.list_schedule import list_schedule
 from prefect_rlhf.placement.search.partial.partial import surely_absent
-from prefect_rlhf.placement.search.sampling.random_moves import below, fraction
+from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP, below, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables, calls_with_moves
 
 HOT, COLD = 0.08, 0.0003  # temperatures, in units of the plan's cost
 FIRST_RUN, LONGEST_RUN = 20_000, 2_000_000  # proposals
-CHUNK = 2_000
 SIMILAR = 2  # classes up or down
 MISFIT = 1 << 60  # the cost of a plan that overflows is this and the bytes too many
-NONE = 1 << 62
 
 
 class Walk(NamedTuple):
-    """Arrays are changed in place."""
+    """The plan under change and the best so far; arrays are changed in place."""
 
-    placed: CompletePlan
+    plan: CompletePlan
     kept: Ints  # options worth proposing, by call and class
-    kept_start: Ints  # [C, K + 1]: where those of a call and class start
-    cost: Ints  # [2]: of the plan, and of the best in this run
+    kept_start: Ints  # [C, K + 1]: the start of those of a call and class
+    cost: Ints  # [2]: of the plan, and of the best that fits
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
     random: Ints  # [1]
-    area: Ints  # [V]: scratch, as all below
-    explain: Ints  # [5]
     scratch: Scratch
 
 
 @dataclass(frozen=True, slots=True)
 class AnnealingState:
-    """Where annealing is: proposal `done` of a run of `length`."""
+    """Annealing at proposal `done` of a run of `length`."""
 
     walk: Walk
     length: int = FIRST_RUN
@@ -56,63 +58,58 @@ class AnnealingState:
     evaluations: int = 0
 
     @property
-    def found(self) -> Incumbent | None:
+    def best(self) -> Incumbent | None:
         """The best plan so far."""
-        walk = self.walk
-        if walk.cost[1] == NONE:
-            return None
-        return Incumbent(int(walk.cost[1]), tuple(map(int, walk.best_option)), tuple(map(int, walk.best_mesh)))
+        return Incumbent.from_arrays(self.walk.cost[1], self.walk.best_option, self.walk.best_mesh)
 
 
 def begin_annealing(t: Tables, seed: int) -> AnnealingState:
     """Start with each call's first option on the first mesh for it."""
-    placed = empty_complete_plan(t)
+    plan = empty_complete_plan(t)
     kept, kept_start = options_worth_proposing(t)
     walk = Walk(
-        placed=placed,
+        plan=plan,
         kept=kept,
         kept_start=kept_start,
-        cost=np.array([NONE, NONE], dtype=np.int64),
-        best_option=placed.option.copy(),
-        best_mesh=placed.mesh.copy(),
+        cost=np.array([INFINITE, INFINITE], dtype=np.int64),
+        best_option=plan.option.copy(),
+        best_mesh=plan.mesh.copy(),
         random=np.array([seed], dtype=np.int64),
-        area=np.zeros(t.num_nodes, dtype=np.int64),
-        explain=np.zeros(5, dtype=np.int64),
         scratch=scratch_for(t),
     )
-    walk.cost[0] = cost_of(t, walk, NONE)
+    walk.cost[0] = cost_of(t, walk, INFINITE)
     return AnnealingState(walk)
 
 
 def step_annealing(t: Tables, state: AnnealingState) -> AnnealingState:
-    """Some proposals more; after the last of a run, a new one begins, hot again."""
-    anneal(t, state.walk, state.done, CHUNK, state.length)
-    done, evaluations = state.done + CHUNK, state.evaluations + CHUNK
+    """Make some proposals more; after the last of a run, begin a new one, hot again."""
+    anneal(t, state.walk, state.done, PROPOSALS_A_STEP, state.length)
+    done, evaluations = state.done + PROPOSALS_A_STEP, state.evaluations + PROPOSALS_A_STEP
     if done < state.length:
         return replace(state, done=done, evaluations=evaluations)
     return replace(state, length=min(2 * state.length, LONGEST_RUN), done=0, evaluations=evaluations)
 
 
 def options_worth_proposing(t: Tables) -> tuple[Ints, Ints]:
-    """Of a call's options on meshes of a class, those that no other beats in both time and memory.
+    """The Pareto-optimal options of a call on meshes of a class: no other beats them in both time and memory.
 
     Where weights move or copies are shared, a slower option can be better, so all stay.
     """
-    bound_to_others = calls_with_moves(t)
+    with_moves = calls_with_moves(t)
     kept: list[int] = []
     starts = np.zeros((t.num_calls, len(t.class_size) + 1), dtype=np.int64)
     for call in range(t.num_calls):
         span = slice(t.option_start[call], t.group_start[call])
-        moves = call in bound_to_others or (t.option_copy[span] >= 0).any()
+        keep_all = call in with_moves or (t.option_copy[span] >= 0).any()
         for number in range(len(t.class_size)):
             starts[call, number] = len(kept)
             own = np.flatnonzero(t.option_class[span] == number)
-            kept += own.tolist() if moves else own[_unbeaten(t, own + t.option_start[call])].tolist()
+            kept += own.tolist() if keep_all else own[_pareto_front(t, own + t.option_start[call])].tolist()
         starts[call, -1] = len(kept)
     return np.array(kept, dtype=np.int64), starts
 
 
-def _unbeaten(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _pareto_front(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     costs = np.stack(
         [t.option_cost[options], t.option_static[options], t.option_static[options] + t.option_active[options]]
     )
@@ -123,66 +120,67 @@ def _unbeaten(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[np.bo
 
 @compiled
 def cost_of(t: Tables, walk: Walk, limit: int) -> int:
-    """Microseconds; of a plan that overflows, MISFIT and the bytes too many. Above `limit` a bound will do."""
-    placed = walk.placed
-    excess = overflow(t, placed)
+    """Microseconds; for a plan that overflows, MISFIT and the bytes too many. Above `limit` a bound will do."""
+    plan = walk.plan
+    excess = overflow(t, plan)
     if excess > 0:
         return MISFIT + excess
-    fill_relations(t, placed)
-    fill_areas(t, placed.option, t.least_area, t.least_size, placed.us, walk.area)
-    gone = surely_absent(t, placed.option, placed.relation, placed.us)
-    bound = bound_of(t, placed.us, walk.area, gone, placed.overlap, walk.scratch, limit + 1, walk.explain)
-    return bound if bound > limit else list_schedule(t, placed.us, placed.overlap, placed.agenda)
+    fill_relations(t, plan)
+    fill_areas(t, plan.option, t.least_area, t.least_size, plan.us, walk.scratch.area)
+    absent = surely_absent(t, plan.option, plan.relation, plan.us)
+    bound = bound_of(t, plan.us, absent, plan.overlap, walk.scratch, limit + 1)
+    return bound if bound > limit else list_schedule(t, plan.us, plan.overlap, plan.agenda)
 
 
 @compiled
 def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
     """Make proposals `done` to `done + count` of a run of `length`."""
-    placed = walk.placed
+    plan = walk.plan
     for number in range(done, done + count):
         temperature = HOT * (COLD / HOT) ** (number / length)
         call = below(walk.random, t.num_calls)
-        option, mesh = placed.option[call], placed.mesh[call]
+        option, mesh = plan.option[call], plan.mesh[call]
         if not propose(t, walk, call):
             continue
         limit = acceptable(walk, temperature)
         cost = cost_of(t, walk, limit)
         if cost > limit:
-            placed.option[call], placed.mesh[call] = option, mesh
+            plan.option[call], plan.mesh[call] = option, mesh
             continue
         walk.cost[0] = cost
         if cost < MISFIT and cost < walk.cost[1]:
             walk.cost[1] = cost
             for other in range(t.num_calls):
-                walk.best_option[other], walk.best_mesh[other] = placed.option[other], placed.mesh[other]
+                walk.best_option[other], walk.best_mesh[other] = plan.option[other], plan.mesh[other]
 
 
 @inner
 def acceptable(walk: Walk, temperature: float) -> int:
-    """The cost up to which the next plan is taken: a drawn part above that of the present one."""
-    before = walk.cost[0]
-    base = MISFIT if before >= MISFIT else 0
-    return before + int(-math.log(fraction(walk.random)) * temperature * (before - base))
+    """The cost up to which the next plan is taken: that of the present one and a random part of it."""
+    present = walk.cost[0]
+    base = MISFIT if present >= MISFIT else 0
+    return present + int(-math.log(fraction(walk.random)) * temperature * (present - base))
 
 
 @inner
 def propose(t: Tables, walk: Walk, call: int) -> bool:
     """Change a call. Returns False when the mesh drawn suits none of its options."""
-    placed, random = walk.placed, walk.random
-    found, mesh = t.option_class[t.option_start[call] + placed.option[call]], placed.mesh[call]
+    plan, random = walk.plan, walk.random
+    mesh_class, mesh = t.option_class[t.option_start[call] + plan.option[call]], plan.mesh[call]
     way = below(random, 5)
     if way == 1:
         other = below(random, t.num_calls)
-        found, mesh = t.option_class[t.option_start[other] + placed.option[other]], placed.mesh[other]
+        mesh_class, mesh = t.option_class[t.option_start[other] + plan.option[other]], plan.mesh[other]
     elif way >= 2:
         if way == 2:
-            found = max(0, min(len(t.class_size) - 1, found - SIMILAR + below(random, 2 * SIMILAR + 1)))
+            nearby = mesh_class - SIMILAR + below(random, 2 * SIMILAR + 1)
+            mesh_class = max(0, min(len(t.class_size) - 1, nearby))
         else:
-            found = below(random, len(t.class_size))
-        first = t.class_start[found]
-        mesh = t.class_mesh[first + below(random, t.class_start[found + 1] - first)]
-    first, last = walk.kept_start[call, found], walk.kept_start[call, found + 1]
+            mesh_class = below(random, len(t.class_size))
+        first = t.class_start[mesh_class]
+        mesh = t.class_mesh[first + below(random, t.class_start[mesh_class + 1] - first)]
+    first, last = walk.kept_start[call, mesh_class], walk.kept_start[call, mesh_class + 1]
     if first == last:
         return False
-    placed.option[call], placed.mesh[call] = walk.kept[first + below(random, last - first)], mesh
+    plan.option[call], plan.mesh[call] = walk.kept[first + below(random, last - first)], mesh
     return True

@@ -14,19 +14,17 @@ from typing import NamedTuple, final
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, compiled
-from prefect_rlhf.placement.search.partial.complete import CompletePlan, empty_complete_plan, evaluate, fits
+from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, empty_complete_plan, evaluate, fits
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import bound_partial, empty_partial
-from prefect_rlhf.placement.search.sampling.random_moves import below, draw_pair, fraction
+from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP, below, draw_pair, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables
-
-PROPOSALS_A_STEP = 2_000
 
 
 class Chain(NamedTuple):
-    """Where the walk is; arrays are changed in place."""
+    """The state of the Markov chain; arrays are changed in place."""
 
-    placed: CompletePlan
+    plan: CompletePlan
     pair_end: Ints  # see `draw_pair`
     cost: Ints  # [2]: of the plan, and of the best that fits
     best_option: Ints  # [C]
@@ -36,7 +34,7 @@ class Chain(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChainState:
-    """`scale` is beta per microsecond."""
+    """The chain and the best plan so far. `scale` is beta per microsecond."""
 
     chain: Chain
     scale: float
@@ -48,63 +46,59 @@ class ChainState:
 @final
 @dataclass(frozen=True, slots=True)
 class MetropolisHastings:
-    """`beta` is for a makespan in units of the start plan's."""
+    """The search. `beta` is for a makespan in units of the start plan's."""
 
     seed: int = 0
     beta: float = 50.0
 
     def init(self, t: Tables) -> ChainState:
-        placed = _each_alone_fastest(t)
-        cost = int(evaluate(t, placed))
-        sizes = np.diff(t.class_start)[t.option_class]
+        plan = _each_alone_fastest(t)
+        cost = int(evaluate(t, plan))
+        meshes_of_option = np.diff(t.class_start)[t.option_class]
         spans = zip(t.option_start[:-1], t.option_start[1:], strict=True)
-        pair_end = np.concatenate([np.cumsum(sizes[first:last]) for first, last in spans])
-        best = cost if fits(t, placed) else NONE
+        pair_end = np.concatenate([np.cumsum(meshes_of_option[first:last]) for first, last in spans])
+        best = cost if fits(t, plan) else INFINITE
         costs, random = np.array([cost, best], dtype=np.int64), np.array([self.seed], dtype=np.int64)
-        chain = Chain(placed, pair_end, costs, placed.option.copy(), placed.mesh.copy(), random)
-        return ChainState(chain, self.beta / cost, int(bound_partial(t, empty_partial(t), NONE)), _best(chain))
+        chain = Chain(plan, pair_end, costs, plan.option.copy(), plan.mesh.copy(), random)
+        lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
+        return ChainState(chain, self.beta / cost, lower_bound, _best(chain))
 
     def step(self, t: Tables, state: ChainState) -> ChainState:
         walk(t, state.chain, state.scale, PROPOSALS_A_STEP)
         return replace(state, incumbent=_best(state.chain), evaluations=state.evaluations + PROPOSALS_A_STEP)
 
     def terminate(self, t: Tables, state: ChainState) -> SearchOutcome | None:
-        found = state.incumbent is not None and state.incumbent.makespan_us <= state.lower_bound_us
-        return SearchOutcome.OPTIMAL if found else None
-
-
-NONE = 1 << 62
+        is_optimal = state.incumbent is not None and state.incumbent.makespan_us <= state.lower_bound_us
+        return SearchOutcome.OPTIMAL if is_optimal else None
 
 
 def _each_alone_fastest(t: Tables) -> CompletePlan:
-    placed = empty_complete_plan(t)
+    plan = empty_complete_plan(t)
     for call in range(t.num_calls):
         own = slice(t.option_start[call], t.group_start[call])
-        placed.option[call] = int(np.argmin(t.option_cost[own]))
-        placed.mesh[call] = t.class_mesh[t.class_start[t.option_class[own][placed.option[call]]]]
-    return placed
+        plan.option[call] = int(np.argmin(t.option_cost[own]))
+        plan.mesh[call] = t.class_mesh[t.class_start[t.option_class[own][plan.option[call]]]]
+    return plan
 
 
 def _best(chain: Chain) -> Incumbent | None:
-    if chain.cost[1] == NONE:
-        return None
-    return Incumbent(int(chain.cost[1]), tuple(map(int, chain.best_option)), tuple(map(int, chain.best_mesh)))
+    return Incumbent.from_arrays(chain.cost[1], chain.best_option, chain.best_mesh)
 
 
 @compiled
 def walk(t: Tables, chain: Chain, scale: float, count: int) -> None:
-    """Make so many proposals."""
-    placed = chain.placed
+    """Make `count` proposals."""
+    plan = chain.plan
     for _ in range(count):
         call = below(chain.random, t.num_calls)
-        option, mesh = placed.option[call], placed.mesh[call]
-        placed.option[call], placed.mesh[call] = draw_pair(t, chain.random, chain.pair_end, call)
-        cost = evaluate(t, placed)
+        option, mesh = plan.option[call], plan.mesh[call]
+        plan.option[call], plan.mesh[call] = draw_pair(t, chain.random, chain.pair_end, call)
+        cost = evaluate(t, plan)
         if math.log(fraction(chain.random)) >= scale * (chain.cost[0] - cost):
-            placed.option[call], placed.mesh[call] = option, mesh
+            plan.option[call], plan.mesh[call] = option, mesh
             continue
         chain.cost[0] = cost
-        if cost < chain.cost[1] and fits(t, placed):
+        if cost < chain.cost[1] and fits(t, plan):
             chain.cost[1] = cost
             for other in range(t.num_calls):
-                chain.best_option[other], chain.best_mesh[other] = placed.option[other], placed.mesh[other]
+                chain.best_option[other], chain.best_mesh[other] = plan.option[other], plan.mesh[other]

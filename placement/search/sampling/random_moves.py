@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect_rlhf.placement.search.compiled import Ints, inner
 from prefect_rlhf.placement.search.tables.tables import Tables
 
+PROPOSALS_A_STEP = 2_000  # of a search by random moves: some ten milliseconds
 MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407  # Knuth's MMIX, modulo 2^64
 
 
@@ -17,19 +18,19 @@ def next_31_bits(state: Ints) -> int:
 
 @inner
 def below(state: Ints, count: int) -> int:
-    """One of 0 to count - 1."""
+    """Draw one of 0 to count - 1."""
     return next_31_bits(state) % count
 
 
 @inner
 def fraction(state: Ints) -> float:
-    """Above 0, at most 1."""
+    """Draw a number above 0, at most 1."""
     return (next_31_bits(state) + 1) / 2147483648.0
 
 
 @inner
 def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, int]:
-    """One of the call's (option, mesh) pairs, each as likely as any other.
+    """Draw one of the call's (option, mesh) pairs, each as likely as any other.
 
     `pair_end` counts the pairs of a call up to and with each of its options.
     """
@@ -41,5 +42,5 @@ def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, i
             high = middle
         else:
             low = middle + 1
-    found = t.option_class[low]
-    return low - t.option_start[call], t.class_mesh[t.class_start[found + 1] - (pair_end[low] - drawn)]
+    after_class = t.class_start[t.option_class[low] + 1]
+    return low - t.option_start[call], t.class_mesh[after_class - (pair_end[low] - drawn)]

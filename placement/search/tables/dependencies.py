@@ -1,4 +1,4 @@
-"""What waits for what, whatever the plan: directly, and how many iterations apart at least."""
+"""Dependencies between nodes, whatever the plan: direct ones, and the least iterations between any two nodes."""
 
 from __future__ import annotations
 
@@ -12,51 +12,62 @@ NEVER = 1 << 40  # a lag that no path has, microseconds that no call takes
 LAGS = 3  # 0, 1, and all larger ones together
 
 
-def wait_arrays(problem: Problem) -> dict[str, Ints]:
-    """The arrays `waits_for` and `ready_last` of `Tables`."""
-    waits = _waits(problem)
+def direct_dependencies(problem: Problem) -> list[set[tuple[int, int]]]:
+    """The direct dependencies of each node: pairs of a node that it waits for and a lag."""
+    position = {node.name: index for index, node in enumerate(problem.nodes)}
+    direct: list[set[tuple[int, int]]] = [set() for _ in position]
+    for edge in problem.edges:
+        direct[position[edge.target]].add((position[edge.source], edge.lag))
+    return direct
+
+
+def dependency_arrays(problem: Problem) -> dict[str, Ints]:
+    """The arrays `depends_on` and `ready_last` of `Tables`."""
+    direct = direct_dependencies(problem)
     lags = least_lags(problem, own_lag=1)
-    nodes = range(len(waits))
+    nodes = range(len(direct))
 
     def ended(node: int, source: int) -> bool:
         """Whether `source` of the last iteration has ended when `node` is ready."""
-        return any((source == other and lag <= 1) or lags[source, other] <= 1 - lag for other, lag in waits[node])
+        return any((source == other and lag <= 1) or lags[source, other] <= 1 - lag for other, lag in direct[node])
 
-    waits_for = [[word([(u, lag) in found for u in nodes]) for found in waits] for lag in range(LAGS - 1)]
-    waits_for.append([word([any(u == v and lag >= LAGS - 1 for v, lag in found) for u in nodes]) for found in waits])
+    by_lag = [[{other for other, lag in pairs if min(lag, LAGS - 1) == row} for pairs in direct] for row in range(LAGS)]
+    depends_on = [[word([other in others for other in nodes]) for others in row] for row in by_lag]
     return {
-        "waits_for": np.array(waits_for, dtype=np.int64),
+        "depends_on": np.array(depends_on, dtype=np.int64),
         "ready_last": np.array([word([ended(node, source) for source in nodes]) for node in nodes], dtype=np.int64),
     }
 
 
-def _waits(problem: Problem) -> list[set[tuple[int, int]]]:
-    """For each node the nodes that it waits for, each with a lag."""
-    position = {node.name: index for index, node in enumerate(problem.nodes)}
-    waits: list[set[tuple[int, int]]] = [set() for _ in position]
-    for edge in problem.edges:
-        waits[position[edge.target]].add((position[edge.source], edge.lag))
-    return waits
+def num_dependencies(problem: Problem, iterations: int) -> Ints:
+    """The number of nodes that each run waits for, [iterations * V]."""
+    direct = direct_dependencies(problem)
+    counts = np.zeros((iterations, len(direct)), dtype=np.int64)
+    for node, pairs in enumerate(direct):
+        for _, lag in pairs:
+            counts[lag:, node] += 1
+    return counts.ravel()
 
 
 def least_lags(problem: Problem, own_lag: int = NEVER) -> Ints:
-    """[u, v]: the smallest number of iterations by which v can be ahead of u and still must wait for it.
+    """The smallest number of iterations, as [u, v], by which v can be ahead of u and still must wait for it.
 
     With `own_lag` every node waits for its own run so many iterations before.
     """
-    position = {node.name: index for index, node in enumerate(problem.nodes)}
     graph: nx.DiGraph[int] = nx.DiGraph()
-    graph.add_nodes_from(position.values())
+    nodes = range(len(problem.nodes))
+    graph.add_nodes_from(nodes)
     if own_lag < NEVER:
-        graph.add_edges_from(((node, node) for node in position.values()), lag=own_lag)
-    for edge in sorted(problem.edges, key=lambda edge: -edge.lag):  # of parallel edges the smallest lag stays
-        graph.add_edge(position[edge.source], position[edge.target], lag=edge.lag)
-    lags = np.full((len(position), len(position)), NEVER, dtype=np.int64)
-    for source, found in nx.all_pairs_dijkstra_path_length(graph, weight="lag"):
-        for target, lag in found.items():
-            lags[source, target] = lag if source != target else NEVER
+        graph.add_edges_from(((node, node) for node in nodes), lag=own_lag)
+    for target, pairs in enumerate(direct_dependencies(problem)):
+        for source, lag in sorted(pairs, key=lambda pair: -pair[1]):  # of parallel edges the smallest lag stays
+            graph.add_edge(source, target, lag=lag)
+    lags = np.full((len(nodes), len(nodes)), NEVER, dtype=np.int64)
+    for source, lag_to in nx.all_pairs_dijkstra_path_length(graph, weight="lag"):
+        for target, distance in lag_to.items():
+            lags[source, target] = distance if source != target else NEVER
     for source in graph:
-        around = [lag["lag"] + lags[target, source] for _, target, lag in graph.out_edges(source, data=True)]
-        own = [data["lag"] for _, target, data in graph.out_edges(source, data=True) if target == source]
+        around = [edge["lag"] + lags[target, source] for _, target, edge in graph.out_edges(source, data=True)]
+        own = [edge["lag"] for _, target, edge in graph.out_edges(source, data=True) if target == source]
         lags[source, source] = min([NEVER, *around, *own])
     return lags

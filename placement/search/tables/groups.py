@@ -1,4 +1,4 @@
-"""Options of a call taken together: a stand-in that is at least as good as each of them, for what is decided first.
+"""Groups: options of a call taken together, with a stand-in at least as good as each, for the first decisions.
 
 A group holds the options of a call on one class of meshes. Its stand-in takes the least time, the fewest bytes and the
 shortest moves that any of them does, so a bound with it holds for all of them.
@@ -18,17 +18,18 @@ def groups_of(call: PlannedCall) -> list[Ints]:
     """The options of each class of meshes that the call can run on, the fastest first."""
     classes = np.array([option.mesh_class for option in call.options])
     by_duration = np.argsort([option.microseconds for option in call.options], kind="stable")
-    return [by_duration[classes[by_duration] == found] for found in np.unique(classes)]
+    return [by_duration[classes[by_duration] == mesh_class] for mesh_class in np.unique(classes)]
 
 
 def option_arrays(problem: Problem) -> dict[str, Ints]:
     """The arrays of `Tables` about options, each call's groups after its own options."""
-    copies = {copy: index for index, copy in enumerate(_copies(problem))}
-    columns = [_columns(call, copies, groups_of(call)) for call in problem.calls]
-    lengths = [len(call.options) + len(groups_of(call)) for call in problem.calls]
-    members = [
-        group for call in problem.calls for group in [*[np.zeros(0, np.int64)] * len(call.options), *groups_of(call)]
-    ]
+    copies = dict.fromkeys(option.copy for call in problem.calls for option in call.options if option.copy is not None)
+    copy_number = {copy: number for number, copy in enumerate(copies)}
+    groups = {call.name: groups_of(call) for call in problem.calls}
+    columns = [_columns(call, copy_number, groups[call.name]) for call in problem.calls]
+    lengths = [len(call.options) + len(groups[call.name]) for call in problem.calls]
+    none = np.zeros(0, np.int64)
+    members = [group for call in problem.calls for group in [*[none] * len(call.options), *groups[call.name]]]
     # contiguous whatever the problem: compiled code is of one kind of array, and another would be compiled anew
     cost, mesh_class, static, active, copy, shared, fullest = np.ascontiguousarray(np.concatenate(columns, axis=1))
     return {
@@ -46,20 +47,15 @@ def option_arrays(problem: Problem) -> dict[str, Ints]:
     }
 
 
-def _copies(problem: Problem) -> list[str]:
-    found = dict.fromkeys(option.copy for call in problem.calls for option in call.options)
-    return [copy for copy in found if copy is not None]
-
-
-def _columns(call: PlannedCall, copies: dict[str, int], groups: list[Ints]) -> Ints:
-    """[cost, class, static, active, copy, shared, fullest] of the options and then of the groups."""
+def _columns(call: PlannedCall, copy_number: dict[str, int], groups: list[Ints]) -> Ints:
+    """Columns [cost, class, static, active, copy, shared, fullest] of the options and then of the groups."""
     rows = [
         (
             option.microseconds,
             option.mesh_class,
             option.static_bytes,
             option.peak_bytes - option.static_bytes,
-            NO_COPY if option.copy is None else copies[option.copy],
+            NO_COPY if option.copy is None else copy_number[option.copy],
             option.static_bytes,
             max(option.peak_bytes, option.fullest_bytes),
         )
@@ -71,7 +67,6 @@ def _columns(call: PlannedCall, copies: dict[str, int], groups: list[Ints]) -> I
 
 def _stand_in(columns: Ints) -> Ints:
     cost, mesh_class, static, active, copy, shared, fullest = columns
-    copies = np.unique(copy)
-    one = copies[0] if len(copies) == 1 else ANY_COPY
-    found = (cost.min(), mesh_class[0], static.min(), active.min(), one, shared.max(), fullest.min())
-    return np.array(found, dtype=np.int64)[:, None]
+    common_copy = copy[0] if (copy == copy[0]).all() else ANY_COPY
+    column = (cost.min(), mesh_class[0], static.min(), active.min(), common_copy, shared.max(), fullest.min())
+    return np.array(column, dtype=np.int64)[:, None]

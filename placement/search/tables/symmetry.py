@@ -1,8 +1,8 @@
-"""Calls that can change places: permutations of the calls after which the problem is the same.
+"""Symmetries: permutations of the calls after which the problem is the same.
 
-Calls of equal options that wait for the same and are waited for by the same (several reward models) can be swapped, and
-so can pairs of them with the moves between (two critics, each scoring and being trained). Makespans then differ only by
-whom ties favour, so one bound that leaves these ties open holds for all plans that are the same up to a permutation.
+Calls of equal options with the same predecessors and successors (several reward models) can be swapped, and so can
+pairs of them with the moves between (two critics, each scoring and being trained). Makespans then differ only by whom
+ties favour, so one bound that leaves these ties open holds for all plans that are the same up to a permutation.
 """
 
 from __future__ import annotations
@@ -13,10 +13,18 @@ from itertools import combinations
 
 import numpy as np
 
-from prefect_rlhf.placement.search.problem import Edge, LinkNode, PairNode, PlannedCall, Problem, ProblemNode
+from prefect_rlhf.placement.search.problem import (
+    Edge,
+    LinkNode,
+    PairNode,
+    PlannedCall,
+    Problem,
+    ProblemNode,
+    calls_of,
+)
 
 Permutation = tuple[int, ...]  # of the calls
-MOST = 24  # permutations: of so many the complete plans are all scheduled
+MOST_PERMUTATIONS = 24  # of so many the complete plans are all scheduled
 
 
 def symmetries(problem: Problem) -> list[Permutation]:
@@ -25,14 +33,14 @@ def symmetries(problem: Problem) -> list[Permutation]:
     group = {identity}
     for swap in _swaps(problem):
         larger = _closure(group | {swap})
-        if len(larger) <= MOST:
+        if len(larger) <= MOST_PERMUTATIONS:
             group = larger
     return [identity, *sorted(group - {identity})]
 
 
 def _closure(group: set[Permutation]) -> set[Permutation]:
-    """All products; some more than MOST when there are so many."""
-    while len(group) <= MOST:
+    """All products of permutations; some more than MOST_PERMUTATIONS when there are so many."""
+    while len(group) <= MOST_PERMUTATIONS:
         products = {tuple(a[place] for place in b) for a in group for b in group}
         if products <= group:
             break
@@ -40,8 +48,8 @@ def _closure(group: set[Permutation]) -> set[Permutation]:
     return group
 
 
-def of_nodes(problem: Problem, goes: Permutation) -> list[int] | None:
-    """[node] -> the node in whose place it goes when the calls go as `goes` says; None when one has no place to go."""
+def node_permutation(problem: Problem, goes: Permutation) -> list[int] | None:
+    """The permutation of the nodes when the calls go as `goes` says; None when a node has no place to go."""
     names = [call.name for call in problem.calls]
     moved = {name: names[place] for name, place in zip(names, goes, strict=True)}
     places = {key: index for index, key in enumerate(_keys(problem, {name: name for name in names}))}
@@ -50,24 +58,18 @@ def of_nodes(problem: Problem, goes: Permutation) -> list[int] | None:
 
 
 def _keys(problem: Problem, moved: dict[str, str]) -> Iterator[tuple[str, ...]]:
-    """What tells each node from all others: its calls, as moved, and which of the nodes of these calls it is."""
+    """The keys of all nodes: the kind of node, its calls, as moved, and its number among the nodes of these calls."""
     seen: Counter[tuple[str, ...]] = Counter()
     for node in problem.nodes:
-        key = type(node).__name__, *(moved[name] for name in _calls_of(node))
+        key = type(node).__name__, *(moved[name] for name in calls_of(node))
         yield *key, str(seen[key])
         seen[key] += 1
-
-
-def _calls_of(node: ProblemNode) -> tuple[str, ...]:
-    if isinstance(node, PairNode):
-        return node.first, node.second
-    return (node.name,) if isinstance(node, PlannedCall) else (node.call,)
 
 
 def _swaps(problem: Problem) -> Iterator[Permutation]:
     """Exchanges of two calls, alone or with one other pair, after which the problem is the same."""
     calls = problem.calls
-    alike = [pair for pair in combinations(range(len(calls)), 2) if _alike(calls[pair[0]], calls[pair[1]])]
+    alike = [(a, b) for a, b in combinations(range(len(calls)), 2) if _alike(calls[a], calls[b])]
     for index, pair in enumerate(alike):
         for other in [pair, *alike[index + 1 :]]:
             swap = _exchange(len(calls), {pair, other})
@@ -77,23 +79,23 @@ def _swaps(problem: Problem) -> Iterator[Permutation]:
 
 
 def _alike(first: PlannedCall, second: PlannedCall) -> bool:
-    """Options that name a copy are not looked into."""
+    """Whether two calls have equal options; options that name a copy are not looked into."""
     return first.options == second.options and all(option.copy is None for option in first.options)
 
 
 def _exchange(count: int, pairs: set[tuple[int, int]]) -> Permutation | None:
-    """None when a call is in more than one of the pairs."""
-    found = list(range(count))
+    """The permutation of `count` calls that swaps these pairs; None when a call is in more than one of them."""
+    goes = list(range(count))
     for a, b in pairs:
-        if (found[a], found[b]) != (a, b):
+        if (goes[a], goes[b]) != (a, b):
             return None
-        found[a], found[b] = b, a
-    return tuple(found)
+        goes[a], goes[b] = b, a
+    return tuple(goes)
 
 
 def _keeps(problem: Problem, swap: Permutation) -> bool:
-    """Whether every node has its equal in the place where it goes, and everything waits for the same."""
-    goes = of_nodes(problem, swap)
+    """Whether each node has its equal in the place where it goes, and all dependencies stay."""
+    goes = node_permutation(problem, swap)
     if goes is None or not all(_same(node, problem.nodes[goes[index]]) for index, node in enumerate(problem.nodes)):
         return False
     moved = {node.name: problem.nodes[goes[index]].name for index, node in enumerate(problem.nodes)}
@@ -110,21 +112,21 @@ def _same(first: ProblemNode, second: ProblemNode) -> bool:
 
 
 def not_before(group: Sequence[Permutation], order: Sequence[int]) -> list[int]:
-    """For each call the set of earlier ones in `order` whose choice may not come after its own.
+    """The set, for each call, of earlier ones in `order` whose choice may not come after its own.
 
     Of all plans that are the same up to a permutation, one has at each place in the order the first choice of those
     that the permutations that keep all calls before could put there.
     """
-    found = [0] * len(order)
+    earlier = [0] * len(order)
     for index, call in enumerate(order):
         kept = order[:index]
-        for one in group:
-            if all(one[before] == before for before in kept) and one[call] != call:
-                found[one[call]] |= 1 << call
-    return found
+        for goes in group:
+            if all(goes[before] == before for before in kept) and goes[call] != call:
+                earlier[goes[call]] |= 1 << call
+    return earlier
 
 
 def wins_ties(group: Sequence[Sequence[int]]) -> list[list[bool]]:
-    """[a, b]: whether node a goes before b when both become ready at once: by number, in all permutations of nodes."""
+    """Whether, as [a, b], node a goes before b when both become ready at once: by number, in all permutations."""
     nodes = range(len(group[0]))
     return [[all(goes[a] < goes[b] for goes in group) for b in nodes] for a in nodes]

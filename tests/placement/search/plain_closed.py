@@ -38,9 +38,9 @@ class Closed:
     def fits(self) -> bool:
         everywhere = set().union(*(self.devices(call) for call in self.calls))
         for device in everywhere:
-            here = [self.strategy(call) for call in self.calls if device in self.devices(call)]
-            largest = max(row["mem_bytes"] - row["static_bytes"] for row in here)
-            if sum(row["static_bytes"] for row in here) + largest > self.data["device_mem_bytes"]:
+            rows = [self.strategy(call) for call in self.calls if device in self.devices(call)]
+            largest = max(row["mem_bytes"] - row["static_bytes"] for row in rows)
+            if sum(row["static_bytes"] for row in rows) + largest > self.data["device_mem_bytes"]:
                 return False
         return True
 
@@ -85,13 +85,13 @@ class Closed:
         return [(iteration, name), *self.moves(iteration, name, before=False)]
 
     def moves(self, iteration: int, train: str, before: bool) -> dict[tuple, tuple[int, set]]:
-        found = {}
+        moves = {}
         for hook in self.data["realloc"]["hooks"]:
             if hook["train"] == train:
                 ends = (hook["other"], train) if before else (train, hook["other"])
                 us = self.move_us(hook["size_key"], *ends)
                 sides = [(hook["other"], 0), (train, 1)]
-                found |= {
+                moves |= {
                     (iteration, train, before, hook["other"], side): (us, self.devices(on)) for on, side in sides if us
                 }
-        return found
+        return moves

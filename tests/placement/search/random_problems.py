@@ -16,6 +16,7 @@ from prefect_rlhf.placement.search.problem import (
     PlannedCall,
     Problem,
     ProblemNode,
+    calls_of,
 )
 from prefect_rlhf.placement.strategy import Strategy
 
@@ -79,11 +80,11 @@ def _move(random: Random, index: int, calls: list[PlannedCall]) -> list[ProblemN
 def _shuffled_in_order(random: Random, nodes: list[ProblemNode]) -> list[ProblemNode]:
     """Calls stay in order, so that numbers of calls and of nodes differ."""
     calls = [node for node in nodes if isinstance(node, PlannedCall)]
-    found: list[ProblemNode] = [node for node in nodes if not isinstance(node, PlannedCall)]
-    places = sorted(random.randrange(len(found) + 1) for _ in calls)
+    shuffled: list[ProblemNode] = [node for node in nodes if not isinstance(node, PlannedCall)]
+    places = sorted(random.randrange(len(shuffled) + 1) for _ in calls)
     for shift, (place, call) in enumerate(zip(places, calls, strict=True)):
-        found.insert(place + shift, call)
-    return found
+        shuffled.insert(place + shift, call)
+    return shuffled
 
 
 def _edges(random: Random, nodes: list[ProblemNode]) -> list[Edge]:
@@ -97,7 +98,7 @@ def _edges(random: Random, nodes: list[ProblemNode]) -> list[Edge]:
 def with_twins(problem: Problem) -> Problem:
     """The same with a second one of its last call that is in some move or none, and of the moves with it."""
     twin = problem.calls[-1]
-    new = {node.name: f"{node.name} again" for node in problem.nodes if twin.name in _calls_of(node)}
+    new = {node.name: f"{node.name} again" for node in problem.nodes if twin.name in calls_of(node)}
     added = [_renamed(node, new) for node in problem.nodes if node.name in new]
     pairs = [(edge, Edge(new.get(edge.source, edge.source), new.get(edge.target, edge.target), edge.lag))
              for edge in problem.edges]  # fmt: skip
@@ -110,12 +111,6 @@ def with_twins(problem: Problem) -> Problem:
     )
 
 
-def _calls_of(node: ProblemNode) -> tuple[str, ...]:
-    if isinstance(node, PlannedCall):
-        return (node.name,)
-    return (node.call,) if isinstance(node, LinkNode) else (node.first, node.second)
-
-
 def _renamed(node: ProblemNode, new: dict[str, str]) -> ProblemNode:
     ends = {"first", "second", "call"} & {field.name for field in fields(node)}
     return replace(node, name=new[node.name], **{end: new.get(getattr(node, end), getattr(node, end)) for end in ends})
@@ -123,10 +118,10 @@ def _renamed(node: ProblemNode, new: dict[str, str]) -> ProblemNode:
 
 def _in_topological_order(nodes: list[ProblemNode], edges: set[Edge]) -> list[ProblemNode]:
     """Each node as soon as all that it waits for in its iteration are there."""
-    found: list[ProblemNode] = []
+    ordered: list[ProblemNode] = []
     while nodes:
         names = {node.name for node in nodes}
         waiting = {edge.target for edge in edges if edge.lag == 0 and edge.source in names}
-        found.append(next(node for node in nodes if node.name not in waiting))
-        nodes = [node for node in nodes if node is not found[-1]]
-    return found
+        ordered.append(next(node for node in nodes if node.name not in waiting))
+        nodes = [node for node in nodes if node is not ordered[-1]]
+    return ordered

@@ -13,11 +13,17 @@ import pytest
 from benchmarks.closed_problem import read_closed_problem
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.exact.binding import binding_term
-from prefect_rlhf.placement.search.partial.complete import OVERFLOW_FACTOR, CompletePlan, evaluate, makespan_of
+from prefect_rlhf.placement.search.partial.complete import (
+    INFINITE,
+    OVERFLOW_FACTOR,
+    CompletePlan,
+    evaluate,
+    makespan_of,
+)
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.partial.partial import Partial, bound_partial, empty_partial, relate
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
-from prefect_rlhf.placement.search.tables.symmetry import MOST, symmetries
+from prefect_rlhf.placement.search.tables.symmetry import MOST_PERMUTATIONS, symmetries
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 from tests.placement.search import plain
 from tests.placement.search.clusters import closed_file, ppo, safe_ppo
@@ -25,7 +31,6 @@ from tests.placement.search.random_problems import random_problem, with_twins
 
 SEEDS = range(300)
 BLOCK = 20
-INFINITE = 1 << 62
 
 
 def blocks():
@@ -33,8 +38,8 @@ def blocks():
 
 
 def sample_of_plans(problem: Problem, seed: int, count: int = 40) -> list[dict[str, Choice]]:
-    every = list(plain.every_plan(problem))
-    return Random(seed).sample(every, min(count, len(every)))
+    plans = list(plain.every_plan(problem))
+    return Random(seed).sample(plans, min(count, len(plans)))
 
 
 def first_choice(problem: Problem, call: PlannedCall, place: str) -> Choice:
@@ -48,13 +53,13 @@ def random_choice(problem: Problem, call: PlannedCall, random: Random) -> Choice
     return Choice(option, random.choice(problem.mesh_classes[call.options[option].mesh_class]))
 
 
-def as_partial(tables: Tables, placed: CompletePlan, decided: Sequence[int], share: float, random: Random) -> Partial:
+def as_partial(tables: Tables, complete: CompletePlan, decided: Sequence[int], share: float, random: Random) -> Partial:
     """What the decided calls have in a plan, with this share of the relations between them."""
     partial = empty_partial(tables)
-    partial.option[list(decided)] = placed.option[list(decided)]
+    partial.option[list(decided)] = complete.option[list(decided)]
     for a, b in combinations(decided, 2):
         if random.random() < share:
-            relate(partial, a, b, int(placed.relation[a, b]))
+            relate(partial, a, b, int(complete.relation[a, b]))
     return partial
 
 
@@ -102,15 +107,15 @@ def test_one_bound_holds_for_all_plans_that_are_the_same_but_for_who_is_who(seed
     tables, random = build_tables(problem), Random(seed)
     for _ in range(50):
         plan = {call.name: random_choice(problem, call, random) for call in problem.calls}
-        placed = as_incumbent(problem, plan).placed(tables)
-        bound = bound_partial(tables, as_partial(tables, placed, range(tables.num_calls), 1.0, random), INFINITE)
+        complete = as_incumbent(problem, plan).complete_plan(tables)
+        bound = bound_partial(tables, as_partial(tables, complete, range(tables.num_calls), 1.0, random), INFINITE)
         for goes in symmetries(problem):
             moved = {problem.calls[goes[at]].name: plan[call.name] for at, call in enumerate(problem.calls)}
-            makespan = makespan_of(tables, as_incumbent(problem, moved).placed(tables))
+            makespan = makespan_of(tables, as_incumbent(problem, moved).complete_plan(tables))
             assert bound <= makespan, (plan, goes)
 
 
-def test_a_move_that_takes_no_time_is_waited_through():
+def test_a_move_that_takes_no_time_passes_its_dependencies_on():
     """A critic that trains where and as it scored is ready no later than what follows the actor's training.
 
     So its training goes before the next generation on its devices, and with that before what scores on other devices:
@@ -126,8 +131,8 @@ def test_a_move_that_takes_no_time_is_waited_through():
     as_trained = strategies.index(critic_train.options[chosen["critic_train"].option].strategy)
     chosen["critic_inf"] = replace(chosen["critic_inf"], option=as_trained)
     tables = build_tables(problem)
-    placed = as_incumbent(problem, chosen).placed(tables)
-    partial = as_partial(tables, placed, range(tables.num_calls), 1.0, Random(0))
+    complete = as_incumbent(problem, chosen).complete_plan(tables)
+    partial = as_partial(tables, complete, range(tables.num_calls), 1.0, Random(0))
     assert bound_partial(tables, partial, INFINITE) == plain.makespan(problem, chosen)
 
 
@@ -136,7 +141,7 @@ def test_calls_that_cost_the_same_can_change_places(scatter, count):
     """Reward, cost and reference model of one size: six ways to order three; none when their costs differ."""
     problem = read_closed_problem(closed_file(safe_ppo(7, 7), num_nodes=1, batch=64, scatter=scatter)).problem
     assert len(symmetries(problem)) == count
-    assert count <= MOST
+    assert count <= MOST_PERMUTATIONS
 
 
 @pytest.mark.parametrize("seeds", blocks(), ids=str)
@@ -146,9 +151,9 @@ def test_no_plan_ends_before_the_bound_of_any_part_of_it(seeds):
         problem, random = random_problem(seed), Random(seed)
         tables = build_tables(problem)
         for plan in sample_of_plans(problem, seed):
-            placed = as_incumbent(problem, plan).placed(tables)
+            complete = as_incumbent(problem, plan).complete_plan(tables)
             decided = [call for call in range(tables.num_calls) if random.random() < 0.7]
-            partial = as_partial(tables, placed, decided, 0.7, random)
+            partial = as_partial(tables, complete, decided, 0.7, random)
             assert bound_partial(tables, partial, INFINITE) <= plain.makespan(problem, plan), (problem.name, plan)
 
 
@@ -160,8 +165,8 @@ def test_the_compiled_schedule_is_the_plain_one(seeds):
         tables = build_tables(problem)
         for plan in sample_of_plans(problem, seed):
             factor = 1 if plain.fits(problem, plan) else OVERFLOW_FACTOR
-            placed = as_incumbent(problem, plan).placed(tables)
-            assert factor * plain.makespan(problem, plan) == evaluate(tables, placed), (problem.name, plan)
+            complete = as_incumbent(problem, plan).complete_plan(tables)
+            assert factor * plain.makespan(problem, plan) == evaluate(tables, complete), (problem.name, plan)
 
 
 def test_the_random_problems_hold_every_case():
