@@ -26,7 +26,11 @@ SHOWN = ("accuracy", "loss", "score", "kl", "orchestration_share")  # of a step'
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the demo, or stop what it left running."""
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser(prog="python -m prefect_rlhf.flows.demo", description=__doc__)
+    parser.add_argument("action", nargs="?", choices=("run", "stop"), default="run")
+    parser.add_argument("--home", type=Path, default=Path(os.environ.get("RLHF_HOME", ".rlhf")), help="files go here")
+    parser.add_argument("--port", type=int, default=4200, help="of the Prefect server (default 4200)")
+    options = parser.parse_args(arguments)
     server = DemoServer(options.home.resolve(), Path.cwd(), options.port)
     try:
         return stop(server) if options.action == "stop" else run(server)
@@ -42,27 +46,27 @@ def stop(server: DemoServer) -> int:
 
 
 def run(server: DemoServer) -> int:
-    """The whole job; what is there already (model, data, server) is used."""
-    say("model and human ratings")
+    """Do the whole job; what is there already (model, data, server) is used."""
+    print_heading("model and human ratings")
     prepare_model(server.home / "models" / "smollm2", server.home / "downloads")
     prepare_ratings(server.home / "data", server.home / "downloads")
     judge = Judge(server.home / "judge", server.home / "downloads")
-    say(f"Prefect server, worker and deployments; look at them at {server.ui_url}")
+    print_heading(f"Prefect server, worker and deployments; look at them at {server.ui_url}")
     server.start()
     reward = train(server, "reward")
-    say(accuracy_line(reward, server, judge))
+    print_heading(accuracy_line(reward, server, judge))
     ppo = train(server, "ppo")
     for opening, before, after in samples(ppo):
         print(f"\n  {opening}\n    before:{before!r}\n    after: {after!r}")
-    say(f"the server stays up at {server.ui_url}; make stop ends it")
+    print_heading(f"the server stays up at {server.ui_url}; make stop ends it")
     print(DemoOutcome.read(ppo, judge).as_json(ui_url=server.ui_url))
     return 0
 
 
 def train(server: DemoServer, deployment: str) -> Path:
-    """`prefect deployment run rlhf/DEPLOYMENT`, with a line for each step as it ends; returns the run's folder."""
+    """Run `rlhf/DEPLOYMENT`, with a line for each step as it ends; returns the run's folder."""
     command = ["prefect", "deployment", "run", f"rlhf/{deployment}", "--watch"]
-    say(" ".join(command))
+    print_heading(" ".join(command))
     folder = server.home / "runs" / deployment
     process = subprocess.Popen(command, env=server.environment(), cwd=server.project, stdout=subprocess.DEVNULL)
     ended = threading.Event()
@@ -83,46 +87,38 @@ def train(server: DemoServer, deployment: str) -> Path:
     return (folder / "latest").resolve()
 
 
-def follow(folder: Path, known: set[str], ended: threading.Event) -> None:
-    """Print each step's line of the first run folder that was not `known`, until `ended`."""
-    shown = 0
+def follow(folder: Path, earlier: set[str], ended: threading.Event) -> None:
+    """Print each step's line of the first run folder that is not among the `earlier` ones, until `ended`."""
+    num_printed = 0
     while not ended.wait(1.0):
-        for name in run_folders(folder) - known:
+        for name in run_folders(folder) - earlier:
             if not (folder / name / "metrics.jsonl").is_file():
                 continue
             steps = read_metrics(folder / name)
-            for step in steps[shown:]:
-                few = {k: v for k, v in step.items() if k in ("step", "seconds") or k.rpartition(".")[2] in SHOWN}
-                print("  " + step_line(few), flush=True)
-            shown = len(steps)
+            for step in steps[num_printed:]:
+                shown = {k: v for k, v in step.items() if k in ("step", "seconds") or k.rpartition(".")[2] in SHOWN}
+                print("  " + step_line(shown), flush=True)
+            num_printed = len(steps)
 
 
 def run_folders(folder: Path) -> set[str]:
-    """Names of the runs in a deployment's folder."""
+    """Return the names of the runs in a deployment's folder."""
     if not folder.is_dir():
         return set()
     return {path.name for path in folder.iterdir() if path.is_dir() and not path.is_symlink()}
 
 
 def accuracy_line(run_dir: Path, server: DemoServer, judge: Judge) -> str:
-    """The reward model's pair accuracy beside the independent judge's, on the same held-out pairs."""
+    """Return the reward model's pair accuracy beside the independent judge's, on the same held-out pairs."""
     accuracies = [step["pair_accuracy.accuracy"] for step in read_metrics(run_dir) if "pair_accuracy.accuracy" in step]
     pairs = pq.read_table(server.home / "data" / "preferences.parquet").to_pylist()
     judged = judge.pair_accuracy([pair for pair in pairs if pair["split"] == "held_out"])
     return f"reward model: {accuracies[-1]:.3f} of held-out pairs right; VADER, a lexicon: {judged:.3f}"
 
 
-def say(words: str) -> None:
-    """A heading on the terminal."""
+def print_heading(words: str) -> None:
+    """Print a heading on the terminal."""
     print(f"== {words}", flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m prefect_rlhf.flows.demo", description=__doc__)
-    parser.add_argument("action", nargs="?", choices=("run", "stop"), default="run")
-    parser.add_argument("--home", type=Path, default=Path(os.environ.get("RLHF_HOME", ".rlhf")), help="files go here")
-    parser.add_argument("--port", type=int, default=4200, help="of the Prefect server (default 4200)")
-    return parser
 
 
 if __name__ == "__main__":

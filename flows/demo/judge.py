@@ -27,11 +27,11 @@ class Judge:
         self._analyzer = _load(folder / FILES[0]).SentimentIntensityAnalyzer()
 
     def compound(self, texts: Iterable[str]) -> list[float]:
-        """One number a text."""
+        """Return one number a text."""
         return [self._analyzer.polarity_scores(text)["compound"] for text in texts]
 
     def pair_accuracy(self, pairs: Sequence[Mapping[str, str]]) -> float:
-        """Share of pairs (`chosen`, `rejected`) whose chosen text it finds more positive; a tie is a half."""
+        """Return the share of pairs (`chosen`, `rejected`) whose chosen text is the more positive; a tie is a half."""
         chosen = self.compound(pair["chosen"] for pair in pairs)
         rejected = self.compound(pair["rejected"] for pair in pairs)
         wins = [1.0 if c > r else 0.5 if c == r else 0.0 for c, r in zip(chosen, rejected, strict=True)]

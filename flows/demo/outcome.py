@@ -35,7 +35,7 @@ class DemoOutcome:
     @classmethod
     def read(cls, run_dir: Path, judge: Judge) -> DemoOutcome:
         """Read the run in `run_dir`."""
-        first, last = evaluations(run_dir)[0], evaluations(run_dir)[-1]
+        first, *_, last = evaluations(run_dir)
         steps = [step for step in read_metrics(run_dir) if "actor_train.loss" in step]
         return cls(
             model=str(run_dir / "actor"),
@@ -50,37 +50,37 @@ class DemoOutcome:
         )
 
     def as_json(self, **more: object) -> str:
-        """One line."""
+        """Return it as one line, with `more` fields."""
         rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
         return json.dumps(rounded | more)
 
 
 def evaluations(run_dir: Path) -> list[Path]:
-    """Evaluation files, oldest first."""
+    """Return the evaluation files, oldest first: at least those before the first and after the last step."""
     return sorted((run_dir / EVALUATION).glob("step-*.parquet"))
 
 
 def read_metrics(run_dir: Path) -> list[Mapping[str, float]]:
-    """The metrics of each step so far."""
+    """Read the metrics of each step so far."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 def texts(file: Path) -> list[str]:
-    """Openings with their continuations."""
+    """Return openings with their continuations."""
     return [
         opening + response for opening, response in zip(column(file, "prompt"), column(file, "response"), strict=True)
     ]
 
 
 def samples(run_dir: Path, number: int = 3) -> list[tuple[str, str, str]]:
-    """(opening, continuation before, continuation after) of the first held-out openings."""
-    first, last = evaluations(run_dir)[0], evaluations(run_dir)[-1]
+    """Return (opening, continuation before, continuation after) of the first held-out openings."""
+    first, *_, last = evaluations(run_dir)
     rows = zip(column(first, "prompt"), column(first, "response"), column(last, "response"), strict=True)
     return list(rows)[:number]
 
 
 def column(file: Path, name: str) -> Sequence[Any]:
-    """One column of a Parquet file."""
+    """Read one column of a Parquet file."""
     values: list[Any] = pq.read_table(file, columns=[name]).column(name).to_pylist()
     return values

@@ -14,37 +14,27 @@ class DownloadFailed(RlhfError):
 
 
 def download(requirement: str, folder: Path, source: bool = False, limit_seconds: float = 900.0) -> Path:
-    """The wheel (or, on request, the source archive) of `name==version` in `folder`, downloaded unless it is there.
+    """Return the wheel (or the source archive) of `name==version` in `folder`, downloaded unless it is there.
 
     Nothing is installed.
     """
-    if found := _find(requirement, folder, source):
-        return found
+    if archive := _find(requirement, folder, source):
+        return archive
     kind = ["--no-binary", ":all:"] if source else ["--only-binary", ":all:"]
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        *kind,
-        "--dest",
-        str(folder),
-        requirement,
-    ]
+    options = ["--quiet", "--no-deps", *kind, "--dest", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, requirement]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
     except subprocess.TimeoutExpired as error:
         raise DownloadFailed(f"pip download {requirement}: no end after {limit_seconds:.0f} s") from error
-    found = _find(requirement, folder, source)
-    if done.returncode or found is None:
+    archive = _find(requirement, folder, source)
+    if done.returncode or archive is None:
         raise DownloadFailed(f"pip download {requirement}: exit {done.returncode}: {done.stderr.strip()[-400:]}")
-    return found
+    return archive
 
 
 def _find(requirement: str, folder: Path, source: bool) -> Path | None:
-    """Wheels spell a name with underscores, sources as their author did; both end in version and ending."""
+    """Find an archive by name and version; wheels spell a name with underscores, sources as their author did."""
     name, _, version = requirement.partition("==")
     ending = ".tar.gz" if source else ".whl"
     wanted = f"{name}-{version}".replace("-", "_").lower()

@@ -27,7 +27,7 @@ class Daemon:
         return self.folder / f"{self.name}.pid"
 
     def pid(self) -> int | None:
-        """Its process id, or None when it is not running (the number may have been taken by another program)."""
+        """Read its process id; None when it is not running (the number may have been taken by another program)."""
         if not self._pid_file.exists():
             return None
         pid, _, started = self._pid_file.read_text().partition(" ")
@@ -60,7 +60,7 @@ class Daemon:
 
 
 def _start_ticks(pid: int) -> str | None:
-    """When the kernel started `pid`, so that a reused number is not mistaken for it; None when gone or a zombie."""
+    """Return when the kernel started `pid`, so that a reused number differs; None when it is gone or a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -10,6 +10,7 @@ import random
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prefect_rlhf.flows.demo.packages import download
+from prefect_rlhf.placement.atomic_file import write_atomically
 
 PACKAGE = "vaderSentiment==3.3.2"
 RATINGS_ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"
@@ -56,16 +58,13 @@ def prepare_ratings(out: Path, downloads: Path) -> tuple[Path, Path]:
     if all(path.is_file() for path in paths):
         return paths
     sentences = read_sentences(download(PACKAGE, downloads, source=True))
-    out.mkdir(parents=True, exist_ok=True)
     for path, rows in zip(paths, (prompt_rows(sentences), preference_rows(sentences)), strict=True):
-        partial = path.with_suffix(".partial")
-        pq.write_table(pa.Table.from_pylist(rows), partial)
-        partial.replace(path)
+        write_atomically(path, partial(pq.write_table, pa.Table.from_pylist(rows)))
     return paths
 
 
 def read_sentences(sources: Path) -> list[Sentence]:
-    """The rated sentences in the package's sources: an archive within an archive, tab-separated."""
+    """Read the rated sentences in the package's sources: an archive within an archive, tab-separated."""
     with tarfile.open(sources) as package:
         inner = package.extractfile(_member(package, RATINGS_ARCHIVE))
         with tarfile.open(fileobj=inner) as ratings:
@@ -77,7 +76,7 @@ def read_sentences(sources: Path) -> list[Sentence]:
 
 
 def prompt_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    """prompt, prompt_id (number of the sentence), split: openings, each once, those of training first."""
+    """Return openings, each once, those of training first: prompt, prompt_id (number of the sentence), split."""
     openings: dict[str, Sentence] = {}
     for sentence in sorted(_shuffled(sentences), key=lambda sentence: sentence.split == "held_out"):
         if len(sentence.text.split()) >= MIN_WORDS:
@@ -87,19 +86,18 @@ def prompt_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
 
 
 def preference_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    """prompt (empty), chosen, rejected, margin, split: each sentence is in one pair at most."""
+    """Return pairs, each sentence in one at most: prompt (empty), chosen, rejected, margin, split."""
     rows = [row for split in ("train", "held_out") for row in _pairs([s for s in sentences if s.split == split])]
     return _limit_held_out(rows, NUM_HELD_OUT["preferences"])
 
 
 def _pairs(sentences: Sequence[Sentence]) -> Iterator[dict[str, Any]]:
-    unique = list({sentence.text: sentence for sentence in sentences}.values())
-    order = _shuffled(unique)
-    for one, other in zip(order[0::2], order[1::2], strict=False):
-        better, worse = sorted((one, other), key=lambda sentence: -sentence.rating)
+    shuffled = _shuffled(list({sentence.text: sentence for sentence in sentences}.values()))
+    for pair in zip(shuffled[0::2], shuffled[1::2], strict=False):
+        better, worse = sorted(pair, key=lambda sentence: -sentence.rating)
         margin = better.rating - worse.rating
         if margin >= MIN_MARGIN:
-            yield {"prompt": "", "chosen": better.text, "rejected": worse.text, "margin": margin, "split": one.split}
+            yield {"prompt": "", "chosen": better.text, "rejected": worse.text, "margin": margin, "split": better.split}
 
 
 def _shuffled(sentences: Sequence[Sentence]) -> list[Sentence]:

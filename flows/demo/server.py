@@ -40,7 +40,7 @@ class DemoServer:
         return Daemon("worker", self.home / "processes"), Daemon("server", self.home / "processes")
 
     def environment(self) -> dict[str, str]:
-        """This process's environment with Prefect pointed at the demo's own server and database."""
+        """Return this process's environment with Prefect pointed at the demo's own server and database."""
         return os.environ | {
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "PREFECT_HOME": str(self.home / "prefect"),
@@ -52,7 +52,7 @@ class DemoServer:
         }
 
     def start(self) -> None:
-        """Server, pool, worker and deployments; what is there already is kept."""
+        """Start server, pool, worker and deployments; what is there already is kept."""
         worker, server = self.daemons
         if server.pid() is None:
             self._require_free_port()

