@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
-from prefect_rlhf.flows.planning.what_if import what_if
+from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -52,7 +52,7 @@ def settings(calls: list[str]) -> Iterator[Setting]:
 def planned(setting: Setting, model: str, batch_size: int, budget_seconds: float) -> Planned:
     """The plan for PPO with four models of one size. Raises InvalidInput where none fits."""
     update = {"update": {"mini_batches": 1, "epochs": 1}}
-    asked = what_if(
+    question = read_question(
         ppo,
         PlanOptions(
             cluster=setting.cluster,
@@ -64,16 +64,8 @@ def planned(setting: Setting, model: str, batch_size: int, budget_seconds: float
             parameters={"algo": update},
         ),
     )
-    site = asked.site
-    return plan_graph(
-        training(asked.graph),
-        site.cluster,
-        site.mesh,
-        asked.workload,
-        site.sources,
-        budget_seconds,
-        pins=setting.pins,
-    )
+    trained = replace(question, graph=training(question.graph))
+    return plan_graph(trained, budget_seconds, pins=setting.pins)
 
 
 def row(setting: Setting, batch_size: int, found: Planned) -> dict[str, object]:

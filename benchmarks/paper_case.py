@@ -20,12 +20,12 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import ModelSpec, known_shape
 from prefect_rlhf.placement.plan import EngineKind, Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidates
-from prefect_rlhf.placement.planner.mesh_space import MeshSpace
-from prefect_rlhf.placement.planner.plan_problem import plan_problem
+from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, fitting_candidates
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.preset_plan import preset_problems
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.presets import Preset
-from prefect_rlhf.placement.schedule.estimate import ITERATIONS, training
+from prefect_rlhf.placement.schedule.estimate import training
 from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax
 from prefect_rlhf.tasks.settings import Update
 
@@ -52,7 +52,7 @@ class Case:
     execution: type[Execution] = Execution
     recompute: bool = False
     engines: tuple[EngineKind, ...] = ("vllm", "megatron")
-    _known: dict[str, Candidates] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _known: dict[str, PlanSpace] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
     def num_devices(self) -> int:
@@ -78,41 +78,35 @@ class Case:
         more = {"staleness": self.staleness} if "staleness" in names else {}
         return training(flow.algorithm.trace({**arguments, "algo": settings, **more}, models, data))
 
-    def setting(self) -> CostContext:
-        """What its candidates are counted by."""
-        cluster, sources = self.cluster, self.sources
-        line = MeshSpace.of(cluster, cluster.whole, sources)
-        return CostContext(self.graph(), cluster, line, self.workload, sources, "cuda", self._executed)
-
     def _executed(self, placement: Placement) -> Execution:
         return replace(self.execution.of(placement), recompute=self.recompute)
 
-    def candidates(self) -> Candidates:
-        """Of every call; counted once."""
+    def space(self) -> PlanSpace:
+        """All plans on the paper's engines; counted once."""
         if "all" not in self._known:
-            setting = self.setting()
-            calls = (call for call in setting.graph if call.kind != "compute")
-            self._known["all"] = {call.name: tuple(self._own(call, setting)) for call in calls}
+            site = Site(self.cluster, self.cluster.whole, self.sources)
+            context = CostContext.of(Question(self.graph(), site, self.workload), self._executed)
+            calls = (call for call in context.graph if call.kind != "compute")
+            candidates = {call.name: tuple(self._candidates(call, context)) for call in calls}
+            self._known["all"] = PlanSpace(context, candidates)
         return self._known["all"]
 
-    def _own(self, call: Call, setting: CostContext) -> Iterator[Candidate]:
+    def _candidates(self, call: Call, context: CostContext) -> Iterator[Candidate]:
         """Of a call that generates, those on the paper's engine."""
-        for one in candidates(call, setting):
-            if call.kind != "generate" or one.placement.engine in self.engines:
-                yield one
+        for candidate in fitting_candidates(call, context):
+            if call.kind != "generate" or candidate.placement.engine in self.engines:
+                yield candidate
 
     def searched(self) -> Found | None:
         """The best plan in which nothing is offloaded."""
-        setting = self.setting()
-        posed = plan_problem(setting, self.candidates(), ITERATIONS, "most")
-        return best_with_moves(posed, setting, WHOLE_EVALUATIONS)
+        return best_with_moves(self.space().most, self.space().context, WHOLE_EVALUATIONS)
 
     def preset(self, rule: Preset) -> Found | None:
         """The best plan that a preset admits."""
-        setting = self.setting()
+        space = self.space()
         try:
-            for posed in preset_problems(rule, self.cluster.whole, setting, self.candidates()):
-                found = best_with_moves(posed, setting, PRESET_EVALUATIONS)
+            for problem in preset_problems(rule, self.cluster.whole, space):
+                found = best_with_moves(problem, space.context, PRESET_EVALUATIONS)
                 if found is not None:
                     return found
         except InvalidInput:

@@ -40,7 +40,7 @@ class Found:
     placements: Placements
 
 
-def best_with_moves(posed: PlanProblem, setting: CostContext, evaluations: int) -> Found | None:
+def best_with_moves(posed: PlanProblem, context: CostContext, evaluations: int) -> Found | None:
     """The fastest of the plans that the rounds of searches find; None where the first finds none."""
     best: Found | None = None
     for _ in range(ROUNDS):
@@ -48,7 +48,7 @@ def best_with_moves(posed: PlanProblem, setting: CostContext, evaluations: int) 
         if result.plan is None:
             break
         placements = posed.placements(result.plan)
-        made = timed(placements, setting)
+        made = timed(placements, context)
         if best is None or made.seconds < best.seconds:
             best = Found(made.seconds, placements)
         if made.seconds * ITERATIONS <= result.makespan_seconds * (1 + NOTHING):
@@ -60,15 +60,15 @@ def best_with_moves(posed: PlanProblem, setting: CostContext, evaluations: int) 
     return best
 
 
-def timed(placements: Placements, setting: CostContext) -> Estimate:
-    """Its augmented graph, each call as the setting's engines run it."""
-    graph = setting.graph
+def timed(placements: Placements, context: CostContext) -> Estimate:
+    """Its augmented graph, each call as the context's engines run it."""
+    graph = context.graph
     first = next(iter(placements.values())).mesh.devices()[0]
-    whole = completed(graph, placements, setting.cluster.whole, first)
-    plan = aligned(ExecutionPlan("paper", setting.cluster, whole), graph)
-    calls = {name: _call_seconds(name, placement, setting) for name, placement in placements.items()}
+    whole = completed(graph, placements, context.site.cluster.whole, first)
+    plan = aligned(ExecutionPlan("paper", context.site.cluster, whole), graph)
+    calls = {name: _call_seconds(name, placement, context) for name, placement in placements.items()}
     calls |= {call.name: 0.0 for call in graph if call.kind == "compute"}
-    moves = NodeCosts(graph, plan, setting.workload, setting.sources)
+    moves = NodeCosts(graph, plan, context.question.workload, context.site.sources)
 
     def seconds(node: Node) -> float:
         return calls[node.call.name] if node.call and node.kind == node.call.kind else moves.seconds(node)
@@ -76,10 +76,10 @@ def timed(placements: Placements, setting: CostContext) -> Estimate:
     return estimate_with(graph, plan, seconds)
 
 
-def _call_seconds(name: str, placement: Placement, setting: CostContext) -> float:
-    call = setting.graph.call(name)
-    work, sizes = CallWork.of(call, setting.workload), ModelSizes.of(setting.graph.model(call.role or ""))
-    return setting.sources.call_cost(work, setting.execution(placement), sizes, placement.mesh).total
+def _call_seconds(name: str, placement: Placement, context: CostContext) -> float:
+    call = context.graph.call(name)
+    work, sizes = CallWork.of(call, context.question.workload), ModelSizes.of(context.graph.model(call.role or ""))
+    return context.site.sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
 
 
 def _with_known_moves(posed: PlanProblem, placements: Placements, made: Estimate) -> PlanProblem | None:

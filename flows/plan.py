@@ -44,11 +44,11 @@ def plan(options: PlanForm) -> dict[str, str]:
 
 def show_artifacts(answer: PlanAnswer) -> None:
     """Publish the plan and its comparison as tables, all that is known of them as a page with its pictures."""
-    found, graph = answer.found, answer.question.graph
+    planned, graph = answer.planned, answer.question.graph
     title = f"Plan of {graph.name}"
-    publish(create_table_artifact, plan_rows(found.plan, graph), key="plan", description=title)
-    publish(create_table_artifact, found.rows(), key="presets", description="The plan beside the presets")
-    publish(create_table_artifact, found.certificate.rows(), key="memory", description="What fills each device")
+    publish(create_table_artifact, plan_rows(planned.plan, graph), key="plan", description=title)
+    publish(create_table_artifact, planned.rows(), key="presets", description="The plan beside the presets")
+    publish(create_table_artifact, planned.certificate.rows(), key="memory", description="What fills each device")
     publish(create_markdown_artifact, page(answer), key="what-if", description=title)
 
 

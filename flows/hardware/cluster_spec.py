@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
 from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Hardware, Network, datasheet, relative_speeds
-from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.planner.question import Site
 
 _GROUP = re.compile(r"(\d+)x(\d+):([\w. -]+)")
 FORM = "nodes x devices : kind, such as 16x8:h100, or 1x8:a100-40+1x8:v100-32 for nodes of two kinds"
@@ -37,20 +36,6 @@ class NodeGroup:
         return CPU_MEMORY_BYTES if self.device == "cpu" else datasheet(self.device).memory_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Site:
-    """Where a plan would run, and what its costs are counted by."""
-
-    cluster: ClusterShape
-    mesh: DeviceMesh
-    sources: CostSources
-    kind: Backend
-
-    def with_profiles(self, profiles: Iterable[Profile]) -> Site:
-        """The same with measured times."""
-        return replace(self, sources=replace(self.sources, profiles=tuple(profiles)))
-
-
 def parse_cluster(text: str, field: str = "cluster") -> tuple[NodeGroup, ...]:
     """Groups of equal nodes, in the order of the nodes. Raises InvalidInput for what is no cluster.
 
@@ -69,7 +54,7 @@ def parse_cluster(text: str, field: str = "cluster") -> tuple[NodeGroup, ...]:
     return tuple(groups)
 
 
-def site(
+def site_of(
     groups: Sequence[NodeGroup], network: str = "", memory_gib: float | None = None, name: str = "what-if"
 ) -> Site:
     """What `groups` stand for. `memory_gib` is that of every device; without it, its datasheet's.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from prefect_rlhf.flows.planning.what_if import WhatIf
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
@@ -16,6 +15,7 @@ from prefect_rlhf.placement.pictures.text import plan_rows
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import Explanation, in_words
 from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.sweep import Sweep
 from prefect_rlhf.placement.table import table
 
@@ -32,21 +32,21 @@ class Section:
 class PlanAnswer:
     """A plan and what is known of it."""
 
-    question: WhatIf
-    found: Planned
-    why: tuple[Explanation, ...] = ()
-    swept: Sweep | None = None
+    question: Question
+    planned: Planned
+    explanations: tuple[Explanation, ...] = ()
+    sweep: Sweep | None = None
 
     def sections(self) -> Iterator[Section]:
         """Everything that a person may want to read, the most wanted first."""
         yield Section("Question", question_text(self.question))
-        yield Section("Answer", summary(self.found))
-        yield Section("Plan", table(plan_rows(self.found.plan, self.question.graph)))
-        if self.swept:
-            yield Section("Sizes", self.swept.text())
-        if self.why:
-            yield Section("Why", explanation_text(self.why))
-        yield Section("Memory", self.found.certificate.table())
+        yield Section("Answer", summary(self.planned))
+        yield Section("Plan", table(plan_rows(self.planned.plan, self.question.graph)))
+        if self.sweep:
+            yield Section("Sizes", self.sweep.text())
+        if self.explanations:
+            yield Section("Why", explanation_text(self.explanations))
+        yield Section("Memory", self.planned.certificate.table())
 
     def text(self) -> str:
         """For a terminal."""
@@ -60,18 +60,18 @@ class PlanAnswer:
 
     def plan_file(self) -> str:
         """The plan; what is known of it stands above as comments."""
-        return plan_file(self.found, without_orders(self.found.plan, self.question.graph))
+        return plan_file(self.planned, without_orders(self.planned.plan, self.question.graph))
 
     def files(self) -> dict[str, str]:
         """Name and content of each file but the report."""
         always = {
             "plan.yaml": self.plan_file(),
-            "certificate.json": self.found.certificate.to_json() + "\n",
-            "timeline.svg": plan_svg(self.found.estimate) + "\n",
+            "certificate.json": self.planned.certificate.to_json() + "\n",
+            "timeline.svg": plan_svg(self.planned.estimate) + "\n",
         }
-        if self.swept is None:
+        if self.sweep is None:
             return always
-        return always | {"sweep.json": self.swept.to_json() + "\n", "sweep.svg": sweep_svg(self.swept) + "\n"}
+        return always | {"sweep.json": self.sweep.to_json() + "\n", "sweep.svg": sweep_svg(self.sweep) + "\n"}
 
     def write(self, folder: Path) -> dict[str, Path]:
         """Write every file; their paths by name."""
@@ -88,15 +88,15 @@ def without_orders(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
     return plain if aligned(plain, graph) == plan else plan
 
 
-def explanation_text(why: Sequence[Explanation]) -> str:
+def explanation_text(explanations: Sequence[Explanation]) -> str:
     """Three lines for each call."""
     return "\n".join(
         f"{one.call}: {in_words(one.placement)}, {one.seconds:.3g} s\n    {one.why()}\n    runner-up: {one.costs()}"
-        for one in why
+        for one in explanations
     )
 
 
-def question_text(question: WhatIf) -> str:
+def question_text(question: Question) -> str:
     """What was asked, with what was filled in."""
     graph, cluster, workload = question.graph, question.site.cluster, question.workload
     nodes = question.site.sources.nodes

@@ -7,14 +7,14 @@ parameters, so that a plan for it is a plan for the run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
-from prefect_rlhf.flows.hardware.cluster_spec import Site, parse_cluster, site
+from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.profiles import installed_version, measured_sources
 from prefect_rlhf.flows.planning.what_if_arguments import ABSENT, read_arguments
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
@@ -27,56 +27,44 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.trace import Algorithm
 
 MANY = 1 << 30  # items of a dataset that is not there
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """A graph with all that its plans are counted by."""
-
-    graph: DataflowGraph
-    workload: Workload
-    site: Site
-
-    @property
-    def planner(self) -> Planner:
-        """What its plans are made and counted by."""
-        where = self.site
-        return Planner(self.graph, where.cluster, where.mesh, self.workload, where.sources, where.kind)
-
-
-def what_if(flow: AlgorithmFlow, options: PlanOptions) -> WhatIf:
-    """Read the options. Raises InvalidInput or GraphError, one line, for what cannot be planned."""
+def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
+    """Read what the options ask. Raises InvalidInput or GraphError, one line, for what cannot be planned."""
     arguments = read_arguments(flow, options)
-    given = {role: value for role, value in arguments.items() if isinstance(value, Model)}
-    models = {role: value.to_spec(role, model_shape(role, value.path)) for role, value in given.items()}
+    models = {
+        role: value.to_spec(role, model_shape(role, value.path))
+        for role, value in arguments.items()
+        if isinstance(value, Model)
+    }
     if not models:
         raise InvalidInput("models", (), "an algorithm with at least one Model parameter")
     check_vocabularies(models)
-    where = read_site(options, models)
+    site = read_site(options, models)
     inputs = _read_inputs(arguments, models)
     graph = _traced(flow.algorithm, arguments, inputs)
     workload = _workload(graph, options, inputs)
     _check_context(workload, models)
-    return WhatIf(graph, workload, where)
+    return Question(graph, site, workload)
 
 
 def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
-    """The cluster that the options name; where they name none, the mesh that this run's work pool leases.
+    """Read the cluster that the options name; where they name none, the mesh that this run's work pool leases.
 
     A lease is counted by the profiles that were made of it; a named cluster by those that the options name.
     """
     if options.cluster:
-        where = site(parse_cluster(options.cluster), options.network, options.device_memory_gib)
-        return where.with_profiles(_read_profiles(options.profiles, models, where))
-    given = Lease.from_environment()
-    if given is None:
+        site = site_of(parse_cluster(options.cluster), options.network, options.device_memory_gib)
+        return site.with_profiles(_read_profiles(options.profiles, models, site))
+    leased = Lease.from_environment()
+    if leased is None:
         raise InvalidInput("cluster", options.cluster, "nodes x devices : kind, such as 16x8:h100")
-    return Site(given.cluster, given.mesh, measured_sources(models.values(), given), given.kind)
+    return Site.of_lease(leased, measured_sources(models.values(), leased))
 
 
 def _read_inputs(arguments: Mapping[str, Any], models: Mapping[str, ModelSpec]) -> RunInputs:
@@ -130,9 +118,9 @@ def _check_context(workload: Workload, models: Mapping[str, ModelSpec]) -> None:
         raise InvalidInput("prompt_length + response_length", words, f"at most {context}, the context of {role}")
 
 
-def _read_profiles(paths: list[str], models: Mapping[str, ModelSpec], where: Site) -> list[Profile]:
+def _read_profiles(paths: list[str], models: Mapping[str, ModelSpec], site: Site) -> list[Profile]:
     """Profiles of files. Raises InvalidInput for one of another device, model or software version."""
-    devices = sorted({node.device.name for node in where.sources.nodes})
+    devices = sorted({node.device.name for node in site.sources.nodes})
     return [_checked(Profile.read(Path(path)), models, devices) for path in paths]
 
 

@@ -6,21 +6,22 @@ A remembered plan is a plan file whose first lines say what was known of it; its
 from __future__ import annotations
 
 import hashlib
-import os
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from prefect_rlhf.flows.hardware.profiles import describe_sources, measured_sources
+from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.log import LogLine
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
-from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.layout.alignment import aligned
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.fit import check_fits
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import read_plan
 
@@ -29,58 +30,53 @@ BUDGET_SECONDS = 5.0
 PLANS = Path("~/.prefect-rlhf/plans")
 
 
-def auto_plan(graph: DataflowGraph, held: Lease, workload: Workload, say: LogLine) -> ExecutionPlan:
-    """The best plan known for this graph on this lease; found now, or by an earlier run of the same."""
-    sources = measured_sources(graph.models, held)
-    file = PLANS.expanduser() / f"{question(graph, held, workload, sources)}.yaml"
-    known = remembered(file, graph, held, say)
-    if known is not None:
-        return known
-    found = search_plan(graph, held, workload, sources, say)
-    remember(file, found)
-    return found.plan
+@dataclass(frozen=True, slots=True)
+class ChosenPlan:
+    """The plan of a run, checked and aligned, and the proof that it fits."""
+
+    plan: ExecutionPlan
+    certificate: Certificate
 
 
-def search_plan(graph: DataflowGraph, held: Lease, workload: Workload, sources: CostSources, say: LogLine) -> Planned:
+def auto_plan(question: Question, say: LogLine) -> ChosenPlan:
+    """Return the best plan that is known of a question: found now, or by an earlier run of the same."""
+    file = PLANS.expanduser() / f"{question_hash(question)}.yaml"
+    plan = remembered_plan(file, question, say)
+    if plan is not None:
+        return ChosenPlan(plan, check_fits(plan, question.graph, question.workload, question.site.backend))
+    planned = search_plan(question, say)
+    content = plan_file(planned, planned.plan)
+    write_atomically(file, lambda part: part.write_text(content))
+    return ChosenPlan(planned.plan, planned.certificate)
+
+
+def search_plan(question: Question, say: LogLine) -> Planned:
     """Search for some seconds, and say what was found."""
-    say(describe_sources(sources))
-    found = plan_graph(
-        graph,
-        held.cluster,
-        held.mesh,
-        workload,
-        sources,
-        BUDGET_SECONDS,
-        kind=held.kind,
-        progress=lambda p: say(str(p)),
-    )
-    say(summary(found))
-    return found
+    say(describe_sources(question.site.sources))
+    planned = plan_graph(question, BUDGET_SECONDS, progress=lambda progress: say(str(progress)))
+    say(summary(planned))
+    return planned
 
 
-def question(graph: DataflowGraph, held: Lease, workload: Workload, sources: CostSources) -> str:
-    """A hash of all that an automatic plan depends on: values whose texts are equal when they are."""
-    known = (graph, held.cluster, held.mesh, held.kind, workload, sources, BUDGET_SECONDS, version("prefect-rlhf"))
-    return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
+def question_hash(question: Question) -> str:
+    """Return a hash of all that an automatic plan depends on: values whose texts are equal when they are."""
+    graph, site = question.graph, question.site
+    where = (site.cluster, site.mesh, site.backend)
+    values = (graph, *where, question.workload, site.sources, BUDGET_SECONDS, version("prefect-rlhf"))
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:32]
 
 
-def remembered(file: Path, graph: DataflowGraph, held: Lease, say: LogLine) -> ExecutionPlan | None:
-    """The plan in `file`, if there is one that can still be run."""
+def remembered_plan(file: Path, question: Question, say: LogLine) -> ExecutionPlan | None:
+    """Return the plan in `file`, if there is one that can still be run."""
     if not file.is_file():
         return None
     try:
-        plan = check_plan(read_plan(file, held.cluster), graph, held.mesh)
+        plan = aligned(
+            check_plan(read_plan(file, question.site.cluster), question.graph, question.site.mesh), question.graph
+        )
     except InvalidInput as error:
         say(f"{file} holds no plan for this run, so one is searched anew ({error})")
         return None
     lines = [line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("# ")]
     say("\n".join([f"found before: {file}", *lines]))
     return plan
-
-
-def remember(file: Path, found: Planned) -> None:
-    """Write the plan and what is known of it; beside, then renamed, since runs may plan at the same time."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_suffix(f".{os.getpid()}")
-    beside.write_text(plan_file(found, found.plan))
-    beside.replace(file)

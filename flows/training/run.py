@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from prefect.runtime import flow_run
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import describe_sources, measured_sources
+from prefect_rlhf.flows.training.auto_plan import ChosenPlan
 from prefect_rlhf.flows.training.choose_plan import best_plans, choose_plan
 from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info
@@ -29,6 +31,7 @@ from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -36,6 +39,7 @@ from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.fit import check_fits
 from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, clear_unfinished, find_checkpoint
@@ -49,12 +53,16 @@ from prefect_rlhf.tasks.trace import Algorithm
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """What a run was asked for, checked; `checkpoint` is where it goes on, None for a run from the start."""
+    """What a run was asked for, checked; `checkpoint` is where it goes on, None for a run from the start.
+
+    `sources` are what is known of the lease's times: read when they are first asked for, since not every run needs any.
+    """
 
     inputs: RunInputs
     graph: DataflowGraph
     workload: Workload
     checkpoint: Checkpoint | None
+    sources: Callable[[], CostSources]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +98,18 @@ def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOpti
     """
     inputs = read_run_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
-    request = RunRequest(inputs, graph, run_workload(graph, inputs), checkpoint_to_resume(graph, options))
+    sources = cache(partial(measured_sources, graph.models, leased))
+    request = RunRequest(inputs, graph, run_workload(graph, inputs), checkpoint_to_resume(graph, options), sources)
     tried = [] if options.dry_run else measured_plans(request, leased, options)
-    plan = fastest(tried) if tried else choose_plan(options.plan, graph, leased, request.workload)
-    certificate = check_fits(plan, graph, request.workload, leased.kind)
+    if tried:
+        plan = fastest(tried)
+        chosen = ChosenPlan(plan, check_fits(plan, graph, request.workload, leased.kind))
+    else:
+        chosen = choose_plan(options.plan, graph, leased, request.workload, sources)
     first_step = request.checkpoint.step if request.checkpoint else 0
-    augmented = augment(graph, plan, options.steps, first_step, options.checkpoint_every)
-    return PreparedRun(request, augmented, certificate, prediction(augmented, request.workload, leased), tried)
+    augmented = augment(graph, chosen.plan, options.steps, first_step, options.checkpoint_every)
+    predicted = prediction(augmented, request.workload, sources)
+    return PreparedRun(request, augmented, chosen.certificate, predicted, tried)
 
 
 def checkpoint_to_resume(graph: DataflowGraph, options: RunOptions) -> Checkpoint | None:
@@ -114,7 +127,8 @@ def measured_plans(request: RunRequest, leased: Lease, options: RunOptions) -> l
     count = plans_to_measure(options.plan)
     if count is None:
         return []
-    plans = best_plans(request.graph, leased, request.workload, count)
+    question = Question(request.graph, Site.of_lease(leased, request.sources()), request.workload)
+    plans = best_plans(question, count)
     if len(plans) < count:
         log_info(f"{options.plan}: there are no more than {len(plans)} different plans to measure")
     return measure(plans, lambda plan: run_two_steps(request, plan, leased, options), log_info)
@@ -123,21 +137,20 @@ def measured_plans(request: RunRequest, leased: Lease, options: RunOptions) -> l
 def run_two_steps(request: RunRequest, plan: ExecutionPlan, leased: Lease, options: RunOptions) -> Tried:
     """Run the first steps under a plan, on the run's devices, with its seed; what they write is thrown away."""
     augmented = first_steps(request.graph, plan)
-    predicted = predict(augmented, request.workload, measured_sources(request.graph.models, leased))
+    predicted = predict(augmented, request.workload, request.sources())
     with TemporaryDirectory(prefix="rlhf-measure-") as folder:
         from_start = replace(request, checkpoint=None)
         return try_plan(plan, training_run(from_start, augmented, leased, options, Path(folder)), predicted)
 
 
-def prediction(augmented: AugmentedGraph, workload: Workload, leased: Lease) -> Prediction | None:
+def prediction(augmented: AugmentedGraph, workload: Workload, sources: Callable[[], CostSources]) -> Prediction | None:
     """Predict what each node will take; hardware that nobody knows stops no run whose plan is given."""
     try:
-        sources = measured_sources(augmented.graph.models, leased)
-        predicted = predict(augmented, workload, sources)
+        predicted = predict(augmented, workload, sources())
     except InvalidInput as error:
         log_info(f"no predictions: {error}")
         return None
-    log_info(describe_sources(sources))
+    log_info(describe_sources(sources()))
     return predicted
 
 

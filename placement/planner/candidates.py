@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.uneven import different_works, least_cost
-from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import usable_bytes
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.check import ENGINES, violations
+from prefect_rlhf.placement.schedule.estimate import training
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 GIB = 1 << 30
@@ -56,45 +56,57 @@ Candidates = Mapping[str, tuple[Candidate, ...]]
 
 @dataclass(frozen=True, slots=True)
 class CostContext:
-    """What all candidates of a graph are counted by; `execution` says how engines run a call, by default ours."""
+    """All that the candidates of a question are counted by.
 
+    `graph` has the calls that run in every iteration, `space` the meshes that they may have. `execution` says how
+    engines run a call, by default ours.
+    """
+
+    question: Question
     graph: DataflowGraph
-    cluster: ClusterShape
-    line: MeshSpace
-    workload: Workload
-    sources: CostSources
-    kind: Backend
+    space: MeshSpace
     execution: Callable[[Placement], Execution] = Execution.of
+
+    @classmethod
+    def of(cls, question: Question, execution: Callable[[Placement], Execution] = Execution.of) -> CostContext:
+        """Return the context of a question about all meshes of its site."""
+        site = question.site
+        space = MeshSpace.of(site.cluster, site.mesh, site.sources)
+        return cls(question, training(question.graph), space, execution)
+
+    @property
+    def site(self) -> Site:
+        return self.question.site
 
     def usable_bytes(self, mesh_class: int) -> int:
         """What every device of such a mesh may fill."""
-        return usable_bytes(self.cluster.smallest_memory_bytes(self.line.first_of(mesh_class)))
+        return usable_bytes(self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class)))
 
     def needed_bytes(self, one: Candidate) -> int:
         """What some device that may fill no more than `usable_bytes` surely holds while the call runs.
 
         Where devices differ the fullest one may be larger than others.
         """
-        return one.least.peak if self.cluster.node_memory_bytes else one.most.peak
+        return one.least.peak if self.site.cluster.node_memory_bytes else one.most.peak
 
 
-def candidates(call: Call, setting: CostContext) -> tuple[Candidate, ...]:
+def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...]:
     """All that fit devices that have nothing else, without those that others beat at everything.
 
     Raises InvalidInput when there is none: by how much, and where the call comes nearest to fitting.
     """
-    legal = list(legal_candidates(call, setting))
+    legal = list(legal_candidates(call, context))
     found = tuple(
-        pareto_front(one for one in legal if setting.needed_bytes(one) <= setting.usable_bytes(one.mesh_class))
+        pareto_front(one for one in legal if context.needed_bytes(one) <= context.usable_bytes(one.mesh_class))
     )
     if found:
         return found
     where = f"calls.{call.name}"
     if not legal:
         raise InvalidInput(where, f"{call.num_rows} rows a step", "rows and a model that some mesh divides")
-    nearest = min(legal, key=lambda one: setting.needed_bytes(one) - setting.usable_bytes(one.mesh_class))
-    needs, has = setting.needed_bytes(nearest) / GIB, setting.usable_bytes(nearest.mesh_class) / GIB
-    role = setting.graph.model(call.role or "").role
+    nearest = min(legal, key=lambda one: context.needed_bytes(one) - context.usable_bytes(one.mesh_class))
+    needs, has = context.needed_bytes(nearest) / GIB, context.usable_bytes(nearest.mesh_class) / GIB
+    role = context.graph.model(call.role or "").role
     raise InvalidInput(
         where,
         f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {nearest.placement.micro_batches} "
@@ -104,16 +116,16 @@ def candidates(call: Call, setting: CostContext) -> tuple[Candidate, ...]:
     )
 
 
-def legal_candidates(call: Call, setting: CostContext) -> Iterator[Candidate]:
+def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
     """Each strategy, engine and number of micro-batches on each class of meshes that the call's work divides into."""
-    for mesh_class in range(len(setting.line.classes)):
-        mesh = setting.line.first_of(mesh_class)
+    for mesh_class in range(len(context.space.classes)):
+        mesh = context.space.first_of(mesh_class)
         for strategy in within_nodes(mesh):
             for engine in ENGINES[call.kind]:
-                stays = list(_cuts(call, Placement(mesh, strategy, engine), mesh_class, setting))
+                stays = list(_cuts(call, Placement(mesh, strategy, engine), mesh_class, context))
                 yield from stays
-                if setting.graph.trained_by(call.role or "") is None:
-                    yield from _offloaded(call, stays, setting)
+                if context.graph.trained_by(call.role or "") is None:
+                    yield from _offloaded(call, stays, context)
 
 
 def within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
@@ -138,49 +150,49 @@ def pareto_front(found: Iterable[Candidate]) -> Iterator[Candidate]:
                 yield one
 
 
-def _cuts(call: Call, whole: Placement, mesh_class: int, setting: CostContext) -> Iterator[Candidate]:
+def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
     """The same in 1, 2, 4, ... micro-batches, as far as the rows divide."""
     cuts, fits = 1, False
     while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
         placement = replace(whole, micro_batches=cuts)
-        if any(violations(call, placement, setting.graph)):
+        if any(violations(call, placement, context.graph)):
             return  # nor do the rows divide into more
-        one = _candidate(call, placement, mesh_class, setting)
-        fits = one.most.peak <= setting.usable_bytes(mesh_class)
+        one = _candidate(call, placement, mesh_class, context)
+        fits = one.most.peak <= context.usable_bytes(mesh_class)
         yield one
         cuts *= 2
 
 
-def candidate(call: Call, placement: Placement, setting: CostContext) -> Candidate:
+def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
     """A legal placement, whatever its bytes."""
-    mesh = setting.line.meshes.index(placement.mesh)
-    (mesh_class,) = (index for index, members in enumerate(setting.line.classes) if mesh in members)
-    return _candidate(call, placement, mesh_class, setting)
+    mesh = context.space.meshes.index(placement.mesh)
+    (mesh_class,) = (index for index, members in enumerate(context.space.classes) if mesh in members)
+    return _candidate(call, placement, mesh_class, context)
 
 
-def _candidate(call: Call, placement: Placement, mesh_class: int, setting: CostContext) -> Candidate:
-    work, execution = CallWork.of(call, setting.workload), setting.execution(placement)
-    sizes, speeds = ModelSizes.of(setting.graph.model(call.role or "")), setting.cluster.node_speeds
+def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
+    work, execution = CallWork.of(call, context.question.workload), context.execution(placement)
+    sizes, speeds = ModelSizes.of(context.graph.model(call.role or "")), context.site.cluster.node_speeds
     held = [
-        call_bytes(share, execution, sizes, placement.engine, stage, on_cpu=setting.kind == "cpu")
+        call_bytes(share, execution, sizes, placement.engine, stage, on_cpu=context.site.backend == "cpu")
         for share in different_works(work, placement, speeds)
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
     if speeds:
-        seconds = least_cost(work, sizes, placement, setting.sources, speeds).total
+        seconds = least_cost(work, sizes, placement, context.site.sources, speeds).total
     else:
-        seconds = setting.sources.call_cost(work, execution, sizes, placement.mesh).total
+        seconds = context.site.sources.call_cost(work, execution, sizes, placement.mesh).total
     kept = [one.static + (one.kv_cache if placement.engine == "vllm" else 0) for one in held]  # as `certificate` counts
     totals = [one.total for one in held]
     least, most = MemoryBounds(min(kept), min(totals)), MemoryBounds(max(kept), max(totals))
     return Candidate(placement, mesh_class, seconds, 0.0, least, most)
 
 
-def _offloaded(call: Call, stays: Sequence[Candidate], setting: CostContext) -> Iterator[Candidate]:
+def _offloaded(call: Call, stays: Sequence[Candidate], context: CostContext) -> Iterator[Candidate]:
     """Candidates of one strategy on one mesh, as they are with their weights in host memory between calls."""
-    sizes = ModelSizes.of(setting.graph.model(call.role or ""))
+    sizes = ModelSizes.of(context.graph.model(call.role or ""))
     for one in stays:
         placement, strategy = replace(one.placement, offload="all"), one.placement.strategy
         weights = max(sizes.stage_parameters(strategy, stage) for stage in (0, strategy.pp - 1)) * sizes.item
-        seconds = setting.sources.links((placement.mesh,)).seconds(weights, "host")
+        seconds = context.site.sources.links((placement.mesh,)).seconds(weights, "host")
         yield replace(one, placement=placement, host_seconds=seconds, least=MemoryBounds(0, one.least.peak))

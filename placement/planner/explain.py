@@ -11,20 +11,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.memory.bytes import byte_size
-from prefect_rlhf.placement.plan import ExecutionPlan, Placement
-from prefect_rlhf.placement.planner.candidates import Candidates
-from prefect_rlhf.placement.planner.neighbours import NOTHING, changed_plan, neighbours
-from prefect_rlhf.placement.planner.plan_problem import all_candidates
-from prefect_rlhf.placement.planner.question import Planner
-from prefect_rlhf.placement.schedule.estimate import Estimate
+from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.planner.neighbours import NEGLIGIBLE, changed_plan, neighbours
+from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.schedule.schedule import slack_seconds
 
-TRIED = 6  # alternatives of a call that are estimated at most
+PLACEMENTS_ESTIMATED = 6  # of a call, at most
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
-    """Another placement of a call: what an iteration would take, and the fullest peak where it does not fit."""
+class OtherPlacement:
+    """Another placement of a call: the seconds of an iteration with it, and the fullest peak where it does not fit."""
 
     placement: Placement
     iteration_seconds: float
@@ -44,12 +42,12 @@ class Explanation:
     slack_seconds: float
     iteration_seconds: float
     usable_bytes: int
-    too_large: Other | None
-    runner_up: Other | None
+    too_large: OtherPlacement | None
+    runner_up: OtherPlacement | None
 
     def why(self) -> str:
-        """What binds the call."""
-        critical = self.slack_seconds <= NOTHING * self.iteration_seconds
+        """Say what binds the call."""
+        critical = self.slack_seconds <= NEGLIGIBLE * self.iteration_seconds
         words = (
             "on the critical path: a second more of it is one more of the iteration"
             if critical
@@ -64,7 +62,7 @@ class Explanation:
         )
 
     def costs(self) -> str:
-        """What the runner-up would cost."""
+        """Say what the runner-up would cost."""
         if self.runner_up is None:
             return "none of those that were tried fits"
         more = self.runner_up.iteration_seconds - self.iteration_seconds
@@ -72,53 +70,57 @@ class Explanation:
         return f"{in_words(self.runner_up.placement)}: {more:+.3f} s an iteration{faster}"
 
 
-def explain(
-    planner: Planner, plan: ExecutionPlan, made: Estimate, every: Candidates | None = None
-) -> tuple[Explanation, ...]:
-    """Of each call with a model that runs in every iteration; `made` is the plan's estimate, `every` what there was.
-
-    Without `every`, all candidates that there are.
-    """
-    setting = planner.setting()
-    spare = slack_seconds(made.schedule)
-    usable = planner.certificate(plan).usable_bytes
-    found = []
-    for name, others in neighbours(planner, plan, setting, every or all_candidates(setting)).items():
-        slots = [slot for slot in made.schedule.slots if slot.node.id == f"{name}@{slot.node.step}"]
-        too_large, runner_up = _best_two(planner, plan, made.seconds, name, others)
-        longest, least = max(slot.seconds for slot in slots), min(spare[slot.node.id] for slot in slots)
-        found.append(Explanation(name, plan[name], longest, least, made.seconds, usable, too_large, runner_up))
-    return tuple(found)
+def explain(question: Question, planned: Planned) -> tuple[Explanation, ...]:
+    """Explain the placement of each call with a model that runs in every iteration."""
+    schedule = planned.estimate.schedule
+    slack = slack_seconds(schedule)
+    explanations = []
+    for call, others in neighbours(planned.plan, planned.space).items():
+        slots = [slot for slot in schedule.slots if slot.node.id == f"{call}@{slot.node.step}"]
+        too_large, runner_up = _best_two(question, planned, call, others)
+        explanations.append(
+            Explanation(
+                call,
+                planned.plan[call],
+                seconds=max(slot.seconds for slot in slots),
+                slack_seconds=min(slack[slot.node.id] for slot in slots),
+                iteration_seconds=planned.seconds,
+                usable_bytes=planned.certificate.usable_bytes,
+                too_large=too_large,
+                runner_up=runner_up,
+            )
+        )
+    return tuple(explanations)
 
 
 def in_words(placement: Placement) -> str:
-    """`n0:0-7 dp4 tp2, 8 micro-batches`."""
+    """Return a placement in words, such as `n0:0-7 dp4 tp2 megatron, 8 micro-batches`."""
     cuts = f", {placement.micro_batches} micro-batches" if placement.micro_batches > 1 else ""
     return f"{placement.name} {placement.engine}{cuts}"
 
 
 def _best_two(
-    planner: Planner,
-    plan: ExecutionPlan,
-    seconds: float,
-    call: str,
-    others: Iterable[tuple[Placement, bool]],
-) -> tuple[Other | None, Other | None]:
+    question: Question, planned: Planned, call: str, others: Iterable[tuple[Placement, bool]]
+) -> tuple[OtherPlacement | None, OtherPlacement | None]:
     """The first that would be faster and does not fit, and the first that fits."""
-    too_large: Other | None = None
+    too_large: OtherPlacement | None = None
     tried = 0
     for placement, has_room in others:
-        if tried == TRIED:
+        if tried == PLACEMENTS_ESTIMATED:
             break
         if not has_room and too_large is not None:
             continue
-        changed = changed_plan(planner, plan, call, placement)
+        changed = changed_plan(question, planned.plan, call, placement)
         if changed is None:
             continue
         tried += 1
-        certificate, takes = planner.certificate(changed), planner.estimate(changed).seconds
+        certificate, changed_seconds = question.certificate(changed), question.seconds(changed)
         if certificate.fits:
-            return too_large, Other(placement, takes)
-        if too_large is None and takes < seconds * (1 - NOTHING) and certificate.fullest is not None:
-            too_large = Other(placement, takes, certificate.fullest.num_bytes)
+            return too_large, OtherPlacement(placement, changed_seconds)
+        if (
+            too_large is None
+            and changed_seconds < planned.seconds * (1 - NEGLIGIBLE)
+            and certificate.fullest is not None
+        ):
+            too_large = OtherPlacement(placement, changed_seconds, certificate.fullest.num_bytes)
     return too_large, None

@@ -11,17 +11,18 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.neighbours import changed_plan
 from prefect_rlhf.placement.planner.planned import Planned
-from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.question import Question
 
 
-def next_best(planner: Planner, found: Planned, count: int) -> list[ExecutionPlan]:
-    """Up to `count` different plans that fit; fewer where the space holds no more that anybody would ask for."""
-    presets = [(one.plan, one.estimate.seconds) for one in found.presets if one.plan and one.estimate]
-    known = _different([(found.plan, found.seconds), *presets])
-    if len(known) < count:
-        others = [(plan, planner.seconds(plan)) for plan in _runners_up(planner, found)]
-        known += [plan for plan in _different(others) if plan.placements not in {one.placements for one in known}]
-    return known[:count]
+def next_best(question: Question, planned: Planned, count: int) -> list[ExecutionPlan]:
+    """Return up to `count` different plans that fit; fewer where the space holds no more that anybody would ask for."""
+    presets = [(result.plan, result.estimate.seconds) for result in planned.presets if result.plan and result.estimate]
+    best = _different([(planned.plan, planned.seconds), *presets])
+    if len(best) < count:
+        others = _different([(plan, question.seconds(plan)) for plan in _runners_up(question, planned)])
+        placements = {plan.placements for plan in best}
+        best += [plan for plan in others if plan.placements not in placements]
+    return best[:count]
 
 
 def _different(timed: list[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
@@ -32,10 +33,10 @@ def _different(timed: list[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
     return list(kept.values())
 
 
-def _runners_up(planner: Planner, found: Planned) -> Iterator[ExecutionPlan]:
-    """The plan with one call where it would be second best."""
-    for one in explain(planner, found.plan, found.estimate, found.candidates):
-        if one.runner_up is not None:
-            plan = changed_plan(planner, found.plan, one.call, one.runner_up.placement)
+def _runners_up(question: Question, planned: Planned) -> Iterator[ExecutionPlan]:
+    """Plans with one call where it would be second best."""
+    for explanation in explain(question, planned):
+        if explanation.runner_up is not None:
+            plan = changed_plan(question, planned.plan, explanation.call, explanation.runner_up.placement)
             assert plan is not None  # it was estimated
-            yield ExecutionPlan(f"other {one.call}", plan.cluster, plan.placements)
+            yield ExecutionPlan(f"other {explanation.call}", plan.cluster, plan.placements)

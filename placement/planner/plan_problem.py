@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -20,8 +21,10 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, candidates
+from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, fitting_candidates
 from prefect_rlhf.placement.planner.least_moves import least_move_seconds
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.schedule.estimate import ITERATIONS
 from prefect_rlhf.placement.search.problem import (
     Edge,
     LinkNode,
@@ -42,13 +45,13 @@ MemoryCount = Literal["least", "most"]
 
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
-    """A problem with what its options stand for."""
+    """A problem with the candidates that its options stand for."""
 
     problem: Problem
-    candidates: Mapping[str, tuple[Candidate, ...]]
+    candidates: Candidates
 
     def placements(self, chosen: Plan) -> dict[str, Placement]:
-        """What a plan of the problem says of each call."""
+        """Return the placement of each call in a plan of the problem."""
         return {
             name: replace(
                 self.candidates[name][choice.option].placement,
@@ -57,87 +60,101 @@ class PlanProblem:
             for name, choice in chosen.items()
         }
 
+    def with_memory(self, share: float) -> PlanProblem:
+        """Return the problem with so much of the devices' memory."""
+        device_bytes = tuple(int(size * share) for size in self.problem.device_bytes)
+        return replace(self, problem=replace(self.problem, device_bytes=device_bytes))
 
-def all_candidates(setting: CostContext) -> dict[str, tuple[Candidate, ...]]:
-    """Of every call with a model. Raises InvalidInput where a call can run nowhere."""
-    return {call.name: candidates(call, setting) for call in setting.graph if call.kind != "compute"}
 
+@dataclass(frozen=True)  # without slots, since it keeps its problems
+class PlanSpace:
+    """All plans of a question: the candidates of every call with a model, and the problems that they pose."""
 
-def plan_problem(
-    setting: CostContext, found: Mapping[str, tuple[Candidate, ...]], iterations: int, counted: MemoryCount = "least"
-) -> PlanProblem:
-    """Of the setting's graph, which has no evaluation calls; `found` are its calls' candidates.
+    context: CostContext
+    candidates: Candidates
 
-    Where bytes are counted at the most, nothing is offloaded: it may be on its way whenever memory is short.
-    """
-    return _posed(setting, found if counted == "least" else _staying(found), iterations, counted, setting.line.classes)
+    @classmethod
+    def of(cls, question: Question) -> PlanSpace:
+        """Return all plans of a question. Raises InvalidInput where a call can run nowhere."""
+        context = CostContext.of(question)
+        calls = (call for call in context.graph if call.kind != "compute")
+        return cls(context, {call.name: fitting_candidates(call, context) for call in calls})
+
+    @cached_property
+    def least(self) -> PlanProblem:
+        """The problem that counts bytes that every device holds: its bound is true."""
+        return plan_problem(self.context, self.candidates)
+
+    @cached_property
+    def most(self) -> PlanProblem:
+        """The problem that counts bytes of the fullest device, and offloads nothing: most of its plans fit.
+
+        What is offloaded may be on its way whenever memory is short.
+        """
+        return plan_problem(self.context, _resident(self.candidates), "most")
 
 
 def restricted_problem(
-    setting: CostContext,
-    found: Mapping[str, tuple[Candidate, ...]],
-    iterations: int,
-    meshes: Mapping[str, DeviceMesh],
-    admits: Callable[[Call, Placement], bool],
+    space: PlanSpace, meshes: Mapping[str, DeviceMesh], admits: Callable[[Call, Placement], bool]
 ) -> PlanProblem:
-    """The same with a mesh for each call, as a preset gives it, and of the ways to run there those that it admits.
+    """Pose the problem of a preset: `most`, with a mesh for each call and those ways to run there that it admits.
 
     Raises InvalidInput where a call does not fit its mesh.
     """
-    line = setting.line
-    index = {name: line.meshes.index(mesh) for name, mesh in meshes.items()}
+    context, mesh_space = space.context, space.context.space
+    index = {name: mesh_space.meshes.index(mesh) for name, mesh in meshes.items()}
     classes = tuple((mesh,) for mesh in dict.fromkeys(index.values()))
-    kept = {}
-    for name, every in _staying(found).items():
-        own = classes.index((index[name],))
-        here = [
-            one
-            for one in every
-            if index[name] in line.classes[one.mesh_class] and admits(setting.graph.call(name), one.placement)
-        ]
-        kept[name] = tuple(replace(one, mesh_class=own) for one in here)
-        if not kept[name]:
+    admitted: dict[str, tuple[Candidate, ...]] = {}
+    for name, options in _resident(space.candidates).items():
+        call, mesh = context.graph.call(name), index[name]
+        admitted[name] = tuple(
+            replace(option, mesh_class=classes.index((mesh,)))
+            for option in options
+            if mesh in mesh_space.classes[option.mesh_class] and admits(call, option.placement)
+        )
+        if not admitted[name]:
             raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that divides its work and on which it fits")
-    return _posed(setting, kept, iterations, "most", classes)
+    return plan_problem(context, admitted, "most", classes)
 
 
-def _staying(found: Mapping[str, tuple[Candidate, ...]]) -> dict[str, tuple[Candidate, ...]]:
-    """Those that are never offloaded."""
-    return {name: tuple(one for one in every if one.placement.offload == "none") for name, every in found.items()}
-
-
-def _posed(
-    setting: CostContext,
-    found: Mapping[str, tuple[Candidate, ...]],
-    iterations: int,
-    counted: MemoryCount,
-    classes: tuple[tuple[int, ...], ...],
+def plan_problem(
+    context: CostContext,
+    candidates: Candidates,
+    counted: MemoryCount = "least",
+    classes: tuple[tuple[int, ...], ...] | None = None,
 ) -> PlanProblem:
-    graph, line = setting.graph, setting.line
+    """Pose the problem of the context's graph; `classes` of meshes replace those of its space."""
+    graph, space = context.graph, context.space
     reserve = 0 if counted == "least" else 2 * BUCKET_BYTES
-    nodes = tuple(node for name in found for node in _nodes(graph.call(name), found, setting, counted))
+    nodes = tuple(node for name in candidates for node in _nodes(graph.call(name), candidates, context, counted))
     problem = Problem(
         name=graph.name,
-        device_bytes=tuple(usable_bytes(setting.cluster.memory_bytes(node)) - reserve for node in line.nodes),
-        meshes=line.intervals,
-        mesh_classes=classes,
+        device_bytes=tuple(usable_bytes(context.site.cluster.memory_bytes(node)) - reserve for node in space.nodes),
+        meshes=space.intervals,
+        mesh_classes=space.classes if classes is None else classes,
         nodes=nodes,
         edges=tuple(_edges(graph, {node.name for node in nodes})),
-        iterations=iterations,
+        iterations=ITERATIONS,
     )
-    return PlanProblem(problem, found)
+    return PlanProblem(problem, candidates)
 
 
-def _nodes(
-    call: Call, found: Mapping[str, tuple[Candidate, ...]], setting: CostContext, counted: MemoryCount
-) -> Iterator[ProblemNode]:
+def _resident(candidates: Candidates) -> Candidates:
+    """The candidates that are never offloaded."""
+    return {
+        name: tuple(option for option in options if option.placement.offload == "none")
+        for name, options in candidates.items()
+    }
+
+
+def _nodes(call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
-    own = found[call.name]
-    trainer = _moved_from(setting.graph, call)
+    own = candidates[call.name]
+    trainer = _moved_from(context.graph, call)
     if trainer is not None:
-        yield _reallocation(call, found[trainer.name], own, trainer, setting)
+        yield _reallocation(call, candidates[trainer.name], own, trainer, context)
     away = tuple(_microseconds(one.host_seconds) for one in own)
-    comes_and_goes = any(away) and _alone(setting.graph, call)
+    comes_and_goes = any(away) and _alone(context.graph, call)
     if comes_and_goes:
         yield LinkNode(_reload(call.name), call.name, away)
     yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, one, counted) for one in own))
@@ -169,10 +186,10 @@ def _alone(graph: DataflowGraph, call: Call) -> bool:
 
 
 def _reallocation(
-    call: Call, trained: Sequence[Candidate], own: Sequence[Candidate], trainer: Call, setting: CostContext
+    call: Call, trained: Sequence[Candidate], own: Sequence[Candidate], trainer: Call, context: CostContext
 ) -> PairNode:
-    sizes = ModelSizes.of(setting.graph.model(call.role or ""))
-    seconds = least_move_seconds(trained, own, sizes, setting.sources)
+    sizes = ModelSizes.of(context.graph.model(call.role or ""))
+    seconds = least_move_seconds(trained, own, sizes, context.site.sources)
     seconds[2][_one_copy(trained, own)] = 0.0
     microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
     return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds)

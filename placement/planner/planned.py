@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.candidates import Candidates
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.search.driver import SearchResult
 
 
 @dataclass(frozen=True, slots=True)
 class PresetResult:
-    """A plan by a name that people know: its estimate, or why there is none."""
+    """The plan of a preset and its estimate, or why there is none."""
 
     name: str
     plan: ExecutionPlan | None = None
@@ -23,9 +23,9 @@ class PresetResult:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """`lower_bound_seconds`: no plan of the whole space takes less per iteration. `binding` says why, in words.
+    """The best plan that was found in `space`, and all that is known of it.
 
-    `candidates` are what there was to choose from.
+    `lower_bound_seconds`: no plan of the whole space takes less per iteration. `binding` says why, in words.
     """
 
     plan: ExecutionPlan
@@ -35,11 +35,11 @@ class Planned:
     binding: str
     search: SearchResult
     presets: tuple[PresetResult, ...]
-    candidates: Candidates
+    space: PlanSpace
 
     @property
     def seconds(self) -> float:
-        """Of one iteration."""
+        """Seconds of one iteration."""
         return self.estimate.seconds
 
     @property
@@ -48,18 +48,13 @@ class Planned:
         return self.seconds / self.lower_bound_seconds - 1
 
     def rows(self) -> list[dict[str, str]]:
-        """For a table: the plan and every preset."""
-        every = (PresetResult(self.plan.name, self.plan, self.estimate), *self.presets)
-        return [_row(compared, self.seconds) for compared in every]
-
-
-def _row(compared: PresetResult, best_seconds: float) -> dict[str, str]:
-    if compared.estimate is None:
-        return {"plan": compared.name, "seconds": "-", "against auto": "-", "note": compared.refused}
-    seconds = compared.estimate.seconds
-    return {
-        "plan": compared.name,
-        "seconds": f"{seconds:.3f}",
-        "against auto": f"{seconds / best_seconds - 1:+.1%}",
-        "note": "",
-    }
+        """Return a row for the plan and for every preset, for a table."""
+        rows = []
+        for result in (PresetResult(self.plan.name, self.plan, self.estimate), *self.presets):
+            row = {"plan": result.name, "seconds": "-", "against auto": "-", "note": result.refused}
+            if result.estimate is not None:
+                seconds = result.estimate.seconds
+                more = seconds / self.seconds - 1
+                row |= {"seconds": f"{seconds:.3f}", "against auto": f"{more:+.1%}", "note": ""}
+            rows.append(row)
+        return rows

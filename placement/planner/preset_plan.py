@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
+from dataclasses import replace
 
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -11,16 +12,12 @@ from prefect_rlhf.placement.memory.fit import DEFAULT_SEQUENCE_LENGTH, check_mem
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidate
-from prefect_rlhf.placement.planner.plan_problem import PlanProblem, restricted_problem
+from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace, restricted_problem
 from prefect_rlhf.placement.planner.planned import PresetResult
-from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.solution import solve_fitting
 from prefect_rlhf.placement.plans.check import violations
-from prefect_rlhf.placement.plans.presets import (
-    Preset,
-    preset_named,
-)
-from prefect_rlhf.placement.schedule.estimate import ITERATIONS
-from prefect_rlhf.placement.search.driver import search
+from prefect_rlhf.placement.plans.presets import Preset, preset_named
 from prefect_rlhf.placement.strategy import Strategy
 
 
@@ -74,27 +71,25 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
     raise InvalidInput("mesh", lease.name, f"devices that divide the work of {call.name}{why}")
 
 
-def _preset(
-    planner: Planner, setting: CostContext, every: Candidates, name: str, budget_seconds: float
-) -> PresetResult:
-    """The best strategies of those that a preset admits, on the meshes that it gives to the calls."""
+def preset_result(question: Question, space: PlanSpace, name: str, budget_seconds: float) -> PresetResult:
+    """Search the best strategies of those that a preset admits, on the meshes that it gives to the calls."""
     try:
-        for posed in preset_problems(preset_named(name), planner.mesh, setting, every):
-            plan = planner.fitting_plan(name, posed, search(posed.problem, budget_seconds))
+        for problem in preset_problems(preset_named(name), question.site.mesh, space):
+            plan = solve_fitting(question, problem, budget_seconds, name=name)
             if plan is not None:
-                return PresetResult(name, plan, planner.estimate(plan))
+                return PresetResult(name, plan, question.estimate(plan))
     except RlhfError as error:
         return PresetResult(name, refused=str(error).splitlines()[0])
     return PresetResult(name, refused="no strategies on its meshes fit the devices' memory")
 
 
-def preset_problems(rule: Preset, mesh: DeviceMesh, setting: CostContext, every: Candidates) -> Iterator[PlanProblem]:
-    """The preset's plan is the best of the first of these that has one: of a symmetric preset, one for each strategy.
+def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterator[PlanProblem]:
+    """Yield the problems of which the first that has a plan gives the preset's: of a symmetric one, for each strategy.
 
     Raises InvalidInput where the mesh has no such parts, or a call cannot run on its part.
     """
-    graph = setting.graph
-    meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in every}
+    graph = space.context.graph
+    meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in space.candidates}
     refused: list[InvalidInput] = []
     for strategy in rule.strategies(mesh) if rule.symmetric else (None,):
         allowed = {
@@ -104,9 +99,11 @@ def preset_problems(rule: Preset, mesh: DeviceMesh, setting: CostContext, every:
         def admits(call: Call, placement: Placement, allowed: Mapping[str, Set[Strategy]] = allowed) -> bool:
             return placement.engine in rule.engines(call) and placement.strategy in allowed[call.name]
 
-        found = every if rule.micro_batches is None else _cut_alike(rule, strategy, meshes, setting)
+        options = space
+        if rule.micro_batches is not None:
+            options = replace(space, candidates=_cut_alike(rule, strategy, meshes, space.context))
         try:
-            yield restricted_problem(setting, found, ITERATIONS, meshes, admits)
+            yield restricted_problem(options, meshes, admits)
         except InvalidInput as error:
             refused.append(error)
     if refused:
@@ -114,13 +111,13 @@ def preset_problems(rule: Preset, mesh: DeviceMesh, setting: CostContext, every:
 
 
 def _cut_alike(
-    rule: Preset, strategy: Strategy | None, meshes: Mapping[str, DeviceMesh], setting: CostContext
+    rule: Preset, strategy: Strategy | None, meshes: Mapping[str, DeviceMesh], context: CostContext
 ) -> Candidates:
-    """Of every call the one candidate with this strategy and the preset's number of micro-batches, if it is legal."""
-    found: dict[str, tuple[Candidate, ...]] = {}
+    """The one candidate of every call with this strategy and the preset's number of micro-batches, if it is legal."""
+    candidates: dict[str, tuple[Candidate, ...]] = {}
     for name, mesh in meshes.items():
-        call = setting.graph.call(name)
+        call = context.graph.call(name)
         placement = Placement(mesh, strategy or Strategy(), rule.engines(call)[0], rule.micro_batches or 1)
-        legal = not any(violations(call, placement, setting.graph))
-        found[name] = (candidate(call, placement, setting),) if legal else ()
-    return found
+        legal = not any(violations(call, placement, context.graph))
+        candidates[name] = (candidate(call, placement, context),) if legal else ()
+    return candidates

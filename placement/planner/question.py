@@ -1,96 +1,81 @@
-"""What every plan of one question is made and counted by: completed, aligned, certified, timed as augmented graph."""
+"""A question about a plan: the graph to plan, the site where it would run, and the lengths of its rows.
+
+Whatever answers it, a plan is completed, aligned, certified and timed in the same way: on its augmented graph.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.memory.certificate import STEPS_CERTIFIED, Certificate, certify
-from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
+from prefect_rlhf.placement.lease import Backend, Lease
+from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement, instances
-from prefect_rlhf.placement.planner.candidates import CostContext
-from prefect_rlhf.placement.planner.mesh_space import MeshSpace
-from prefect_rlhf.placement.planner.plan_problem import PlanProblem
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
-from prefect_rlhf.placement.schedule.estimate import Estimate, estimate, training
-from prefect_rlhf.placement.search.driver import SearchResult
+from prefect_rlhf.placement.schedule.estimate import Estimate, estimate
 
 
 @dataclass(frozen=True, slots=True)
-class Planner:
-    """What every plan of one question is made and counted by."""
+class Site:
+    """The part `mesh` of a cluster, where a plan would run, and what its costs are counted by."""
 
-    graph: DataflowGraph
     cluster: ClusterShape
     mesh: DeviceMesh
-    workload: Workload
     sources: CostSources
-    kind: Backend
+    backend: Backend = "cuda"
 
-    def setting(self) -> CostContext:
-        """Of the calls that run in every iteration."""
-        line = MeshSpace.of(self.cluster, self.mesh, self.sources)
-        return CostContext(training(self.graph), self.cluster, line, self.workload, self.sources, self.kind)
+    @classmethod
+    def of_lease(cls, lease: Lease, sources: CostSources) -> Site:
+        """Return the site of a run that has this lease."""
+        return cls(lease.cluster, lease.mesh, sources, lease.kind)
+
+    def with_profiles(self, profiles: Iterable[Profile]) -> Site:
+        """Return the site with measured times."""
+        return replace(self, sources=replace(self.sources, profiles=tuple(profiles)))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Which plan of `graph` is best on `site`, for rows as long as those of `workload`?"""
+
+    graph: DataflowGraph
+    site: Site
+    workload: Workload
+
+    def plan(self, name: str, chosen: Mapping[str, Placement]) -> ExecutionPlan:
+        """Return the plan that places calls with models as `chosen`: completed, checked and aligned.
+
+        Computations go to the first device of the first call. Raises InvalidInput for a plan that is not legal.
+        """
+        first = next(iter(chosen.values())).mesh.devices()[0]
+        placements = dict(completed(self.graph, chosen, self.site.mesh, first))
+        strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
+        shared = instances(self.graph, ExecutionPlan(name, self.site.cluster, tuple(placements.items())))
+        for calls in shared.values():  # a copy of weights leaves devices as much as any call that uses it asks for
+            offload = max((placements[call.name].offload for call in calls), key=strength.__getitem__)
+            placements |= {call.name: replace(placements[call.name], offload=offload) for call in calls}
+        plan = ExecutionPlan(name, self.site.cluster, tuple(placements.items()))
+        return aligned(check_plan(plan, self.graph, self.site.mesh), self.graph)
 
     def estimate(self, plan: ExecutionPlan) -> Estimate:
-        """Its seconds, on its augmented graph."""
-        return estimate(self.graph, plan, self.workload, self.sources)
-
-    def certificate(self, plan: ExecutionPlan) -> Certificate:
-        """Its bytes, evaluation included."""
-        steps = self.graph.staleness + STEPS_CERTIFIED
-        return certify(augment(self.graph, plan, steps), self.workload, self.kind)
-
-    def fits(self, plan: ExecutionPlan) -> bool:
-        """Whether its certificate says so."""
-        return self.certificate(plan).fits
+        """Time a plan on its augmented graph."""
+        return estimate(self.graph, plan, self.workload, self.site.sources)
 
     def seconds(self, plan: ExecutionPlan) -> float:
-        """Of one iteration of it."""
+        """Return the seconds of one iteration."""
         return self.estimate(plan).seconds
 
-    def plan(self, name: str, posed: PlanProblem, found: SearchResult) -> ExecutionPlan | None:
-        """What a search found, as it would run; None where it found nothing."""
-        if found.plan is None:
-            return None
-        chosen = posed.placements(found.plan)
-        first = next(iter(chosen.values())).mesh.devices()[0]
-        placements = completed(self.graph, chosen, self.mesh, first)
-        plan = ExecutionPlan(name, self.cluster, _one_offload(self.graph, placements, self.cluster))
-        return aligned(check_plan(plan, self.graph, self.mesh), self.graph)
+    def certificate(self, plan: ExecutionPlan) -> Certificate:
+        """Count a plan's bytes, evaluation included."""
+        return certify_plan(plan, self.graph, self.workload, self.site.backend)
 
-    def fitting_plan(self, name: str, posed: PlanProblem, found: SearchResult) -> ExecutionPlan | None:
-        """The same; None as well where it does not fit."""
-        plan = self.plan(name, posed, found)
-        return plan if plan is not None and self.fits(plan) else None
-
-    def with_computations(self, plan: ExecutionPlan) -> tuple[ExecutionPlan, Estimate]:
-        """The plan with its computations on the device, of the first of each mesh, where the iteration is shortest."""
-        firsts = dict.fromkeys(placement.mesh.devices()[0] for _, placement in plan.placements)
-        timed = [(moved, self.estimate(moved)) for moved in (_computing_on(device, plan) for device in firsts)]
-        return min(timed, key=lambda pair: pair[1].seconds)
-
-
-def _computing_on(device: Device, plan: ExecutionPlan) -> ExecutionPlan:
-    mesh = DeviceMesh(device.node, 1, device.index, 1)
-    moved = ((name, replace(old, mesh=mesh) if old.engine == "python" else old) for name, old in plan.placements)
-    return replace(plan, placements=tuple(moved))
-
-
-def _one_offload(
-    graph: DataflowGraph, placements: tuple[tuple[str, Placement], ...], cluster: ClusterShape
-) -> tuple[tuple[str, Placement], ...]:
-    """Calls that share a copy of weights agree on what of it leaves the device: the most that any of them asks for."""
-    strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
-    placed = dict(placements)
-    for calls in instances(graph, ExecutionPlan("auto", cluster, placements)).values():
-        most = max((placed[call.name].offload for call in calls), key=strength.__getitem__)
-        for call in calls:
-            placed[call.name] = replace(placed[call.name], offload=most)
-    return tuple(placed.items())
+    def fits(self, plan: ExecutionPlan) -> bool:
+        """Return whether the certificate of a plan says so."""
+        return self.certificate(plan).fits

@@ -1,7 +1,8 @@
-"""Plans that keep kinds of nodes apart: training on one, and inference on it or on another.
+"""Parts of a plan space: plans that keep kinds of nodes apart, and plans whose calls a person pins to meshes.
 
-The rule of thumb for clusters of several kinds (Xiao et al. 2023, arXiv:2312.11819, section V-A2). Searched by itself,
-each such part of the space is small; so a plan for all nodes is at least as good as one for the nodes of one kind.
+Training on one kind and inference on it or on another is the rule of thumb for clusters of several kinds (Xiao et al.
+2023, arXiv:2312.11819, section V-A2). Searched by itself, each such part of the space is small; so a plan for all nodes
+is at least as good as one for the nodes of one kind.
 """
 
 from __future__ import annotations
@@ -12,53 +13,55 @@ from itertools import product
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.planner.candidates import Candidates, CostContext
+from prefect_rlhf.placement.planner.candidates import CostContext
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 
 
-def divisions(setting: CostContext, found: Candidates) -> Iterator[Candidates]:
-    """For each pair of kinds: the candidates that train and generate on the first, and infer on the second.
+def divisions(space: PlanSpace) -> Iterator[PlanSpace]:
+    """Yield, for each pair of kinds of nodes, the plans that train and generate on the first, and infer on the second.
 
-    None where all nodes are of one kind; those in which some call can run nowhere are left out.
+    None where all nodes are of one kind; pairs with which some call can run nowhere are left out.
     """
-    kinds = list(dict.fromkeys(_kind(setting, node) for node in setting.line.nodes))
+    context, meshes = space.context, space.context.space
+    kinds = list(dict.fromkeys(_kind(context, node) for node in meshes.nodes))
     if len(kinds) == 1:
         return
-    of_class = [_kinds_of(setting, mesh_class) for mesh_class in range(len(setting.line.classes))]
+    kinds_of_class = []
+    for mesh_class in range(len(meshes.classes)):
+        mesh = meshes.first_of(mesh_class)
+        kinds_of_class.append({_kind(context, n) for n in range(mesh.first_node, mesh.first_node + mesh.num_nodes)})
     for trains, infers in product(kinds, repeat=2):
-        wanted = {name: {infers if setting.graph.call(name).kind == "inference" else trains} for name in found}
-        kept = {
-            name: tuple(one for one in every if of_class[one.mesh_class] == wanted[name])
-            for name, every in found.items()
-        }
-        if all(kept.values()):
-            yield kept
+        part = {}
+        for name, options in space.candidates.items():
+            wanted = {infers if context.graph.call(name).kind == "inference" else trains}
+            part[name] = tuple(option for option in options if kinds_of_class[option.mesh_class] == wanted)
+        if all(part.values()):
+            yield PlanSpace(context, part)
 
 
-def _kinds_of(setting: CostContext, mesh_class: int) -> set[Hashable]:
-    mesh = setting.line.first_of(mesh_class)
-    return {_kind(setting, node) for node in range(mesh.first_node, mesh.first_node + mesh.num_nodes)}
-
-
-def _kind(setting: CostContext, node: int) -> Hashable:
+def _kind(context: CostContext, node: int) -> Hashable:
     """Nodes of one kind have the same devices; they may have other speeds."""
-    return setting.sources.nodes[node].device, setting.cluster.memory_bytes(node)
+    return context.site.sources.nodes[node].device, context.site.cluster.memory_bytes(node)
 
 
-def pinned(setting: CostContext, found: Candidates, meshes: Mapping[str, DeviceMesh]) -> tuple[CostContext, Candidates]:
-    """The candidates without those of the calls in `meshes` on any other mesh, which has a class of its own then.
+def pinned(space: PlanSpace, meshes: Mapping[str, DeviceMesh]) -> PlanSpace:
+    """Return the plans that have each call of `meshes` on that mesh, which gets a class of its own.
 
     Raises InvalidInput for an unknown call, a mesh that the lease does not have, and one that a call does not fit.
     """
-    line, kept = setting.line, dict(found)
+    mesh_space, candidates = space.context.space, dict(space.candidates)
     for name, mesh in meshes.items():
-        if name not in found:
-            raise InvalidInput(f"pins.{name}", mesh.name, f"a call with a model: {', '.join(found)}")
-        if mesh not in line.meshes:
+        if name not in candidates:
+            raise InvalidInput(f"pins.{name}", mesh.name, f"a call with a model: {', '.join(candidates)}")
+        if mesh not in mesh_space.meshes:
             raise InvalidInput(f"pins.{name}", mesh.name, "a mesh of the lease: some of its nodes, or a part of one")
-        index, own = line.meshes.index(mesh), len(line.classes)
-        here = [one for one in found[name] if index in line.classes[one.mesh_class]]
-        if not here:
+        index, own_class = mesh_space.meshes.index(mesh), len(mesh_space.classes)
+        candidates[name] = tuple(
+            replace(option, mesh_class=own_class)
+            for option in space.candidates[name]
+            if index in mesh_space.classes[option.mesh_class]
+        )
+        if not candidates[name]:
             raise InvalidInput(f"pins.{name}", mesh.name, "a mesh that divides its work and on which it fits")
-        kept[name] = tuple(replace(one, mesh_class=own) for one in here)
-        line = replace(line, classes=(*line.classes, (index,)))
-    return replace(setting, line=line), kept
+        mesh_space = replace(mesh_space, classes=(*mesh_space.classes, (index,)))
+    return PlanSpace(replace(space.context, space=mesh_space), candidates)

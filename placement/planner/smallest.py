@@ -16,26 +16,19 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.planned import Planned
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterOption:
-    """A cluster that one could take, and what times are counted by on it."""
-
-    cluster: ClusterShape
-    sources: CostSources
+from prefect_rlhf.placement.planner.question import Question, Site
 
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
     """The first size that fits, its plan, and what the largest smaller one that was tried was refused for, if any."""
 
-    size: ClusterOption
+    size: Site
     planned: Planned
     refused: str
 
 
-def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[ClusterOption, ...]:
+def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[Site, ...]:
     """One node with 1, 2, 4, ... of its devices, then whole nodes.
 
     >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS
@@ -47,11 +40,16 @@ def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[ClusterOption, ...]:
     widths = [1 << bit for bit in range(hardware.devices_per_node.bit_length()) if 1 << bit < hardware.devices_per_node]
     shapes = [(1, width) for width in widths]
     shapes += [(nodes, hardware.devices_per_node) for nodes in range(1, most_nodes + 1)]
-    return tuple(_option(hardware, nodes, width) for nodes, width in shapes)
+    sites = []
+    for nodes, width in shapes:
+        cluster = ClusterShape(f"{nodes}x{width}", nodes, width, hardware.device.memory_bytes)
+        sources = CostSources.equal_nodes(replace(hardware, devices_per_node=width), nodes)
+        sites.append(Site(cluster, cluster.whole, sources))
+    return tuple(sites)
 
 
 def smallest_that_fits(
-    graph: DataflowGraph, sizes: Sequence[ClusterOption], workload: Workload, budget_seconds: float = 3.0
+    graph: DataflowGraph, sizes: Sequence[Site], workload: Workload, budget_seconds: float = 3.0
 ) -> Smallest:
     """The first of `sizes` that has a plan that fits; each size must hold all that the one before it holds.
 
@@ -59,21 +57,12 @@ def smallest_that_fits(
     """
     if not sizes:
         raise InvalidInput("sizes", list(sizes), "at least one cluster to try")
-    best, refused = _planned(graph, sizes[-1], workload, budget_seconds), ""
+    best, refused = plan_graph(Question(graph, sizes[-1], workload), budget_seconds), ""
     low, high = 0, len(sizes) - 1
     while low < high:
         middle = (low + high) // 2
         try:
-            best, high = _planned(graph, sizes[middle], workload, budget_seconds), middle
+            best, high = plan_graph(Question(graph, sizes[middle], workload), budget_seconds), middle
         except InvalidInput as error:
             low, refused = middle + 1, f"{sizes[middle].cluster.name}: {str(error).splitlines()[0]}"
     return Smallest(sizes[low], best, refused)
-
-
-def _planned(graph: DataflowGraph, size: ClusterOption, workload: Workload, budget_seconds: float) -> Planned:
-    return plan_graph(graph, size.cluster, size.cluster.whole, workload, size.sources, budget_seconds)
-
-
-def _option(hardware: Hardware, nodes: int, width: int) -> ClusterOption:
-    cluster = ClusterShape(f"{nodes}x{width}", nodes, width, hardware.device.memory_bytes)
-    return ClusterOption(cluster, CostSources.equal_nodes(replace(hardware, devices_per_node=width), nodes))

@@ -24,11 +24,11 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.candidates import candidates
+from prefect_rlhf.placement.planner.candidates import CostContext, fitting_candidates
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace
-from prefect_rlhf.placement.planner.plan_problem import all_candidates
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
-from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.restrictions import divisions
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.schedule.estimate import estimate
@@ -57,16 +57,19 @@ PPO_33B = with_shape(ppo(), KNOWN_SHAPES["llama-33b"])
 SMALL_GRAPHS = {"ppo": with_shape(ppo(), SMOLLM2), "remax": with_shape(remax(), SMOLLM2)}
 
 
+def question(graph, cluster=SMALL_NODES, sources=SMALL_SOURCES, workload=APPS_LENGTHS) -> Question:
+    return Question(graph, Site(cluster, cluster.whole, sources), workload)
+
+
 @cache
 def planned_33b(cluster: ClusterShape) -> Planned:
     """APP's table III with 8 rows: four models of 33B."""
-    return plan_graph(PPO_33B, cluster, cluster.whole, APPS_LENGTHS, SOURCES[cluster], budget_seconds=4)
+    return plan_graph(question(PPO_33B, cluster, SOURCES[cluster]), budget_seconds=4)
 
 
 @cache
 def planned_small(name: str) -> Planned:
-    mesh = SMALL_NODES.whole
-    return plan_graph(SMALL_GRAPHS[name], SMALL_NODES, mesh, Workload.fixed(128, 128), SMALL_SOURCES, 0.5)
+    return plan_graph(question(SMALL_GRAPHS[name], workload=Workload.fixed(128, 128)), 0.5)
 
 
 def kinds_used(found: Planned, call: str) -> set[int]:
@@ -98,8 +101,8 @@ def test_each_device_is_certified_by_its_own_memory(node, fits):
 
 
 def test_meshes_of_other_kinds_are_of_other_classes():
-    line = MeshSpace.of(BOTH, BOTH.whole, SOURCES[BOTH])
-    nodes_of = [{line.meshes[index].first_node for index in members} for members in line.classes]
+    space = MeshSpace.of(BOTH, BOTH.whole, SOURCES[BOTH])
+    nodes_of = [{space.meshes[index].first_node for index in members} for members in space.classes]
     assert sorted(map(sorted, nodes_of)) == [[0]] * 5 + [[1]] * 4  # 1, 2, 4, 8 devices of each; both nodes begin at 0
     same = MeshSpace.of(replace(BOTH, node_speeds=(), node_memory_bytes=()), BOTH.whole, CostSources((A100, A100)))
     assert len(same.classes) == 5
@@ -107,8 +110,8 @@ def test_meshes_of_other_kinds_are_of_other_classes():
 
 def test_a_call_may_use_only_the_devices_that_have_room_for_it():
     """A 33B model's weights fit two A100s of 80 GB, and no two V100s of 32 GB."""
-    setting = Planner(PPO_33B, BOTH, BOTH.whole, APPS_LENGTHS, SOURCES[BOTH], "cuda").setting()
-    found = candidates(PPO_33B.call("ref_inference"), setting)
+    context = CostContext.of(question(PPO_33B, BOTH, SOURCES[BOTH]))
+    found = fitting_candidates(PPO_33B.call("ref_inference"), context)
     fewest = {
         node: min(one.placement.mesh.num_devices for one in found if one.placement.mesh.first_node == node)
         for node in (0, 1)
@@ -187,7 +190,7 @@ def test_the_plan_trains_on_a100s_and_has_frozen_models_on_v100s():
 def test_pinned_calls_are_where_a_person_wants_them():
     pins = {"ref_inference": DeviceMesh.parse("n1:0"), "critic_train_step": DeviceMesh.parse("n0:1")}
     graph = SMALL_GRAPHS["ppo"]
-    found = plan_graph(graph, SMALL_NODES, SMALL_NODES.whole, APPS_LENGTHS, SMALL_SOURCES, 0.5, pins=pins)
+    found = plan_graph(question(graph), 0.5, pins=pins)
     assert {name: found.plan[name].mesh for name in pins} == pins
     assert found.lower_bound_seconds <= found.seconds
 
@@ -208,7 +211,7 @@ def test_impossible_pins_are_refused(call, mesh, says):
     pins = {call: DeviceMesh.parse(mesh)}
     small = replace(SMALL_NODES, node_memory_bytes=(8 * GIB, GIB // 2))
     with pytest.raises(InvalidInput, match=rf"{says}\Z"):
-        plan_graph(SMALL_GRAPHS["ppo"], small, small.whole, APPS_LENGTHS, SMALL_SOURCES, 0.5, pins=pins)
+        plan_graph(question(SMALL_GRAPHS["ppo"], small), 0.5, pins=pins)
 
 
 def test_kinds_are_divided_where_there_are_several():
@@ -216,9 +219,8 @@ def test_kinds_are_divided_where_there_are_several():
     graph = SMALL_GRAPHS["remax"]
     for nodes, count in ((SMALL_SOURCES.nodes, 4), (SMALL_SOURCES.nodes[:1] * 2, 0)):
         cluster = replace(SMALL_NODES, node_memory_bytes=(8 * GIB, 8 * GIB))
-        planner = Planner(graph, cluster, cluster.whole, APPS_LENGTHS, CostSources(nodes), "cuda")
-        setting = planner.setting()
-        assert len(list(divisions(setting, all_candidates(setting)))) == count
+        space = PlanSpace.of(question(graph, cluster, CostSources(nodes)))
+        assert len(list(divisions(space))) == count
 
 
 @pytest.mark.all

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import yaml
 
-from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site
+from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.datasheets import RUNTIME, cost_sources
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training import auto_plan as auto
@@ -25,6 +26,7 @@ from prefect_rlhf.flows.training.measured_plan import (
 from prefect_rlhf.flows.training.run import prediction
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.hardware import Efficiency
+from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
@@ -32,7 +34,7 @@ from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.fit import longest_rows
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.planner.next_best import next_best
-from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import parse_plan, read_plan
 from prefect_rlhf.placement.plans.presets import PRESETS
@@ -40,6 +42,15 @@ from tests.strategies import GIB, TWO_DEVICES, dpo, ppo, remax
 
 HELD = Lease("pool", "abc", TWO_DEVICES, TWO_DEVICES.whole, TWO_DEVICES.whole.devices())
 WORK = longest_rows(remax(), 256)
+
+
+def sources() -> CostSources:
+    """What is known of the lease, where nobody measured anything."""
+    return cost_sources(HELD, "cpu")
+
+
+def question(graph=None, held=HELD, work=WORK) -> Question:
+    return Question(graph or remax(), Site.of_lease(held, sources()), work)
 
 
 @pytest.fixture(autouse=True)
@@ -51,24 +62,24 @@ def home(monkeypatch, tmp_path):
 
 
 def test_auto_gives_a_legal_plan_that_its_certificate_passes():
-    plan = choose_plan("auto", remax(), HELD, WORK)
-    assert check_plan(plan, remax(), HELD.mesh)
-    assert certify_plan(plan, remax(), WORK, "cpu").fits
+    chosen = choose_plan("auto", remax(), HELD, WORK, sources)
+    assert check_plan(chosen.plan, remax(), HELD.mesh)
+    assert certify_plan(chosen.plan, remax(), WORK, "cpu") == chosen.certificate and chosen.certificate.fits
 
 
 def test_what_is_known_of_the_plan_is_said():
     """Estimate, bound, what binds, how the search ended, and every preset."""
     said: list[str] = []
-    auto.auto_plan(remax(), HELD, WORK, said.append)
+    auto.auto_plan(question(), said.append)
     for words in ("s an iteration by the estimate", "above the bound", "what binds: ", "search: ", *PRESETS):
         assert words in said[-1]
 
 
 def test_a_plan_found_once_is_not_searched_again(monkeypatch):
-    first = auto.auto_plan(remax(), HELD, WORK, print)
+    first = auto.auto_plan(question(), print)
     monkeypatch.setattr(auto, "plan_graph", lambda *_, **__: pytest.fail("searched again"))
     said: list[str] = []
-    assert auto.auto_plan(remax(), HELD, WORK, said.append) == first
+    assert auto.auto_plan(question(), said.append) == first
     assert "found before" in said[0] and "what binds" in said[0]
 
 
@@ -84,16 +95,16 @@ def test_a_plan_found_once_is_not_searched_again(monkeypatch):
     ids=["graph", "memory", "mesh", "longest row", "lengths"],
 )
 def test_another_question_is_searched_anew(home, graph, held, work):
-    auto.auto_plan(remax(), HELD, WORK, print)
-    auto.auto_plan(graph, held, work, print)
+    auto.auto_plan(question(), print)
+    auto.auto_plan(question(graph, held, work), print)
     assert len(list((home / ".prefect-rlhf/plans").glob("*.yaml"))) == 2
 
 
 def test_a_lease_of_the_same_devices_by_another_name_is_the_same_question(home, monkeypatch):
     """A run on the next lease finds the plan of the last."""
-    first = auto.auto_plan(remax(), HELD, WORK, print)
+    first = auto.auto_plan(question(), print)
     monkeypatch.setattr(auto, "plan_graph", lambda *_, **__: pytest.fail("searched again"))
-    assert auto.auto_plan(remax(), replace(HELD, id="def", pool="other"), WORK, print) == first
+    assert auto.auto_plan(question(held=replace(HELD, id="def", pool="other")), print) == first
 
 
 @pytest.mark.parametrize(
@@ -102,19 +113,20 @@ def test_a_lease_of_the_same_devices_by_another_name_is_the_same_question(home, 
     ids=["no calls", "empty", "not text", "not YAML", "other calls"],
 )
 def test_a_remembered_plan_that_somebody_broke_is_named_and_made_anew(home, content):
-    first = auto.auto_plan(remax(), HELD, WORK, print)
+    first = auto.auto_plan(question(), print)
     (file,) = (home / ".prefect-rlhf/plans").glob("*.yaml")
     file.write_bytes(content)
     said: list[str] = []
-    assert auto.auto_plan(remax(), HELD, WORK, said.append) == first
+    assert auto.auto_plan(question(), said.append) == first
     assert str(file) in said[0] and "searched anew" in said[0]
-    assert read_plan(file, TWO_DEVICES) == first
+    assert read_plan(file, TWO_DEVICES) == first.plan
 
 
 def test_a_gpu_that_nobody_can_name_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
+    held = replace(HELD, kind="cuda")
     with pytest.raises(InvalidInput, match="kind: got 'cuda', expected a machine with nvidia-smi"):
-        choose_plan("auto", remax(), replace(HELD, kind="cuda"), WORK)
+        choose_plan("auto", remax(), held, WORK, partial(measured_sources, remax().models, held))
 
 
 def test_a_gpu_is_counted_by_its_datasheet(monkeypatch, tmp_path):
@@ -130,7 +142,7 @@ def test_a_gpu_is_counted_by_its_datasheet(monkeypatch, tmp_path):
 
 def test_a_cluster_that_is_asked_about_is_counted_as_a_leased_one():
     """Not as ReaL's runtime, whose calls take two seconds besides their layers."""
-    (gpu,), (cpu,) = (site(parse_cluster(text)).sources.nodes for text in ("1x2:h200", "1x2:cpu"))
+    (gpu,), (cpu,) = (site_of(parse_cluster(text)).sources.nodes for text in ("1x2:h200", "1x2:cpu"))
     assert gpu.efficiency == RUNTIME
     assert cpu == cost_sources(HELD, "cpu").nodes[0]
     assert cpu.efficiency.call_seconds == RUNTIME.call_seconds < 0.1 < Efficiency().call_seconds
@@ -140,9 +152,10 @@ def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_p
     """The run says in a line that it predicts nothing."""
     monkeypatch.setenv("PATH", str(tmp_path))
     held = replace(HELD, kind="cuda")
-    augmented = augment(remax(), choose_plan("flattening", remax(), held, WORK), 2)
+    unknown = partial(measured_sources, remax().models, held)
+    augmented = augment(remax(), choose_plan("flattening", remax(), held, WORK, unknown).plan, 2)
     with caplog.at_level("INFO", logger="prefect_rlhf.plan"):
-        assert prediction(augmented, WORK, held) is None
+        assert prediction(augmented, WORK, unknown) is None
     assert "no predictions: kind: got 'cuda'" in caplog.text
 
 
@@ -174,19 +187,17 @@ def test_other_plans_are_not_measured(name):
 
 @pytest.fixture(scope="module")
 def found():
-    return auto.plan_graph(
-        ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD, "cpu"), 0.5, kind="cpu"
-    )
+    return auto.plan_graph(question(ppo(evaluate_every=2)), 0.5)
 
 
 @pytest.mark.parametrize("count", [1, 2, MOST_PLANS])
 def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
-    planner = Planner(ppo(evaluate_every=2), TWO_DEVICES, TWO_DEVICES.whole, WORK, cost_sources(HELD, "cpu"), "cpu")
-    best = next_best(planner, found, count)
+    asked = question(ppo(evaluate_every=2))
+    best = next_best(asked, found, count)
     assert len(best) == len({plan.placements for plan in best}) == len({plan.name for plan in best}) == count
     assert best[0].placements == found.plan.placements
-    assert all(check_plan(plan, planner.graph, planner.mesh) and planner.fits(plan) for plan in best)
-    presets = [planner.seconds(plan) for plan in best if not plan.name.startswith("other ")]
+    assert all(check_plan(plan, asked.graph, asked.site.mesh) and asked.fits(plan) for plan in best)
+    presets = [asked.seconds(plan) for plan in best if not plan.name.startswith("other ")]
     assert presets == sorted(presets)
 
 
@@ -197,7 +208,7 @@ def test_what_is_measured_are_two_steps_without_evaluation_and_export(found):
     assert [node.id for node in measured if node.kind == "train_step" and node.step == 1]
 
 
-PLANS = [replace(choose_plan("flattening", remax(), HELD, WORK), name=name) for name in ("a", "b", "c")]
+PLANS = [replace(choose_plan("flattening", remax(), HELD, WORK, sources).plan, name=name) for name in ("a", "b", "c")]
 FAILED = Tried(PLANS[1], 1.0, failure="OutOfDeviceMemory: rank 1")
 TRIED = [Tried(PLANS[0], 2.0, 3.0), FAILED, Tried(PLANS[2], 4.0, 2.5)]
 

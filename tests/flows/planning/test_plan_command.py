@@ -19,7 +19,7 @@ from prefect_rlhf.flows.commands.plan import interruptible
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import plan_options
 from prefect_rlhf.flows.planning.plan_report import without_orders
-from prefect_rlhf.flows.planning.what_if import what_if
+from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.flows.training.lengths import parse_lengths
@@ -76,7 +76,7 @@ def question(*models, algorithm="ppo", **values):
     """A what-if about 7B models that are not there."""
     given = {"cluster": "2x8:h100", "prompt_length": "256", "response_length": "256"} | values
     named = dict(model.split("=") for model in models or ("actor=llama-7b", "critic=llama-13b"))
-    return what_if(find_flow(algorithm), plan_options({"algorithm": algorithm, "models": named, **given}))
+    return read_question(find_flow(algorithm), plan_options({"algorithm": algorithm, "models": named, **given}))
 
 
 def test_a_run_goes_by_the_plan_that_was_written(folder, answered):
@@ -87,7 +87,7 @@ def test_a_run_goes_by_the_plan_that_was_written(folder, answered):
 
 
 def test_the_graph_that_is_planned_is_the_one_that_runs(folder, answered):
-    asked = what_if(
+    asked = read_question(
         ppo, plan_options({"cluster": "1x2:cpu", "parameters": read_parameters(folder / "parameters.yaml", [])})
     )
     assert asked.graph == ready(folder, answered / "plan.yaml").augmented.graph

@@ -13,9 +13,11 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import Explanation, explain
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.planner.question import Planner
-from prefect_rlhf.placement.schedule.estimate import Estimate, estimate
+from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import slack_seconds
 from prefect_rlhf.placement.search.alternatives import alternatives
 from prefect_rlhf.placement.search.driver import search
@@ -32,28 +34,35 @@ def larger(graph):
     return replace(graph, models=tuple(model(one.role, one.head, SMOLLM2) for one in graph.models))
 
 
-def planner(graph, cluster=TWO_DEVICES) -> Planner:
-    return Planner(graph, cluster, cluster.whole, WORKLOAD, H100S, "cuda")
+def question(graph, cluster=TWO_DEVICES, sources=H100S) -> Question:
+    return Question(graph, Site(cluster, cluster.whole, sources), WORKLOAD)
+
+
+def planned(asked: Question, plan: ExecutionPlan) -> Planned:
+    """A plan that no search found, as if one had."""
+    space, result = PlanSpace.of(asked), search(two_calls(), 60)
+    return Planned(plan, asked.estimate(plan), asked.certificate(plan), 1.0, "", result, (), space)
 
 
 @cache
-def explained() -> tuple[Planner, ExecutionPlan, Estimate, tuple[Explanation, ...]]:
+def explained() -> tuple[Question, Planned, tuple[Explanation, ...]]:
     """PPO under the preset that runs everything on all devices."""
-    asked = planner(larger(ppo()))
+    asked = question(larger(ppo()))
     plan = preset("flattening", asked.graph, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD.longest)
-    made = asked.estimate(plan)
-    return asked, plan, made, explain(asked, plan, made)
+    flattened = planned(asked, plan)
+    return asked, flattened, explain(asked, flattened)
 
 
 def test_each_call_with_a_model_is_explained():
-    asked, plan, made, found = explained()
+    asked, flattened, found = explained()
     assert [one.call for one in found] == [call.name for call in asked.graph if call.kind != "compute"]
-    assert all(one.placement == plan[one.call] for one in found)
+    assert all(one.placement == flattened.plan[one.call] for one in found)
 
 
 def test_the_runner_up_is_another_mesh_or_strategy_and_costs_what_its_plan_is_estimated_to():
     """Put into the plan by hand, it gives the very seconds, and it fits."""
-    asked, plan, made, found = explained()
+    asked, flattened, found = explained()
+    plan = flattened.plan
     assert any(one.runner_up for one in found)
     for one in found:
         if one.runner_up is None:
@@ -67,7 +76,7 @@ def test_the_runner_up_is_another_mesh_or_strategy_and_costs_what_its_plan_is_es
         )
         assert asked.certificate(changed).fits
         assert asked.estimate(changed).seconds == pytest.approx(one.runner_up.iteration_seconds, rel=0.05)
-        assert f"{one.runner_up.iteration_seconds - made.seconds:+.3f} s an iteration" in one.costs()
+        assert f"{one.runner_up.iteration_seconds - flattened.seconds:+.3f} s an iteration" in one.costs()
 
 
 def test_under_flattening_every_call_is_on_the_critical_path():
@@ -82,10 +91,10 @@ def test_where_a_faster_placement_does_not_fit_memory_is_said_to_bind():
     sources = CostSources.equal_nodes(Hardware(slow, 2), 1)
     graph, whole = larger(ppo()), TWO_DEVICES.whole
     plan = placed(preset("flattening", graph, TWO_DEVICES, whole, WORKLOAD.longest), "ref_inference", dp=1, pp=2)
-    needs = planner(graph).certificate(plan).fullest.num_bytes
+    needs = question(graph).certificate(plan).fullest.num_bytes
     tight = replace(TWO_DEVICES, device_memory_bytes=int(needs / 0.915))
-    asked, plan = replace(planner(graph, tight), sources=sources), replace(plan, cluster=tight)
-    found = explain(asked, plan, asked.estimate(plan))
+    asked = question(graph, tight, sources)
+    found = explain(asked, planned(asked, replace(plan, cluster=tight)))
     (bound,) = [one for one in found if one.call == "ref_inference"]
     assert bound.too_large is not None and bound.too_large.peak_bytes > bound.usable_bytes
     assert bound.too_large.iteration_seconds < bound.iteration_seconds

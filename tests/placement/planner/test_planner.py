@@ -23,11 +23,11 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import known_shape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.candidates import candidate
+from prefect_rlhf.placement.planner.candidates import CostContext, candidate
 from prefect_rlhf.placement.planner.mesh_space import meshes_of
-from prefect_rlhf.placement.planner.plan_problem import all_candidates, plan_problem
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
-from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.schedule.estimate import estimate
@@ -46,10 +46,18 @@ def larger(graph: DataflowGraph) -> DataflowGraph:
     return replace(graph, models=models)
 
 
+def question(
+    graph: DataflowGraph,
+    cluster: ClusterShape = TWO_DEVICES,
+    workload: Workload = WORKLOAD,
+    sources: CostSources = SOURCES,
+) -> Question:
+    return Question(graph, Site(cluster, cluster.whole, sources), workload)
+
+
 def problem_of(graph: DataflowGraph) -> Problem:
     """What the search is asked."""
-    setting = Planner(graph, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, "cuda").setting()
-    return plan_problem(setting, all_candidates(setting), 5).problem
+    return PlanSpace.of(question(graph)).least.problem
 
 
 GRAPHS = {
@@ -63,7 +71,7 @@ GRAPHS = {
 
 @cache
 def planned(name: str) -> Planned:
-    return plan_graph(GRAPHS[name], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=0.5)
+    return plan_graph(question(GRAPHS[name]), budget_seconds=0.5)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -105,13 +113,14 @@ def test_no_drawn_plan_takes_less_than_the_bound(name, data):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_a_candidate_is_said_to_hold_is_held(name, data):
     """Every device of a call's mesh has the least at some moment, and one the most: what needs more can never fit."""
-    planner = Planner(GRAPHS[name], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, "cuda")
+    asked = question(GRAPHS[name])
+    context = CostContext.of(asked)
     drawn = data.draw(plans(GRAPHS[name], TWO_DEVICES))
-    peaks = {DeviceMesh.parse(peak.device): peak.num_bytes for peak in planner.certificate(drawn).peaks}
-    for call in planner.setting().graph:
+    peaks = {DeviceMesh.parse(peak.device): peak.num_bytes for peak in asked.certificate(drawn).peaks}
+    for call in context.graph:
         if call.kind == "compute":
             continue
-        one = candidate(call, drawn[call.name], planner.setting())
+        one = candidate(call, drawn[call.name], context)
         held = [peaks[DeviceMesh(device.node, 1, device.index, 1)] for device in drawn[call.name].mesh.devices()]
         assert min(held) >= one.least.peak and max(held) >= one.most.peak, call.name
 
@@ -141,7 +150,7 @@ def test_meshes_are_aligned_slices_of_a_node_and_whole_nodes_in_a_row():
 def test_a_plan_over_two_nodes_is_found():
     cluster = ClusterShape("two nodes", 2, 2, 80 * GIB)
     sources = CostSources.equal_nodes(replace(SOURCES.nodes[0], network=NETWORKS["roce-3200"]), 2)
-    found = plan_graph(GRAPHS["remax"], cluster, cluster.whole, WORKLOAD, sources, budget_seconds=0.5)
+    found = plan_graph(question(GRAPHS["remax"], cluster, sources=sources), budget_seconds=0.5)
     assert check_plan(found.plan, GRAPHS["remax"], cluster.whole)
     assert found.lower_bound_seconds <= found.seconds <= 1.005 * planned("remax").seconds
 
@@ -149,13 +158,13 @@ def test_a_plan_over_two_nodes_is_found():
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
 def test_a_budget_that_is_not_positive_is_refused(budget):
     with pytest.raises(InvalidInput, match="budget_seconds: got .*, expected more than 0 seconds"):
-        plan_graph(GRAPHS["dpo"], TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=budget)
+        plan_graph(question(GRAPHS["dpo"]), budget_seconds=budget)
 
 
 def test_a_model_that_no_device_holds_is_refused():
     tiny = replace(TWO_DEVICES, device_memory_bytes=GIB // 4)
     with pytest.raises(InvalidInput, match="GiB on a device at best"):
-        plan_graph(GRAPHS["dpo"], tiny, tiny.whole, WORKLOAD, SOURCES)
+        plan_graph(question(GRAPHS["dpo"], tiny))
 
 
 def large(rows: int) -> DataflowGraph:
@@ -168,7 +177,7 @@ def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
     """Each call alone would fit; training both models does not, whatever leaves the devices."""
     node = ClusterShape("node", 1, 2, 76 * GIB)
     with pytest.raises(PlanDoesNotFit, match=r"got '.* GiB .*, expected .* GiB .* less, by more devices") as error:
-        plan_graph(large(32), node, node.whole, Workload.fixed(256, 256), SOURCES, budget_seconds=0.5)
+        plan_graph(question(large(32), node, Workload.fixed(256, 256)), budget_seconds=0.5)
     (remedy,) = json.loads(error.value.details)["remedies"]
     assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(76 * GIB)
     assert f"{remedy['change']}: peak" in error.value.report
@@ -178,7 +187,7 @@ def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
     """2048 rows of 2048 tokens have 512 GiB of keys and values; the plan keeps fewer in flight."""
     node = ClusterShape("node", 1, 8, 80 * GIB)
     sources = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 8), 1)
-    found = plan_graph(large(2048), node, node.whole, Workload.fixed(1024, 1024), sources, budget_seconds=0.5)
+    found = plan_graph(question(large(2048), node, Workload.fixed(1024, 1024), sources), budget_seconds=0.5)
     assert found.certificate.fits
     assert (found.plan["actor_generate"].engine, found.plan["actor_generate"].micro_batches > 1) == ("vllm", True)
 

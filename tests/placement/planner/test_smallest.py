@@ -14,6 +14,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.smallest import Smallest, sizes_of, smallest_that_fits
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.strategy import Strategy
@@ -56,7 +57,7 @@ def test_a_smaller_cluster_than_the_one_found_has_no_plan():
     smaller = A100S[A100S.index(found.size) - 1]
     assert found.refused.startswith(f"{smaller.cluster.name}: ")
     with pytest.raises(InvalidInput):
-        plan_graph(of_7b(ppo()), smaller.cluster, smaller.cluster.whole, LENGTHS, smaller.sources, 0.5)
+        plan_graph(Question(of_7b(ppo()), smaller, LENGTHS), 0.5)
 
 
 def test_a_shared_trunk_is_planned_like_any_role():

@@ -12,9 +12,9 @@ from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.plan_problem import all_candidates
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
-from prefect_rlhf.placement.planner.question import Planner
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.time_sharing import FORBIDDEN, time_sharing_bound, time_sharing_problem
 from prefect_rlhf.placement.schedule.estimate import ITERATIONS, estimate
 from prefect_rlhf.placement.search.driver import search
@@ -27,33 +27,32 @@ GRAPH = replace(ppo(), models=tuple(model(one.role, one.head, SMOLLM2) for one i
 TIGHT = replace(TWO_DEVICES, device_memory_bytes=GIB * 7 // 4)  # one optimizer of the two, and little else
 
 
-def planner(cluster) -> Planner:
-    return Planner(GRAPH, cluster, cluster.whole, WORKLOAD, SOURCES, "cuda")
+def question(cluster) -> Question:
+    return Question(GRAPH, Site(cluster, cluster.whole, SOURCES), WORKLOAD)
 
 
 @cache
 def tight() -> Planned:
-    return plan_graph(GRAPH, TIGHT, TIGHT.whole, WORKLOAD, SOURCES, budget_seconds=1.0)
+    return plan_graph(question(TIGHT), budget_seconds=1.0)
 
 
 def test_a_plan_is_found_that_offloads_trained_models():
-    found = tight()
-    assert found.certificate.fits
-    trained = [found.plan[call.name] for call in GRAPH if call.kind == "train_step"]
+    planned = tight()
+    assert planned.certificate.fits
+    trained = [planned.plan[call.name] for call in GRAPH if call.kind == "train_step"]
     assert "all" in {placement.offload for placement in trained}
 
 
 def test_with_enough_memory_no_trained_model_leaves():
-    found = plan_graph(GRAPH, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD, SOURCES, budget_seconds=0.5)
-    assert {found.plan[call.name].offload for call in GRAPH if call.role in ("actor", "critic")} == {"none"}
-    assert found.seconds < tight().seconds
+    planned = plan_graph(question(TWO_DEVICES), budget_seconds=0.5)
+    assert {planned.plan[call.name].offload for call in GRAPH if call.role in ("actor", "critic")} == {"none"}
+    assert planned.seconds < tight().seconds
 
 
 @cache
 def bound_seconds() -> float:
     """With room for everything, so that no plan is left out for its memory."""
-    setting = planner(TWO_DEVICES).setting()
-    problem = time_sharing_bound(setting, all_candidates(setting), ITERATIONS).problem
+    problem = time_sharing_bound(PlanSpace.of(question(TWO_DEVICES))).problem
     return search(problem, 1.0).lower_bound_seconds / ITERATIONS
 
 
@@ -64,12 +63,11 @@ def test_no_drawn_plan_takes_less_than_the_bound(drawn):
     assert estimate(GRAPH, drawn, WORKLOAD, SOURCES).seconds >= bound_seconds() * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("posed", [time_sharing_problem, time_sharing_bound])
-def test_a_copy_is_forbidden_only_where_both_do_not_fit(posed):
+@pytest.mark.parametrize("pose", [time_sharing_problem, time_sharing_bound])
+def test_a_copy_is_forbidden_only_where_both_do_not_fit(pose):
     """On overlapping meshes; on others, and where the copy is the trained one itself, never."""
     for cluster, some in ((TIGHT, True), (replace(TIGHT, device_memory_bytes=80 * GIB), False)):
-        setting = planner(cluster).setting()
-        nodes = posed(setting, all_candidates(setting), ITERATIONS).problem.nodes
+        nodes = pose(PlanSpace.of(question(cluster))).problem.nodes
         moves = [node.microseconds for node in nodes if isinstance(node, PairNode) and node.microseconds.ndim == 3]
         assert len(moves) == 2
         assert any((move == FORBIDDEN).any() for move in moves) is some
@@ -79,10 +77,10 @@ def test_a_copy_is_forbidden_only_where_both_do_not_fit(posed):
 @pytest.mark.parametrize("role", ["actor", "critic"])
 def test_what_stays_is_what_the_certificate_has_room_for(role):
     """Nothing more could stay: the other way round the plan would not fit, or take longer."""
-    found, plans_with = tight(), planner(TIGHT)
+    planned, asked = tight(), question(TIGHT)
     names = [call.name for call in GRAPH if call.role == role]
     staying = replace(
-        found.plan,
-        placements=tuple((n, replace(p, offload="none") if n in names else p) for n, p in found.plan.placements),
+        planned.plan,
+        placements=tuple((n, replace(p, offload="none") if n in names else p) for n, p in planned.plan.placements),
     )
-    assert staying == found.plan or not plans_with.fits(staying) or plans_with.seconds(staying) >= found.seconds
+    assert staying == planned.plan or not asked.fits(staying) or asked.seconds(staying) >= planned.seconds

@@ -1,0 +1,126 @@
+"""The searches for plans that fit: what each looks for, in which order, and when it is needless.
+
+A search's problem leaves out what depends on more than two calls, so the best plan of the whole space may not fit. Then
+others are searched that count memory with more caution, and at last those in which models take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.planned import PresetResult
+from prefect_rlhf.placement.planner.preset_plan import preset_result
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.restrictions import divisions
+from prefect_rlhf.placement.planner.solution import solution, solve_fitting
+from prefect_rlhf.placement.planner.time_sharing import time_sharing_bound, time_sharing_problem
+from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
+
+WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for those in which models take turns
+CAUTIOUS_SHARE = 0.2  # for each other way to count memory
+SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
+SMALLER = (0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
+TIGHTER = (1.0, 0.99, 0.98, 0.96, 0.94, 0.9, 0.8)  # where models take turns, and little room is left
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRequest:
+    """The plans to search, and how: for about `budget_seconds`, of which each attempt takes a share."""
+
+    question: Question
+    space: PlanSpace
+    budget_seconds: float
+    method: Method
+    progress: Callable[[Progress], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The plans that fit, presets apart; `bound` is the search that bounds all plans of the question, if it was one."""
+
+    plans: tuple[ExecutionPlan, ...] = ()
+    presets: tuple[PresetResult, ...] = ()
+    bound: SearchResult | None = None
+
+    @property
+    def has_plan(self) -> bool:
+        return bool(self.plans) or any(preset.plan for preset in self.presets)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A way to find plans that fit, needless where one of the attempts `unless` has found any."""
+
+    name: str
+    make: Callable[[SearchRequest], Finding]
+    unless: tuple[str, ...] = ()
+
+
+def search_whole_space(request: SearchRequest) -> Finding:
+    """Search all plans, counting what every device holds at least, so that the bound is true."""
+    question, problem = request.question, request.space.least
+    budget_seconds = WHOLE_SHARE * request.budget_seconds
+    result = search(problem.problem, budget_seconds, request.method, progress=request.progress)
+    plan = solution(question, problem, result)
+    return Finding((plan,) if plan is not None and question.fits(plan) else (), bound=result)
+
+
+def search_presets(request: SearchRequest) -> Finding:
+    """Search the strategies of each preset on its own meshes."""
+    budget_seconds = SMALL_SHARE * request.budget_seconds
+    results = (preset_result(request.question, request.space, name, budget_seconds) for name in PRESETS)
+    return Finding(presets=tuple(results))
+
+
+def search_without_offloading(request: SearchRequest) -> Finding:
+    """Search plans that offload nothing, counting the fullest device of each mesh."""
+    budget_seconds = CAUTIOUS_SHARE * request.budget_seconds
+    return _finding(solve_fitting(request.question, request.space.most, budget_seconds, request.method))
+
+
+def search_less_memory(request: SearchRequest) -> Finding:
+    """Search all plans again in ever less memory, which leaves room for what the problem does not count."""
+    budget_seconds = CAUTIOUS_SHARE * request.budget_seconds
+    question, problem = request.question, request.space.least
+    return _finding(solve_fitting(question, problem, budget_seconds, request.method, shares=SMALLER))
+
+
+def search_divisions(request: SearchRequest) -> Finding:
+    """Search plans that keep kinds of nodes apart, where there are several; the search of the whole may miss them."""
+    budget_seconds = SMALL_SHARE * request.budget_seconds
+    parts = divisions(request.space)
+    return _finding(*(solve_fitting(request.question, part.most, budget_seconds) for part in parts))
+
+
+def search_time_sharing(request: SearchRequest) -> Finding:
+    """Search plans that fit because models leave their devices while others use them, and what bounds those."""
+    half_seconds = WHOLE_SHARE * request.budget_seconds / 2
+    bound = search(time_sharing_bound(request.space).problem, half_seconds, request.method)
+    parts = (request.space, *divisions(request.space))
+    plans = [
+        solve_fitting(request.question, time_sharing_problem(part), half_seconds / len(parts), shares=TIGHTER)
+        for part in parts
+    ]
+    return _finding(*plans, bound=bound)
+
+
+def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) -> Finding:
+    return Finding(tuple(plan for plan in plans if plan is not None), bound=bound)
+
+
+ATTEMPTS = (
+    Attempt("whole space", search_whole_space),
+    Attempt("presets", search_presets),
+    Attempt("without offloading", search_without_offloading, unless=("whole space",)),
+    Attempt("less memory", search_less_memory, unless=("whole space",)),
+    Attempt("divisions", search_divisions),
+    Attempt(
+        "time sharing",
+        search_time_sharing,
+        unless=("whole space", "presets", "without offloading", "less memory", "divisions"),
+    ),
+)
