@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,9 @@ from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.model_shape import read_model_spec
+
+ABSENT = "(not there)"  # the path of a dataset that nobody named, in a what-if
+MANY = 1 << 30  # items of such a dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,46 +30,44 @@ class RunInputs:
 
     @property
     def context(self) -> int:
-        """The longest sequence that every model takes."""
-        return min(model.shape.max_position_embeddings for model in self.models.values())
+        """Tokens of the longest sequence that every model takes."""
+        return shortest_context(self.models)
 
 
 def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
     """Read the configs and datasets that `arguments` name. Raises InvalidInput for any that cannot serve."""
-    models = {
-        role: read_model_spec(role, value.path, value.head, dtype=value.dtype, new_head=value.new_head)
-        for role, value in arguments.items()
-        if isinstance(value, Model)
-    }
+
+    def read_model(role: str, model: Model) -> ModelSpec:
+        return read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
+
+    return read_inputs(arguments, read_model)
+
+
+def read_inputs(
+    arguments: Mapping[str, Any], read_model: Callable[[str, Model], ModelSpec], may_be_absent: bool = False
+) -> RunInputs:
+    """Read the models and datasets among `arguments`. Raises InvalidInput for any that cannot serve.
+
+    Of a dataset that is ABSENT, where that may be, nothing but its name is known.
+    """
+    models = {role: read_model(role, value) for role, value in arguments.items() if isinstance(value, Model)}
     if not models:
         raise InvalidInput("models", (), "at least one Model parameter")
     check_vocabularies(models)
     tokenizer = next(iter(models.values())).path
-    context = min(model.shape.max_position_embeddings for model in models.values())
-    given = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
-    sources = {name: open_source(name, value, tokenizer) for name, value in given.items()}
-    longest = {name: source.check(context) for name, source in sources.items()}
-    datasets = {name: value.to_spec(name, sources[name].num_items) for name, value in given.items()}
+    context = shortest_context(models)
+    named = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
+    there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
+    sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
+    longest = {name: sources[name].check(context) if name in sources else 0 for name in named}
+    items = {name: sources[name].num_items if name in sources else MANY for name in named}
+    datasets = {name: value.to_spec(name, items[name]) for name, value in named.items()}
     return RunInputs(models, sources, datasets, longest, tokenizer)
 
 
-def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> PromptDataset | PreferenceDataset:
-    """The dataset as ranks read it."""
-    kind = PromptDataset if isinstance(value, Prompts) else PreferenceDataset
-    return kind(name, tokenizer=tokenizer, **value.model_dump(exclude={"saved"}))
-
-
-def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
-    """The most tokens that any row can have, prompt and response. Raises InvalidInput when the models take fewer."""
-    longest = max(inputs.longest.values())
-    for call in graph:
-        if call.kind == "generate":
-            left = inputs.context - inputs.longest[call.rows_from]
-            if call.max_new_tokens > left:
-                field, expected = f"{call.name}.sampling.max_new_tokens", f"at most {left}, which the context leaves"
-                raise InvalidInput(field, call.max_new_tokens, expected)
-            longest = max(longest, inputs.longest[call.rows_from] + call.max_new_tokens)
-    return longest
+def shortest_context(models: Mapping[str, ModelSpec]) -> int:
+    """Return the tokens of the longest sequence that every model takes."""
+    return min(model.shape.max_position_embeddings for model in models.values())
 
 
 def check_vocabularies(models: Mapping[str, ModelSpec]) -> None:
@@ -76,3 +77,22 @@ def check_vocabularies(models: Mapping[str, ModelSpec]) -> None:
         if other.shape.vocab_size != first.shape.vocab_size:
             expected = f"{first.shape.vocab_size}, the vocabulary of {first.role}"
             raise InvalidInput(f"{other.role}.vocab_size", other.shape.vocab_size, expected)
+
+
+def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> PromptDataset | PreferenceDataset:
+    """Return the dataset as ranks read it."""
+    kind = PromptDataset if isinstance(value, Prompts) else PreferenceDataset
+    return kind(name, tokenizer=tokenizer, **value.model_dump(exclude={"saved"}))
+
+
+def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
+    """Return the most tokens of a row, prompt and response. Raises InvalidInput when the models take fewer."""
+    longest = max(inputs.longest.values())
+    for call in graph:
+        if call.kind == "generate":
+            left = inputs.context - inputs.longest[call.rows_from]
+            if call.max_new_tokens > left:
+                field, expected = f"{call.name}.sampling.max_new_tokens", f"at most {left}, which the context leaves"
+                raise InvalidInput(field, call.max_new_tokens, expected)
+            longest = max(longest, inputs.longest[call.rows_from] + call.max_new_tokens)
+    return longest

@@ -12,40 +12,41 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.parquet_rows import ParquetRows
 
 MOST_LENGTHS = 16  # of a distribution: the cost model counts each
-FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet of a run's rollouts"
+LENGTHS_FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet of a run's rollouts"
 
 
 def parse_lengths(text: str, field: str) -> LengthDistribution:
-    """The lengths that `text` stands for. Raises InvalidInput for anything else.
+    """Return the lengths that `text` stands for. Raises InvalidInput for anything else.
 
     >>> parse_lengths("1024", "prompt_length").mean, parse_lengths("512:3,1024:1", "prompt_length").mean
     (1024.0, 640.0)
     """
     if Path(text).suffix == ".parquet" or Path(text).is_dir():
-        return lengths_of_rollouts(text, field)
+        return rollout_lengths(text, field)
     shares: dict[int, float] = {}
     for part in text.split(","):
         length, _, share = part.partition(":")
         try:
             shares[int(length)] = float(share or 1)
         except ValueError as error:
-            raise InvalidInput(field, text, FORM) from error
+            raise InvalidInput(field, text, LENGTHS_FORM) from error
     if min(shares) < 1 or not 0 <= min(shares.values()) <= sum(shares.values()) < float("inf"):
         raise InvalidInput(field, text, "lengths of 1 or more with shares of 0 or more")
     return LengthDistribution.of(shares)
 
 
-def lengths_of_rollouts(path: str, field: str) -> LengthDistribution:
-    """Of the prompts or responses, as `field` says, in the rollouts that a run wrote to a file or folder."""
+def rollout_lengths(path: str, field: str) -> LengthDistribution:
+    """Read the lengths of prompts or responses, as `field` says, in what a run wrote to a file or folder."""
     table = ParquetRows(field, path, None, "").read(["tokens", "logprobs"])
-    responses = [len(row) for row in table["logprobs"].to_pylist()]
+    responses = [len(logprobs) for logprobs in table["logprobs"].to_pylist()]
     if field.startswith("response"):
         return distribution(responses)
-    return distribution([len(row) - new for row, new in zip(table["tokens"].to_pylist(), responses, strict=True)])
+    rows = zip(table["tokens"].to_pylist(), responses, strict=True)
+    return distribution([len(tokens) - response for tokens, response in rows])
 
 
 def distribution(lengths: Sequence[int]) -> LengthDistribution:
-    """At most 16 lengths that stand for all: each for as many rows, at the length of the longest of them.
+    """Return at most 16 lengths that stand for all: each for as many rows, at the length of the longest of them.
 
     >>> distribution([3, 5]).shares, distribution(range(1, 65)).shares[:2]
     (((3, 0.5), (5, 0.5)), ((4, 0.0625), (8, 0.0625)))
@@ -57,18 +58,18 @@ def distribution(lengths: Sequence[int]) -> LengthDistribution:
 
 
 def reaching(lengths: LengthDistribution, longest: int) -> LengthDistribution:
-    """The same, of which none but the memory certificate sees that a row may have `longest` tokens."""
+    """Return the same lengths, and for the memory certificate alone that a row may have `longest` tokens."""
     return lengths if lengths.longest >= longest else LengthDistribution((*lengths.shares, (longest, 0.0)))
 
 
 def together(prompts: LengthDistribution, answers: LengthDistribution) -> LengthDistribution:
-    """Of whole rows, whose prompts and answers have nothing to do with each other's length.
+    """Return the lengths of whole rows, whose prompts and answers are as long as they are independently.
 
     >>> together(LengthDistribution.fixed(10), LengthDistribution.of({1: 1, 2: 1})).shares
     ((11, 0.5), (12, 0.5))
     """
     shares: dict[int, float] = defaultdict(float)
-    for prompt, one in prompts.shares:
-        for answer, other in answers.shares:
-            shares[prompt + answer] += one * other
+    for prompt, prompt_share in prompts.shares:
+        for answer, answer_share in answers.shares:
+            shares[prompt + answer] += prompt_share * answer_share
     return LengthDistribution.of(dict(shares))

@@ -11,9 +11,9 @@ from prefect.logging import get_logger
 LogLine = Callable[[str], None]
 
 
-def log_info(words: str) -> None:
-    """To the flow run's log; outside of a run, to the terminal's."""
+def log_info(line: str) -> None:
+    """Write a line to the flow run's log; outside of a run, to the terminal's."""
     try:
-        get_run_logger().info("%s", words)
+        get_run_logger().info("%s", line)
     except MissingContextError:
-        get_logger("prefect_rlhf.plan").info("%s", words)
+        get_logger("prefect_rlhf.plan").info("%s", line)

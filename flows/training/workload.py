@@ -1,4 +1,4 @@
-"""What a run's rows look like to the cost model: as long as the data has them, responses as long as they may become."""
+"""The rows of a run as the cost model counts them: prompts as the data has them, responses as long as they may be."""
 
 from __future__ import annotations
 
@@ -11,22 +11,18 @@ ROWS_READ = 1024  # of a dataset, evenly from all of it: enough to know its leng
 
 
 def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
-    """Of the rows that are trained on; the longest possible one counts for memory alone.
+    """Return the lengths of the rows that are trained on; the longest possible one counts for memory alone.
 
     Where nothing generates, any token may be one that is scored, so all of them count as responses. Raises InvalidInput
     where the models take no row that long.
     """
     longest = longest_sequence(graph, inputs)
     trained = [call for call in graph if call.every is None]
-    lengths = _lengths(inputs, trained[0].rows_from)
-    new = max((call.max_new_tokens for call in trained if call.kind == "generate"), default=0)
-    if not new:
-        return Workload(LengthDistribution.fixed(0), reaching(lengths, longest))
-    return Workload(reaching(lengths, longest - new), LengthDistribution.fixed(new))
-
-
-def _lengths(inputs: RunInputs, dataset: str) -> LengthDistribution:
-    """Of prompts, or of whole pairs, in tokens."""
-    source = inputs.sources[dataset]
+    source = inputs.sources[trained[0].rows_from]
     rows = source.read(range(0, len(source), -(-len(source) // ROWS_READ)))
-    return distribution([len(tokens) for tokens in rows["prompt_tokens" if "prompt_tokens" in rows else "tokens"]])
+    prompts_or_pairs = rows["prompt_tokens" if "prompt_tokens" in rows else "tokens"]
+    lengths = distribution([len(tokens) for tokens in prompts_or_pairs])
+    most_new = max((call.max_new_tokens for call in trained if call.kind == "generate"), default=0)
+    if not most_new:
+        return Workload(LengthDistribution.fixed(0), reaching(lengths, longest))
+    return Workload(reaching(lengths, longest - most_new), LengthDistribution.fixed(most_new))
