@@ -1,4 +1,4 @@
-"""Keys and values of the tokens so far, and the two kinds of pass that fill them and attend to them.
+"""A cache of keys and values, and the two kinds of pass that fill it and attend to it.
 
 Megatron's StaticInferenceContext is not used: it holds one position for all rows, so that prompts of different lengths
 would have to be padded on the left and masked in every layer, and it is read by Megatron's own attention, which
@@ -13,24 +13,18 @@ for each of them, X = Q + 2 (queries, key, value), L places of a slot, D head di
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from prefect_rlhf.engines.megatron.cpu.kernels import rotate
 from prefect_rlhf.engines.megatron.packing import Packing
-
-
-class TableMaker(Protocol):
-    """What makes cosines and sines, each [length, D / 2]: `layers.Rotary`."""
-
-    def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]: ...
+from prefect_rlhf.engines.megatron.rotary import Rotary, rotate
 
 
 class KeyValueCache:
-    """Room for `num_rows` rows of `length` tokens in the layers of one pipeline stage, taken once."""
+    """Keys and values of `num_rows` rows of `length` tokens in the layers of one pipeline stage, allocated once."""
 
     def __init__(self, layers: Any, num_rows: int, length: int, like: Tensor) -> None:
         attention = layers[0].self_attention
@@ -64,8 +58,8 @@ class Prefill:
     sin_SD: Tensor
 
     @classmethod
-    def of(cls, lengths_B: Tensor, cache: KeyValueCache, slot: int, rotary: TableMaker) -> Prefill:
-        """The pass over prompts of these lengths."""
+    def of(cls, lengths_B: Tensor, cache: KeyValueCache, slot: int, rotary: Rotary) -> Prefill:
+        """Make the pass over prompts of these lengths."""
         length = int(lengths_B.max())
         return cls(Packing.of(lengths_B, length), cache, slot, *rotary.tables(length, cache.tensor))
 
@@ -75,8 +69,8 @@ class Prefill:
         length, num_rows = qkv_SBW.shape[:2]
         heads_BGXSD = qkv_SBW.view(length, num_rows, *qkv_NGXD.shape[1:]).permute(1, 2, 3, 0, 4).contiguous()
         rotate(heads_BGXSD[:, :, :-1], self.cos_SD, self.sin_SD)
-        for kept, made in zip(self.cache.of_layer(layer), heads_BGXSD[:, :, -2:].unbind(2), strict=True):
-            kept[self.slot : self.slot + num_rows, :, :length] = made
+        for cached, computed in zip(self.cache.of_layer(layer), heads_BGXSD[:, :, -2:].unbind(2), strict=True):
+            cached[self.slot : self.slot + num_rows, :, :length] = computed
         query, key, value = heads_BGXSD[:, :, :-2].flatten(1, 2), heads_BGXSD[:, :, -2], heads_BGXSD[:, :, -1]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return self.packing.pack(mixed.permute(2, 0, 1, 3).flatten(2))
@@ -94,8 +88,8 @@ class Decode:
     cache: KeyValueCache
 
     @classmethod
-    def at(cls, positions_B: Tensor, num_places: int, cache: KeyValueCache, rotary: TableMaker) -> Decode:
-        """What all layers share. `num_places` is one more than the largest position."""
+    def at(cls, positions_B: Tensor, num_places: int, cache: KeyValueCache, rotary: Rotary) -> Decode:
+        """Make what all layers share. `num_places` is one more than the largest position."""
         cos, sin = (table[positions_B][:, None, None] for table in rotary.tables(cache.length, cache.tensor))
         places = torch.arange(num_places, device=positions_B.device)
         beyond_B11L = (places > positions_B[:, None])[:, None, None]
@@ -111,7 +105,7 @@ class Decode:
         keys, values = self.cache.of_layer(layer)
         keys[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -2]
         values[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -1]
-        keys, values = (kept[:num_rows, :, :num_places] for kept in (keys, values))
+        keys, values = (cached[:num_rows, :, :num_places] for cached in (keys, values))
         # the query heads of a group stand where attention expects positions: they share keys, values and mask
         mixed = F.scaled_dot_product_attention(heads_BGXD[:, :, :-2], keys, values, attn_mask=self.mask_B11L)
         return mixed.flatten(1)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from prefect_rlhf.engines.megatron.embedding import embed
 from prefect_rlhf.engines.megatron.groups import Groups
-from prefect_rlhf.engines.megatron.layers import GatedSilu, NoCoreAttention, RMSNorm, Rotary, RotaryAttention
+from prefect_rlhf.engines.megatron.layers import GatedSilu, NoCoreAttention, RMSNorm, RotaryAttention
 from prefect_rlhf.engines.megatron.packing import Packing
+from prefect_rlhf.engines.megatron.rotary import Rotary
 from prefect_rlhf.placement.layout.layout import padded_vocabulary, stages, vocabulary_rows
 from prefect_rlhf.placement.model import ModelSpec
 

@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard, StatePart
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
-from prefect_rlhf.engines.megatron.gradient_buffers import GradientBuffers
 from prefect_rlhf.engines.megatron.groups import Groups, only
 from prefect_rlhf.engines.megatron.optimizer_state import MOMENTS, state_parts
 from prefect_rlhf.placement.errors import RlhfError
@@ -22,7 +22,7 @@ from prefect_rlhf.placement.model import OptimizerSpec
 class MainOptimizer:
     """AdamW on this rank's share of the main weights, with linear warm-up and clipping to a global norm."""
 
-    def __init__(self, model: GradientBuffers, spec: OptimizerSpec, groups: Groups) -> None:
+    def __init__(self, model: DistributedDataParallel, spec: OptimizerSpec, groups: Groups) -> None:
         self._spec = spec
         self._model = model
         self._steps = 0
@@ -95,7 +95,7 @@ class MainOptimizer:
             group["weight_decay"] = self._spec.weight_decay * group["wd_mult"]
 
 
-def _config(spec: OptimizerSpec, model: GradientBuffers) -> OptimizerConfig:
+def _config(spec: OptimizerSpec, model: DistributedDataParallel) -> OptimizerConfig:
     return OptimizerConfig(
         optimizer="adam",
         lr=spec.lr,

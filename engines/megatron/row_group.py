@@ -1,4 +1,4 @@
-"""Rows that take every step of a generation together: which of them go on, and what they have said.
+"""Rows that take every step of a generation together: those that go on, and the tokens and log-probabilities so far.
 
 Shapes: R rows of the group, B of them that go on, S tokens of the longest prompt, T new tokens.
 """
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import SamplingSettings
-from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill, TableMaker
+from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill
+from prefect_rlhf.engines.megatron.rotary import Rotary
 from prefect_rlhf.placement.engine_constants import PASS_TOKENS
 
 
@@ -48,18 +49,18 @@ class RowGroup:
         """The positions in the call of the rows that go on."""
         return self.rows[self._going_B.cpu()]
 
-    def prefills(self, rotary: TableMaker) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
+    def prefills(self, rotary: Rotary) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
         """Tokens [1, N], the pass over them and the place of each prompt's last token; few enough rows at a time."""
         longest = max(len(prompt) for prompt in self._prompts)
         count = max(1, PASS_TOKENS // longest)
         for slot in range(0, len(self._prompts), count):
             prompts, lengths = self._prompts[slot : slot + count], self._lengths_R[slot : slot + count]
-            made = Prefill.of(lengths, self.cache, slot, rotary)
+            prefill = Prefill.of(lengths, self.cache, slot, rotary)
             padded_SB = torch.nn.utils.rnn.pad_sequence(prompts)
-            last = made.packing.place_SB[lengths - 1, torch.arange(len(prompts), device=lengths.device)]
-            yield padded_SB.flatten()[made.packing.token_N][None], made, last
+            last_B = prefill.packing.place_SB[lengths - 1, torch.arange(len(prompts), device=lengths.device)]
+            yield padded_SB.flatten()[prefill.packing.token_N][None], prefill, last_B
 
-    def decode(self, rotary: TableMaker) -> tuple[Tensor, Decode]:
+    def decode(self, rotary: Rotary) -> tuple[Tensor, Decode]:
         """The newest tokens [B, 1], and the pass over them."""
         newest = self.num_steps - 1
         positions_B = self._lengths_R[self._going_B] + newest
@@ -103,23 +104,14 @@ def row_groups(
     layers: Any,
     num_groups: int,
 ) -> list[RowGroup]:
-    """At most `num_groups` groups of equally many rows, prompts of like length together, each with its own cache."""
+    """Make at most `num_groups` groups of equally many rows, prompts of like length together, each with a cache."""
     if not prompts:  # a replica may have none
         return []
     like = next(layers.parameters())
     ends = torch.tensor(end_tokens if sampling.stop_at_eos else (), dtype=torch.long, device=like.device)
     by_length = torch.tensor([len(prompt) for prompt in prompts]).argsort(descending=True, stable=True)
-    parts = by_length.tensor_split(min(num_groups, len(prompts)))
-    return [_row_group(part.tolist(), prompts, sampling, ends, layers, like) for part in parts]
-
-
-def _row_group(
-    rows: list[int],
-    prompts: Sequence[Sequence[int]],
-    sampling: SamplingSettings,
-    ends: Tensor,
-    layers: Any,
-    like: Tensor,
-) -> RowGroup:
-    length = max(len(prompts[row]) for row in rows) + sampling.max_new_tokens
-    return RowGroup(rows, prompts, sampling, ends, KeyValueCache(layers, len(rows), length, like))
+    groups = []
+    for rows in (part.tolist() for part in by_length.tensor_split(min(num_groups, len(prompts)))):
+        length = max(len(prompts[row]) for row in rows) + sampling.max_new_tokens
+        groups.append(RowGroup(rows, prompts, sampling, ends, KeyValueCache(layers, len(rows), length, like)))
+    return groups

@@ -145,7 +145,7 @@ class ProfilingRank:
 
     def share(self, num_elements: int, size: int, repeats: int) -> float:
         """Seconds to sum float32 gradients over `size` replicas, each its share, and to gather bfloat16 weights."""
-        from prefect_rlhf.engines.megatron.gradient_buffers import gather_shares, sum_shares
+        from prefect_rlhf.engines.megatron.cpu.gradient_buffers import gather_shares, sum_shares
 
         group = self._group(size)
         gradients = torch.zeros(num_elements, device=_device())

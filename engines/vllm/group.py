@@ -123,7 +123,7 @@ class RankGroup:
 
 
 def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
-    """In place of vLLM's packing on CPU, which empties `weight`: see `cpu_kernels`."""
+    """Stand in for vLLM's packing on CPU, which empties `weight`: see `cpu.kernels`."""
     del remove_weight
     vars(layer)["cpu_linear"] = torch.nn.functional.linear
 

@@ -1,1 +1,1 @@
-"""What Megatron-core needs where there is no CUDA; a reader with GPUs may skip it."""
+"""All that only ranks on CPU run beside Megatron-core: a reader with GPUs may skip this folder."""

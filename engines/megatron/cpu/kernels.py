@@ -7,31 +7,32 @@ of them, X = Q + 2 (queries, key, value), D head dimension.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.rotary import rotate
 from prefect_rlhf.placement.engine_constants import LONGEST_EXPLICIT
 
 BLOCK_ROWS = 128  # tokens worked on at a time, so that what one pass writes is still in cache for the next
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, statistics in float32."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis, statistics in float32."""
     apply: Callable[..., Tensor] = _RmsNorm.apply
     return apply(x, weight_H, eps)
 
 
 def gated_silu(both: Tensor) -> Tensor:
-    """silu(gate) * up of [..., 2F] with gate first."""
+    """Return silu(gate) * up of [..., 2F] with gate first."""
     apply: Callable[..., Tensor] = _GatedSilu.apply
     return apply(both)
 
 
-def attend(qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def causal_attention(qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries and keys by tables [S, D / 2], attend causally; return [S, B, G, Q, D]."""
-    apply: Callable[..., Tensor] = _Attend.apply
+    apply: Callable[..., Tensor] = _CausalAttention.apply
     return apply(qkv_SBGXD, cos, sin)
 
 
@@ -91,7 +92,7 @@ class _GatedSilu(torch.autograd.Function):
         return grad_both_NF.view(*gradient.shape[:-1], 2 * half)
 
 
-class _Attend(torch.autograd.Function):
+class _CausalAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         length, num_rows, groups, width, dim = qkv_SBGXD.shape
@@ -111,9 +112,8 @@ class _Attend(torch.autograd.Function):
         above = gradients[0].permute(1, 2, 3, 0, 4).reshape(-1, width - 2, length, dim)
         backward = _attention_backward if length <= LONGEST_EXPLICIT else _attention_backward_long
         query, key, value = torch.split(heads_BGXSD.flatten(0, 1), [width - 2, 1, 1], dim=1)
-        found = backward(above, query, key, value, mixed, logsumexp)
-        parts = [part.view(num_rows, groups, -1, length, dim) for part in found]
-        grad_BGXSD = torch.cat(parts, dim=2)
+        parts = backward(above, query, key, value, mixed, logsumexp)
+        grad_BGXSD = torch.cat([part.view(num_rows, groups, -1, length, dim) for part in parts], dim=2)
         rotate(grad_BGXSD[:, :, :-1], cos, -sin)
         return grad_BGXSD.permute(3, 0, 1, 2, 4).contiguous(), None, None
 
@@ -140,18 +140,9 @@ def _attention_backward(
 def _attention_backward_long(
     above: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, logsumexp: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The same by torch's kernel, which keeps no S x S matrix."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        above, query, key, value, mixed, logsumexp, 0.0, True
-    )
-    return found
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate pairs (i, i + D / 2) of [..., S, D] in place by the angle of each position."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-    x.mul_(torch.cat((cos, cos), dim=-1)).addcmul_(swapped, torch.cat((-sin, sin), dim=-1))
+    """Gradients as of `_attention_backward`, by torch's kernel, which keeps no S x S matrix."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return cast(tuple[Tensor, Tensor, Tensor], kernel(above, query, key, value, mixed, logsumexp, 0.0, True))
 
 
 def _blocks(x_NH: Tensor) -> list[slice]:

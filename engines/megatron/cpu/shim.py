@@ -1,4 +1,4 @@
-"""Lets Megatron-core run without CUDA. Installed only where there is none; on CUDA nothing here is used.
+"""Replacements that let Megatron-core run without CUDA; where there is CUDA none of them is installed.
 
 Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type
 names with `torch.cuda.FloatTensor`. Each replacement below answers one of these.
@@ -18,7 +18,7 @@ from megatron.core.optimizer import clip_grads, optimizer
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import layers, random
 
-from prefect_rlhf.engines.megatron.gradients import WeightGradients
+from prefect_rlhf.engines.megatron.gradients import add_blockwise, take_stale, transposed
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
@@ -38,6 +38,15 @@ class _TorchOnCpu:
         return torch.tensor(data, **options)
 
 
+class _WeightGradients:
+    """Stands for Apex's CUDA module of this interface, through which Megatron's linear layers fill gradient buffers."""
+
+    @staticmethod
+    def wgrad_gemm_accum_fp32(inputs_NH: torch.Tensor, above_NF: torch.Tensor, main_grad_FH: torch.Tensor) -> None:
+        """Add above.T @ inputs to the buffer."""
+        add_blockwise(main_grad_FH, transposed(above_NF) @ inputs_NH, take_stale(main_grad_FH))
+
+
 def install() -> None:
     """Replace what needs CUDA. Idempotent; does nothing where CUDA is available."""
     if torch.cuda.is_available() or isinstance(schedules.torch, _TorchOnCpu):
@@ -47,21 +56,14 @@ def install() -> None:
     setattr(torch.Tensor, "cuda", lambda tensor, *_, **__: tensor)  # noqa: B010
     for module in (schedules, optimizer, clip_grads, utils):
         module.torch = _TorchOnCpu()
-    layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = WeightGradients, True
-    _keep_freed_memory()
-    random.initialize_rng_tracker(inference_rng_tracker=True)  # dropout is 0, so its fork() may do nothing
-
-
-def _keep_freed_memory() -> None:
-    """Let the allocator reuse freed blocks of any size.
-
-    Otherwise each activation of a megabyte or more is mapped anew and faulted in page by page, which takes longer than
-    the arithmetic on it. Offloading still gives memory back, by malloc_trim.
-    """
+    layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _WeightGradients, True
+    # Let the allocator reuse freed blocks of any size: otherwise each activation of a megabyte or more is mapped anew
+    # and faulted in page by page, which takes longer than its arithmetic. Offloading gives memory back by malloc_trim.
     with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to set
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    random.initialize_rng_tracker(inference_rng_tracker=True)  # dropout is 0, so its fork() may do nothing
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""What vLLM runs where there is no CUDA; a reader with GPUs may skip it."""
+"""All that only ranks on CPU run beside vLLM: a reader with GPUs may skip this folder."""

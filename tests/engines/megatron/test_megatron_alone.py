@@ -98,7 +98,12 @@ def test_attention_equals_rotating_and_masking_by_hand(monkeypatch, longest):
         return torch.einsum("bgqst,tbgkd->sbgqd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
 
     shape = (length, rows, groups, queries + 2, dim)
-    assert_same(lambda qkv: cpu_kernels.attend(qkv, cos, sin), reference, [shape], (length, rows, groups, queries, dim))
+    assert_same(
+        lambda qkv: cpu_kernels.causal_attention(qkv, cos, sin),
+        reference,
+        [shape],
+        (length, rows, groups, queries, dim),
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
