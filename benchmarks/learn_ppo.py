@@ -1,6 +1,7 @@
 """Does PPO learn? Reward and an independent judge of greedy continuations of held-out openings, before and after.
 
-    python -m benchmarks.learn_ppo [--seeds 1 2 3] [--steps 20] [--home .rlhf] [--plot docs/images/learn_ppo.png]
+    python -m benchmarks.learn_ppo [--seeds 1 2 3] [--steps 20] [--reward-steps 60] [--home .rlhf]
+        [--plot docs/images/learn_ppo.png]
 
 Trains the reward model first unless `<home>/runs/reward/latest` is there. The anchor is a bare policy gradient with a
 batch-mean baseline on the same task: reward +1.43, judge +0.19 at a KL of 3 nats in 40 steps.
@@ -29,43 +30,39 @@ LIMIT_SECONDS = 7200
 
 def main() -> None:
     """Train, read, draw, print."""
-    options = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--reward-steps", type=int, default=60, help="where the reward model is trained first")
+    parser.add_argument("--home", type=Path, default=Path(".rlhf"))
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
     home = options.home.resolve()
     prepare_model(home / "models" / "smollm2", home / "downloads")
     prepare_ratings(home / "data", home / "downloads")
     judge = Judge(home / "judge", home / "downloads")
     if not (home / "runs" / "reward" / "latest" / "reward").is_dir():
-        run("reward", reward_parameters(home))
+        run("reward", reward_parameters(home, options.reward_steps))
     runs = [run("ppo", ppo_parameters(home, seed, options.steps)) for seed in options.seeds]
     if options.plot:
         draw(runs, options.seeds, judge, options.plot)
     print(json.dumps(summary(runs, options.seeds, judge)))
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--home", type=Path, default=Path(".rlhf"))
-    parser.add_argument("--plot", type=Path)
-    return parser.parse_args()
-
-
-def reward_parameters(home: Path) -> dict[str, Any]:
-    """As deployment rlhf/reward has them."""
+def reward_parameters(home: Path, steps: int) -> dict[str, Any]:
+    """Parameters of the reward model's training, those of the deployment rlhf/reward."""
     pairs = str(home / "data" / "preferences.parquet")
     return {
         "pairs": {"path": pairs},
         "held_out": {"path": pairs, "split": "held_out"},
         "reward": {"path": str(home / "models" / "smollm2"), "head": "scalar", "new_head": True},
-        "steps": 60,
+        "steps": steps,
         "output_dir": str(home / "runs" / "reward"),
     }
 
 
 def ppo_parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
-    """As deployment rlhf/ppo has them, with another seed, more evaluations, and actor and critic trained at once."""
+    """Parameters of the deployment rlhf/ppo with another seed, more evaluations, actor and critic trained at once."""
     model, prompts = str(home / "models" / "smollm2"), str(home / "data" / "prompts.parquet")
     learned = {"path": str(home / "runs" / "reward" / "latest" / "reward"), "head": "scalar"}
     return {
@@ -84,26 +81,20 @@ def ppo_parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
 
 
 def run(algorithm: str, parameters: Mapping[str, Any]) -> Path:
-    """Run an algorithm on two CPU devices in a process of its own; its folder."""
+    """Run an algorithm on two CPU devices in a process of its own; returns its folder."""
     folder = Path(str(parameters["output_dir"]))
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "parameters.json"
     file.write_text(json.dumps(parameters))
-    command = [
-        str(Path(sys.executable).parent / "prefect-rlhf"),
-        algorithm,
-        "--parameters",
-        str(file),
-        "--devices",
-        "2",
-    ]
-    subprocess.run(command, check=True, timeout=LIMIT_SECONDS, stdout=sys.stderr)
+    command = str(Path(sys.executable).parent / "prefect-rlhf")
+    arguments = [algorithm, "--parameters", str(file), "--devices", "2"]
+    subprocess.run([command, *arguments], check=True, timeout=LIMIT_SECONDS, stdout=sys.stderr)
     return (folder / "latest").resolve()
 
 
 def summary(runs: Sequence[Path], seeds: Sequence[int], judge: Judge) -> dict[str, Any]:
     """Gains of each seed and their means, beside the goals."""
-    each = []
+    results = []
     for seed, run_dir in zip(seeds, runs, strict=True):
         outcome = DemoOutcome.read(run_dir, judge)
         gains = {
@@ -111,9 +102,9 @@ def summary(runs: Sequence[Path], seeds: Sequence[int], judge: Judge) -> dict[st
             "judge_gain": outcome.judge_after - outcome.judge_before,
         }
         numbers = {name: value for name, value in asdict(outcome).items() if name != "model"}
-        each.append({"seed": seed} | {name: round(value, 4) for name, value in (gains | numbers).items()})
-    means = {name: round(mean(one[name] for one in each), 4) for name in GOALS}
-    return {"runs": each, "means": means, "goals": GOALS}
+        results.append({"seed": seed} | {name: round(value, 4) for name, value in (gains | numbers).items()})
+    means = {name: round(mean(result[name] for result in results), 4) for name in GOALS}
+    return {"runs": results, "means": means, "goals": GOALS}
 
 
 def draw(runs: Sequence[Path], seeds: Sequence[int], judge: Judge, file: Path) -> None:

@@ -5,37 +5,31 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.ppo_work import Measured, PPOWork
+from prefect_rlhf.flows.commands import cli
+from prefect_rlhf.flows.demo.outcome import read_metrics
+from prefect_rlhf.tasks.running.journal import read_spans
 
 
 def main() -> None:
-    """Run the steps, print what they took."""
+    """Train on one rank per thread, print what a step took."""
     work = PPOWork(**json.loads(sys.argv[1]))
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = run(work, Path(folder))
-        print(json.dumps(asdict(measured(work, run_dir))))
-
-
-def run(work: PPOWork, folder: Path) -> Path:
-    """Train on one rank per thread; returns the run's folder."""
-    from prefect_rlhf.flows.commands import cli
-
-    parameters = folder / "parameters.json"
-    parameters.write_text(json.dumps(flow_parameters(work, folder)))
-    status = cli.main(["ppo", "--parameters", str(parameters), "--devices", str(work.threads)])
-    if status:
-        sys.exit(status)
-    return (folder / "latest").resolve()
+        parameters = Path(folder) / "parameters.json"
+        parameters.write_text(json.dumps(flow_parameters(work, Path(folder))))
+        status = cli.main(["ppo", "--parameters", str(parameters), "--devices", str(work.threads)])
+        if status:
+            sys.exit(status)
+        print(json.dumps(asdict(measured(work, Path(folder) / "latest"))))
 
 
 def flow_parameters(work: PPOWork, folder: Path) -> dict[str, Any]:
-    """One step more than is measured; evaluation only before the first and after the last."""
+    """Parameters of the flow: one step more than is measured; evaluation only before the first and after the last."""
     scored = {"path": work.model, "head": "scalar", "new_head": True}
     optimizer = {"lr": work.learning_rate}
     return {
@@ -61,27 +55,21 @@ def flow_parameters(work: PPOWork, folder: Path) -> dict[str, Any]:
 
 
 def measured(work: PPOWork, run_dir: Path) -> Measured:
-    """Medians over the steps after the first, by the controller's clock."""
-    steps = [step for step in read_lines(run_dir / "metrics.jsonl") if 1 <= step["step"] <= work.steps]
-    task_runs = [run for run in read_lines(run_dir / "task_runs.jsonl") if 1 <= run["step"] <= work.steps]
-    calls = {run["call"] or run["kind"] for run in task_runs}
+    """Medians over the steps after the first, by the controller's clock; of a call with the transfers that feed it."""
+    steps = [step for step in read_metrics(run_dir) if 1 <= step["step"] <= work.steps]
+    seconds_per_call: dict[str, float] = {}
+    for span in read_spans(run_dir):
+        if 1 <= span.step <= work.steps:
+            call = span.call or span.kind
+            seconds_per_call[call] = seconds_per_call.get(call, 0.0) + (span.end - span.start) / work.steps
     return Measured(
         seconds_per_step=median(step["seconds"] for step in steps),
-        seconds_per_call={call: seconds_of(call, task_runs, work.steps) for call in sorted(calls)},
+        seconds_per_call=dict(sorted(seconds_per_call.items())),
         details={
-            share: round(median(s[share] for s in steps), 4) for share in ("orchestration_share", "fingerprint_share")
+            share: round(median(step[share] for step in steps), 4)
+            for share in ("orchestration_share", "fingerprint_share")
         },
     )
-
-
-def seconds_of(call: str, task_runs: Iterable[Mapping[str, Any]], steps: int) -> float:
-    """Mean seconds a step in a call and the transfers that feed it."""
-    return sum(run["end"] - run["start"] for run in task_runs if (run["call"] or run["kind"]) == call) / steps
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The values of a file of JSON lines."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 if __name__ == "__main__":

@@ -13,10 +13,11 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ppo_work import Measured, PPOWork, missing_files
+from benchmarks.ppo_work import Measured, PPOWork, check_files
 
 TRL_FOLDER = Path(".venv-trl")
 TRL_PACKAGES = (  # 1.12 is the last TRL with PPOTrainer; transformers, torch and accelerate are the environment's own
@@ -33,8 +34,7 @@ def main() -> None:
     """Measure, compare, print."""
     arguments = parse_arguments()
     work = PPOWork(model=arguments.model, prompts=arguments.prompts, steps=arguments.steps)
-    if missing := missing_files(work):
-        sys.exit(f"{missing[0]} does not exist; `make demo` writes it, or name another with --model and --prompts")
+    check_files(work)
     sides = [arguments.only] if arguments.only else ["trl", "ours"]
     print(json.dumps(summary({side: measure(side, work) for side in sides})))
 
@@ -56,7 +56,7 @@ def measure(side: str, work: PPOWork) -> Measured:
         install_trl()
         environment |= {"PYTHONPATH": f"{TRL_FOLDER}:.", "OMP_NUM_THREADS": str(work.threads)}
     module = {"ours": "benchmarks.our_ppo", "trl": "benchmarks.trl_ppo"}[side]
-    command = [sys.executable, "-m", module, json.dumps(work.as_arguments())]
+    command = [sys.executable, "-m", module, json.dumps(asdict(work))]
     done = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, text=True, timeout=LIMIT_SECONDS, check=False
     )

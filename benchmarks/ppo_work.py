@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -29,14 +30,10 @@ class PPOWork:
     plan: str = "split"  # of ours: actor and critic train at the same time
 
     def prompt_texts(self) -> list[str]:
-        """The first training prompts of the file, enough for all steps."""
+        """Return the first training prompts of the file, enough for all steps."""
         table = pq.read_table(self.prompts, filters=[("split", "=", "train")])
         texts: list[str] = table["prompt"].to_pylist()
         return texts[: self.batch_size * (self.steps + 1)]
-
-    def as_arguments(self) -> dict[str, object]:
-        """As JSON for another process."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,8 @@ class Measured:
     details: Mapping[str, float] = field(default_factory=dict)
 
 
-def missing_files(work: PPOWork) -> list[str]:
-    """What `make demo` (or the demo's preparation) has not written yet."""
-    return [path for path in (work.model, work.prompts) if not Path(path).exists()]
+def check_files(work: PPOWork) -> None:
+    """Exit with one line unless the model and the prompts are there."""
+    for path in (work.model, work.prompts):
+        if not Path(path).exists():
+            sys.exit(f"{path} does not exist; `make demo` writes it, or name another with --model and --prompts")

@@ -1,6 +1,7 @@
 """Predicted and measured seconds of PPO steps under many plans on this machine; prints JSON as its last line.
 
     python -m benchmarks.predict_plans [--ranks 2] [--steps 3] [--batch-size 16] [--plans NAME,...] [--profile again]
+        [--model FOLDER] [--prompts FILE]
 
 Real Prefect, gang, Megatron-core and vLLM on CPU ranks of one thread, four models of SmolLM2's shape, the demo's
 prompts; with 4 ranks, smaller random models whose heads 4 divides. Layers are profiled first (`prefect-rlhf profile`),
@@ -28,14 +29,12 @@ import pyarrow.parquet as pq
 from prefect.testing.utilities import prefect_test_harness
 
 from benchmarks.our_ppo import flow_parameters
-from benchmarks.ppo_work import PPOWork, missing_files
+from benchmarks.ppo_work import PPOWork, check_files
+from benchmarks.prepared_ppo import prepared_ppo
 from prefect_rlhf.flows.commands import profile as profile_command
-from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.ppo import ppo
-from prefect_rlhf.flows.training.run import PreparedRun, prepare
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.model_shape import model_shape
@@ -84,6 +83,7 @@ def main() -> None:
         epochs=arguments.epochs,
         steps=arguments.steps,
         threads=arguments.ranks,
+        model=arguments.model,
         prompts=arguments.prompts,
     )
     rows: list[dict[str, Any]] = []
@@ -107,17 +107,21 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--prompts", default=PPOWork.prompts)
+    parser.add_argument("--model", default=PPOWork.model, help="of 2 ranks")
+    parser.add_argument("--prompts", default=PPOWork.prompts, help="of 2 ranks")
     parser.add_argument("--plans", help="only these, by name")
     parser.add_argument("--profile", choices=["again"], help="even if there is one")
     return parser.parse_args()
 
 
 def demo_work(work: PPOWork, folder: Path) -> PPOWork:
-    """The demo's model and prompts."""
-    if missing := missing_files(work):
-        sys.exit(f"{missing[0]} does not exist; `make demo` writes it")
-    return replace(work, prompts=few_prompts(work.prompts, folder / "prompts.parquet"))
+    """The demo's model and prompts, few of them held out: evaluation, before and after all steps, is not measured."""
+    check_files(work)
+    table = pq.read_table(work.prompts)
+    held_out = table.filter(pc.field("split") == "held_out").slice(0, HELD_OUT)
+    few = folder / "prompts.parquet"
+    pq.write_table(pa.concat_tables([table.filter(pc.field("split") == "train"), held_out]), few)
+    return replace(work, prompts=str(few))
 
 
 def small_work(work: PPOWork, folder: Path) -> PPOWork:
@@ -136,27 +140,21 @@ def ensure_profile(work: PPOWork, again: bool) -> None:
         print(profile_command.run([work.model, "--devices", str(work.threads), *sizes]))
 
 
-def few_prompts(prompts: str, out: Path) -> str:
-    """The same with few held-out ones: evaluation, before the first step and after the last, is not measured."""
-    table = pq.read_table(prompts)
-    held_out = table.filter(pc.field("split") == "held_out").slice(0, HELD_OUT)
-    pq.write_table(pa.concat_tables([table.filter(pc.field("split") == "train"), held_out]), out)
-    return str(out)
-
-
 def plans(work: PPOWork, chosen: str | None, folder: Path) -> dict[str, str]:
-    """What `plan` of the flow is for each plan: a preset's name, a file, `auto`."""
+    """The parameter `plan` of the flow for each plan: a preset's name, a file, `auto`."""
     files = {name: str(plan_file(compact, folder / f"{name}.json")) for name, compact in PLANS[work.threads].items()}
-    every = {**{name: name for name in PRESETS}, **files, "auto": "auto"}
-    return {name: value for name, value in every.items() if chosen is None or name in chosen.split(",")}
+    values = {**{name: name for name in PRESETS}, **files, "auto": "auto"}
+    return {name: value for name, value in values.items() if chosen is None or name in chosen.split(",")}
 
 
-def predicted_and_measured(name: str, file: str, work: PPOWork, folder: Path) -> dict[str, Any]:
+def predicted_and_measured(name: str, plan_parameter: str, work: PPOWork, folder: Path) -> dict[str, Any]:
     """One plan's row."""
-    given = flow_parameters(work, folder / "runs") | {"plan": file}
+    parameters = flow_parameters(work, folder / "runs") | {"plan": plan_parameter}
     with leased(work.threads):
-        prepared = prepared_run(given)
-        state = ppo(**ppo.validate_parameters(given), return_state=True)
+        prepared = prepared_ppo(parameters)
+        if not prepared.request.sources().profiles:
+            sys.exit("no profile for every model of the graph")
+        state = ppo(**ppo.validate_parameters(parameters), return_state=True)
     if not state.is_completed():
         sys.exit(f"{name}: {state.message}")
     spans = read_spans(Path(state.result()["run_dir"]))
@@ -171,18 +169,6 @@ def predicted_and_measured(name: str, file: str, work: PPOWork, folder: Path) ->
         "calls": calls(prediction.worked_seconds, spans),
         "placements": plan_yaml(prepared.augmented.plan) if name == "auto" else None,
     }
-
-
-def prepared_run(given: Mapping[str, Any]) -> PreparedRun:
-    """The run as it will be, before it is."""
-    parameters = ppo.validate_parameters(dict(given))
-    options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields if key in parameters})
-    held = Lease.from_environment()
-    assert held is not None  # just set
-    prepared = prepare(ppo.algorithm, parameters, options, held)
-    if not profiles.measured_sources(prepared.augmented.graph.models, held).profiles:
-        sys.exit("no profile for every model of the graph")
-    return prepared
 
 
 def calls(predicted: Mapping[str, float], spans: Sequence[TaskRunSpan]) -> dict[str, list[float]]:
@@ -225,22 +211,19 @@ def rank_correlation(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Spearman's, of predicted and measured seconds."""
     if len(rows) < 3:
         return None
-    first, second = (ranks([row[key] for row in rows]) for key in ("predicted_seconds", "measured_seconds"))
-    squares = sum((a - b) ** 2 for a, b in zip(first, second, strict=True))
+    predicted, measured = (
+        sorted(range(len(rows)), key=lambda index: rows[index][key])
+        for key in ("predicted_seconds", "measured_seconds")
+    )
+    squares = sum((predicted.index(row) - measured.index(row)) ** 2 for row in range(len(rows)))
     return round(1 - 6 * squares / (len(rows) * (len(rows) ** 2 - 1)), 4)
 
 
-def ranks(values: Sequence[float]) -> list[int]:
-    """The place of each in ascending order."""
-    ordered = sorted(range(len(values)), key=lambda index: values[index])
-    return [ordered.index(index) for index in range(len(values))]
-
-
 def pairs_in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the pairs whose measured seconds differ by more than 10%: how many, how many are predicted in that order."""
+    """Pairs whose measured seconds differ by more than 10%: how many, and those predicted in the other order."""
     apart = []
-    for one, other in combinations(rows, 2):
-        fast, slow = sorted((one, other), key=lambda row: row["measured_seconds"])
+    for pair in combinations(rows, 2):
+        fast, slow = sorted(pair, key=lambda row: row["measured_seconds"])
         if slow["measured_seconds"] > DIFFERENT * fast["measured_seconds"]:
             apart.append((fast, slow))
     wrong = [

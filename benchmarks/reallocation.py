@@ -7,7 +7,7 @@ Every pair of layouts runs on the ranks of a local gang, on storage that is fuse
 turns, from a barrier to the end of the slowest rank. Everything that arrived is compared with what was sent. The last
 line is JSON.
 
-    python -m benchmarks.reallocation [--rounds 5]
+    python -m benchmarks.reallocation [--rounds 5] [--pairs N]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 from benchmarks.reallocation_rank import DTYPE, SPEC, Mover
@@ -136,13 +137,14 @@ def measure(gang: LocalGang, pair: Pair, rounds: int) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5, help="of which the best counts")
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--pairs", type=int, help="how many of the pairs of layouts; by default all")
+    options = parser.parse_args()
     environment = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT}
     gang = LocalGang(GangSettings(NUM_RANKS, Mover, environment=environment, preload=("torch.distributed",)))
     results = []
     try:
-        for pair in pairs():
-            results.append(measure(gang, pair, rounds))
+        for pair in islice(pairs(), options.pairs):
+            results.append(measure(gang, pair, options.rounds))
             print(results[-1].line(), file=sys.stderr, flush=True)
     finally:
         gang.close()

@@ -1,0 +1,106 @@
+"""Every benchmark runs at its smallest size, as a file and as a module, and its last line is JSON with its keys."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks.ppo_step import TRL_FOLDER
+from benchmarks.ppo_work import PPOWork
+from tests.tiny import make_model, make_pairs, make_prompts
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "placement" / "data"
+TINY = "--model {home}/models/smollm2 --prompts {home}/data/prompts.parquet"
+MEASURED = "details seconds_per_call seconds_per_step"
+
+SMALLEST = {
+    "certify_memory": ("--plans 1", "max_ratio min_ratio never_under num_plans num_ranks within_tolerance"),
+    "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
+    "heterogeneous": ("--model llama-7b --batch-sizes 16 --budget-seconds 0.5", "gains paper rows"),
+    "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
+    "our_ppo": ("{work}", MEASURED),
+    "papers": ("--only app", "expected holds name values"),
+    "plan_invariance": (
+        "--plans 1 --four-ranks",
+        "max_loss_difference max_weight_difference near_ties num_plans tokens_equal",
+    ),
+    "ppo_step": (
+        f"--only ours --steps 1 {TINY}",
+        "fingerprint_share orchestration_share ours_seconds ours_seconds_per_call",
+    ),
+    "predict_plans": (
+        f"--steps 2 --batch-size 4 --plans split {TINY}",
+        "auto_vs_best_preset max_error median_error num_plans pairs_in_order plans rank_correlation ranks",
+    ),
+    "reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
+    "solve_problem": (
+        f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
+        "cpu_seconds gap lower_bound_seconds makespan_seconds plan",
+    ),
+    "trl_ppo": ("{work}", MEASURED),
+}
+"""Arguments, and the keys of the last line; `{home}` is a small demo, `{work}` a small PPO step."""
+
+JUDGE = """
+class SentimentIntensityAnalyzer:
+    def polarity_scores(self, text):
+        return {"compound": text.count("good") - text.count("bad")}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """The demo's folder, with a tiny model, a few prompts and pairs, and a judge that counts two words."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in ("models", "data", "judge"):
+        (folder / name).mkdir()
+    make_model(folder / "models" / "smollm2")
+    make_prompts(folder / "data" / "prompts.parquet", num_train=64)
+    make_pairs(folder / "data" / "preferences.parquet", num_train=64)
+    (folder / "judge" / "vaderSentiment.py").write_text(JUDGE)
+    for name in ("vader_lexicon.txt", "emoji_utf8_lexicon.txt"):
+        (folder / "judge" / name).touch()
+    return folder
+
+
+def scripts() -> set[str]:
+    return {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+
+
+def test_every_benchmark_has_a_smallest_size():
+    assert set(SMALLEST) == scripts()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("started", ["file", "module"])
+@pytest.mark.parametrize("name", SMALLEST)
+def test_a_benchmark_ends_with_one_line_of_json(name, started, home):
+    if name == "trl_ppo" and not (ROOT / TRL_FOLDER).is_dir():
+        pytest.skip(f"TRL is not installed in {TRL_FOLDER}: benchmarks/ppo_step.py puts it there")
+    arguments, keys = SMALLEST[name]
+    prompts = home / "data" / "prompts.parquet"
+    work = PPOWork(str(home / "models" / "smollm2"), str(prompts), batch_size=8, response_tokens=4, steps=1)
+    values = {"home": home, "work": json.dumps(asdict(work), separators=(",", ":"))}
+    command = [f"benchmarks/{name}.py"] if started == "file" else ["-m", f"benchmarks.{name}"]
+    environment = {**os.environ, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
+    if name == "trl_ppo":
+        environment |= {"PYTHONPATH": str(ROOT / TRL_FOLDER), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    done = subprocess.run(
+        [sys.executable, *command, *(word.format_map(values) for word in arguments.split())],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=540,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    result = json.loads(done.stdout.splitlines()[-1])
+    for part in result if isinstance(result, list) else [result]:
+        assert sorted(part) == keys.split()
