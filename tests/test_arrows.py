@@ -62,7 +62,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "engines": {
         "gang": "rank",
-        "profiling": "rank megatron files weights .",
+        "profiling": "rank megatron.cpu files weights .",
         "rank": "megatron vllm files sampling weights .",
         "megatron": "megatron.cpu files sampling weights .",
         "megatron.cpu": "megatron",
