@@ -25,14 +25,13 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.publish import publish
-from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
 ROWS_SHOWN = 50
 STEPS_SHOWN = 3  # in the timeline: enough to see what repeats and what overlaps
-STEPS_COMPARED = 10  # of the newest
 
 
 class RunReport:
@@ -112,7 +111,7 @@ class RunReport:
             description="Timeline",
         )
         if self.predicted is not None:
-            rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_COMPARED)))
+            rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_KEPT)))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
 
 

@@ -1,8 +1,8 @@
-"""What the controller tells the ranks of a node: its commands, made from the graph and the rows of its step."""
+"""The commands of a call node to its ranks, made from the graph and the rows of its step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -11,18 +11,17 @@ from prefect_rlhf.engines.commands import CallCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling
 
 
-def call_commands(run: TrainingRun, node: Node, known: StepRows) -> dict[int, CallCommand]:
-    """What each rank of a call is told: the same call, each with its replica's rows and its stage's keys."""
+def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int, CallCommand]:
+    """Return what each rank of a call is told: the same call, each with its replica's rows and its stage's keys."""
     call, placement = node.call, node.placement
     assert call is not None and placement is not None  # every call node has both
-    ids, frees = dataset_rows(run, call, node.step), known.take_frees(node)
+    row_ids, frees = step_rows.row_ids(call, node.step), step_rows.take_frees(node)
     shared = {
         "step": node.step,
         "call": call,
@@ -33,30 +32,30 @@ def call_commands(run: TrainingRun, node: Node, known: StepRows) -> dict[int, Ca
         "micro_batches": placement.micro_batches,
         "reads": node.reads,
         "writes": node.writes,
-        "versions": known.versions(node),
+        "versions": step_rows.versions(node),
         **operation_fields(call, placement.micro_batches),
     }
-    lengths = known.lengths_for(call, node.step)
-    orders: dict[int, CallCommand] = {}
-    for device, need in known.needs[call.name].items():
-        rank, rows = run.rank(device), need.share.rows(known.lengths(node.step))
-        orders[rank] = order = CallCommand(
+    row_lengths, lengths = step_rows.lengths_for(call, node.step), step_rows.lengths(node.step)
+    commands: dict[int, CallCommand] = {}
+    for device, need in step_rows.needs[call.name].items():
+        rank, rows = run.rank(device), need.share.rows(lengths)
+        commands[rank] = command = CallCommand(
             **shared,
             rows=rows,
-            row_ids=tuple(ids[row] for row in rows),
+            row_ids=tuple(row_ids[row] for row in rows),
             keys=need.keys,
-            lengths=() if lengths is None else tuple(lengths[row] for row in rows),
+            lengths=() if row_lengths is None else tuple(row_lengths[row] for row in rows),
             frees=frees.get(rank, ()),
         )
-        if order.train is not None:
-            sizes = need.share.mini_batch_sizes(call.mini_batches, known.lengths(node.step))
-            orders[rank] = replace(order, train=replace(order.train, mini_batch_rows=sizes))
-    return orders
+        if command.train is not None:
+            sizes = need.share.mini_batch_sizes(call.mini_batches, lengths)
+            commands[rank] = replace(command, train=replace(command.train, mini_batch_rows=sizes))
+    return commands
 
 
 @lru_cache(maxsize=64)  # the same in every step
 def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
-    """The fields of a CallCommand that say what to run, from the call's operation."""
+    """Return the fields of a CallCommand that say what to run, from the call's operation."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
         return {"sampling": sampling, "samples_per_prompt": call.samples_per_prompt}
@@ -75,27 +74,3 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
         rows_per_item=operator.rows_per_item,
     )
     return {"function": bound, "train": train}
-
-
-def dataset_rows(run: TrainingRun, call: Call, step: int) -> tuple[int, ...]:
-    """The dataset's row number behind each of the call's rows at `step`.
-
-    An evaluation call takes the dataset's first items, the same every time; other calls the seeded order's next ones.
-    """
-    graph = run.augmented.graph
-    dataset = next(dataset for dataset in graph.datasets if dataset.name == call.rows_from)
-    per_item = dataset.rows_per_item * samples_per_item(graph.calls, call)
-    num_items = call.num_rows // per_item
-    items = range(num_items) if call.every else row_ids(step, num_items, run.seed, dataset.num_items)
-    return tuple(
-        item * dataset.rows_per_item + (row % dataset.rows_per_item) for item in items for row in range(per_item)
-    )
-
-
-def samples_per_item(calls: Sequence[Call], call: Call) -> int:
-    """How many rows of `call` come from one dataset row: the samples per prompt of the generate they stem from."""
-    if call.kind == "generate":
-        return call.samples_per_prompt
-    by_name = {made.name: made for made in calls}
-    sources = [by_name[port.source] for port in call.inputs if port.source in by_name]
-    return samples_per_item(calls, sources[0]) if sources else 1

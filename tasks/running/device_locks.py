@@ -1,4 +1,4 @@
-"""Who may use which devices now: a node gets all that it occupies at once, in the order of the graph.
+"""Who may begin now: a node whose dependencies have ended gets all that it occupies at once, in the order of the graph.
 
 What a node occupies is the compute or the host link of its devices, so copies to the host run beside calls.
 """
@@ -6,9 +6,9 @@ What a node occupies is the compute or the host link of its devices, so copies t
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Set
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Set
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from prefect_rlhf.placement.augmented.node import Node, Resource
 from prefect_rlhf.placement.errors import DeviceOutsideLease
@@ -17,79 +17,78 @@ from prefect_rlhf.placement.mesh import Device
 
 @dataclass(slots=True)
 class _Claim:
-    """What an announced node wants. It is ready when none is left of those it comes `after`."""
+    """An announced node's claim to what it occupies. It is ready when none is left of those it comes `after`."""
 
-    order: int
-    wants: Set[tuple[Device, Resource]]
+    place: int  # in the graph
+    occupies: Set[tuple[Device, Resource]]
     after: set[str]
-    has_come: bool = False
+    turn: Future[None] = field(default_factory=Future)
 
 
 class DeviceLocks:
-    """All-or-nothing locks on what nodes occupy. Of those that are ready, the one earliest in the graph goes first.
+    """Alone decides when a node of a run begins. Of those that are ready, the one earliest in the graph goes first.
 
-    A later node may pass an earlier one that is ready only when they share nothing, so no node starves. Nodes are
-    announced before they come, and the end of a node makes its followers ready in the moment in which it frees its
-    devices: whose thread wakes up first decides nothing, and the run keeps to the order that was estimated.
-
-    >>> locks = DeviceLocks(frozenset({Device(0, 0)}))
-    >>> locks.check(frozenset({Device(0, 7)}))
-    Traceback (most recent call last):
-        ...
-    prefect_rlhf.placement.errors.DeviceOutsideLease: device n0:7 is not in this run's lease (n0:0)
+    A later node may pass an earlier one that is ready only when they share nothing, so no node starves. The end of a
+    node makes its followers ready in the moment in which it frees its devices: whose thread wakes up first decides
+    nothing, and the run keeps to the order that was estimated.
     """
 
-    def __init__(self, leased: Set[Device]) -> None:
+    def __init__(self, leased: Set[Device], nodes: Iterable[Node]) -> None:
         self.leased = frozenset(leased)
-        self._busy: set[tuple[Device, Resource]] = set()
-        self._claims: dict[str, _Claim] = {}
-        self._ended: set[str] = set()
-        self._changed = threading.Condition()
+        self._places = {node.id: place for place, node in enumerate(nodes)}
+        self._waiting: dict[str, _Claim] = {}
+        self._running: dict[str, _Claim] = {}
+        self._stopped = False
+        self._lock = threading.Lock()
 
-    def check(self, devices: Set[Device]) -> None:
-        """Raise DeviceOutsideLease unless the run's lease holds all of `devices`."""
-        outside = sorted(devices - self.leased)
-        if outside:
-            held = ",".join(map(str, sorted(self.leased)))
-            raise DeviceOutsideLease(f"device {outside[0]} is not in this run's lease ({held})")
+    def announce(self, node: Node) -> Future[None]:
+        """Return the node's turn: done once the node holds what it occupies, cancelled if the run stops before that.
 
-    def announce(self, node: Node, order: int) -> None:
-        """Say that `node` will `hold` as soon as the nodes that it depends on have ended."""
-        self.check(node.devices)
-        with self._changed:
-            self._claims[node.id] = _Claim(order, node.occupies, set(node.depends_on) - self._ended)
-
-    @contextmanager
-    def hold(self, node: Node) -> Iterator[None]:
-        """Wait until all that an announced node occupies is free and no earlier ready node wants it; then hold it.
-
-        The wait ends because each holder is a call with a deadline.
+        Nodes are announced after those that they depend on. Raises DeviceOutsideLease for a node on a device that the
+        run's lease does not hold.
         """
-        with self._changed:
-            claim = self._claims[node.id]
-            claim.has_come = True
-            self._changed.wait_for(lambda: self._may_start(claim))
-            del self._claims[node.id]
-            self._busy |= claim.wants
-        try:
-            yield
-        finally:
-            self._end(node.id, claim)
+        outside = sorted(node.devices - self.leased)
+        if outside:
+            leased = ",".join(map(str, sorted(self.leased)))
+            raise DeviceOutsideLease(f"device {outside[0]} is not in this run's lease ({leased})")
+        with self._lock:
+            unended = {name for name in node.depends_on if name in self._waiting or name in self._running}
+            claim = _Claim(self._places[node.id], node.occupies, unended)
+            if self._stopped:
+                claim.turn.cancel()
+            else:
+                self._waiting[node.id] = claim
+        self._begin_those_that_may()
+        return claim.turn
 
-    def forget_announced(self) -> None:
-        """Wait for no node that has not come: a run that was cancelled starts no more of them."""
-        with self._changed:
-            self._claims = {name: claim for name, claim in self._claims.items() if claim.has_come}
-            self._changed.notify_all()
+    def end(self, node: Node) -> None:
+        """Free what a node holds. Idempotent."""
+        with self._lock:
+            if self._running.pop(node.id, None) is None:
+                return
+            for claim in self._waiting.values():
+                claim.after.discard(node.id)
+        self._begin_those_that_may()
 
-    def _end(self, name: str, claim: _Claim) -> None:
-        with self._changed:
-            self._busy -= claim.wants
-            self._ended.add(name)
-            for other in self._claims.values():
-                other.after.discard(name)
-            self._changed.notify_all()
+    def stop(self) -> None:
+        """Cancel the turns of all nodes that have not begun, now and later."""
+        with self._lock:
+            self._stopped = True
+            dropped = list(self._waiting.values())
+            self._waiting.clear()
+        for claim in dropped:
+            claim.turn.cancel()
 
-    def _may_start(self, claim: _Claim) -> bool:
-        earlier = (other for other in self._claims.values() if other.order < claim.order and not other.after)
-        return self._busy.isdisjoint(claim.wants) and all(claim.wants.isdisjoint(other.wants) for other in earlier)
+    def _begin_those_that_may(self) -> None:
+        with self._lock:
+            ready = sorted((claim.place, name) for name, claim in self._waiting.items() if not claim.after)
+            taken = {use for claim in self._running.values() for use in claim.occupies}
+            begun: list[_Claim] = []
+            for _, name in ready:
+                claim = self._waiting[name]
+                if taken.isdisjoint(claim.occupies):
+                    begun.append(claim)
+                    self._running[name] = self._waiting.pop(name)
+                taken |= claim.occupies
+        for claim in begun:  # outside of the lock, since what waits for a turn runs in this thread
+            claim.turn.set_result(None)

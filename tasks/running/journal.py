@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.tasks.running.outcome import NodeOutcome
+
+STEPS_KEPT = 10  # finished ones whose task runs stay in memory
 MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRunSpan:
-    """One task run as it happened. `start` and `end` are Unix seconds of the controller's clock.
+class TaskRunSpan(NodeOutcome):
+    """A task run as it happened. `start` and `end` are Unix seconds of the controller's clock.
 
-    `seconds` is the longest time a rank worked on it, by the rank's own clock; what is beyond is orchestration.
+    `seconds` is the longest time a rank worked on it, by the rank's own clock; what is beyond is orchestration. `reads`
+    and `writes` are weight versions, as the ranks checked; `predicted_seconds` is set where the plan was estimated.
     """
 
     node: str
@@ -32,18 +37,9 @@ class TaskRunSpan:
     devices: tuple[str, ...]
     start: float
     end: float
-    seconds: float
-    reads: int | None = None  # the weight version that it used, as the ranks checked
+    reads: int | None = None
     writes: int | None = None
-    fingerprint_seconds: float = 0.0
-    bytes_moved: int = 0
-    num_tokens: int = 0
-    peak_extra_bytes: int = 0  # the most that a rank staged for what it moved
-    device_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> bytes when it ended
-    resident_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> memory of its process
-    store_bytes: Mapping[str, int] = field(default_factory=dict)  # rank -> rows that it still held
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    predicted_seconds: float | None = None  # where the plan came with an estimate
+    predicted_seconds: float | None = None
 
 
 class Journal:
@@ -54,13 +50,12 @@ class Journal:
         self.run_dir = run_dir
         self._predicted_seconds = predicted_seconds  # of a node, by its id
         self._by_step: dict[int, list[TaskRunSpan]] = defaultdict(list)
+        self._finished: deque[int] = deque()  # of the steps in `_by_step`
         self._lock = threading.Lock()
 
     def keep(self, name: str, text: str) -> None:
-        """Write a file of the run's folder: beside, then renamed, so that a reader never sees half of it."""
-        beside = self.run_dir / f"{name}.part"
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(self.run_dir / name)
+        """Write a file of the run's folder; a reader never sees half of it."""
+        write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
 
     def carry_over(self, earlier: Path, before: int) -> list[Mapping[str, float]]:
         """Begin `metrics.jsonl` with the steps under `before` of an earlier run's, if that is still there."""
@@ -72,7 +67,7 @@ class Journal:
         return steps
 
     def last_steps(self, number: int) -> tuple[TaskRunSpan, ...]:
-        """The task runs of the newest steps so far."""
+        """Return the task runs of the newest steps so far; `number` is at most `STEPS_KEPT`."""
         with self._lock:
             steps = sorted(self._by_step)[-number:]
             return tuple(span for step in steps for span in self._by_step[step])
@@ -89,29 +84,33 @@ class Journal:
         with self._lock:
             metrics = {"step": float(step), **step_metrics(self._by_step[step])}
             _append(self.run_dir / "metrics.jsonl", metrics)
+            self._finished.append(step)
+            if len(self._finished) > STEPS_KEPT:
+                del self._by_step[self._finished.popleft()]
         return metrics
 
 
 def read_spans(run_dir: Path) -> tuple[TaskRunSpan, ...]:
-    """What `record` wrote into a run's folder."""
+    """Read what `record` wrote into a run's folder."""
     lines = (run_dir / "task_runs.jsonl").read_text(encoding="utf-8").splitlines()
     values = (json.loads(line) for line in lines)
     return tuple(TaskRunSpan(**{**value, "devices": tuple(value["devices"])}) for value in values)
 
 
 def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
-    """All metrics of one step's task runs, with `seconds` and the shares of it outside of model function calls."""
+    """Return all metrics of one step's task runs, with its seconds and the shares outside of model function calls."""
     metrics = {f"{span.call}.{name}": value for span in spans for name, value in span.metrics.items()}
     return metrics | time_shares(spans)
 
 
 def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
-    """Wall seconds that `spans` cover, and which share of them no rank spent in a model function call.
+    """Return the wall seconds that `spans` cover, and the share that no rank spent in a model function call.
 
     `orchestration_share` is everything else, injected nodes and computations included; `fingerprint_share` is the time
     spent on weight fingerprints, wherever it was.
 
-    >>> call = TaskRunSpan("a", "", "generate", "a", 0, "", "", (), start=0.0, end=10.0, seconds=9.0)
+    >>> memory = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
+    >>> call = TaskRunSpan("a", "", "generate", "a", 0, "", "", (), start=0.0, end=10.0, seconds=9.0, **memory)
     >>> time_shares([call])["orchestration_share"]
     0.1
     """
@@ -128,7 +127,7 @@ def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
 
 
 def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
-    """Length of the union of intervals.
+    """Return the length of the union of intervals.
 
     >>> covered_seconds([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)])
     4.0

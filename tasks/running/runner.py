@@ -12,13 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import asdict
 from typing import Any
 
 from prefect import Flow, Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.futures import PrefectFuture
-from prefect.utilities.annotations import quote
 
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.errors import RlhfError
@@ -39,15 +38,23 @@ class GraphRunner:
     def __init__(self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, steps_per_group: int) -> None:
         self.run, self.dispatcher, self.journal = run, dispatcher, journal
         self._groups = [StepGroup(nodes) for nodes in run.augmented.in_groups(steps_per_group)]
-        self._order = {node.id: index for index, node in enumerate(run.augmented.nodes)}
-        self._left = Counter(node.step for node in run.augmented.nodes)
-        self._futures: dict[str, PrefectFuture[Any]] = {}
+        self._group_of = {node.id: group for group in self._groups for node in group.nodes}
+        self._left = Counter(node.step for node in run.augmented)
         self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
-        self._locks = DeviceLocks(frozenset(run.lease.devices))
-        self._group_of = {node.id: group for group in self._groups for node in group.nodes}
-        self._tasks = {kind: self._task(kind) for kind in {node.kind for node in run.augmented.nodes}}
+        self._locks = DeviceLocks(frozenset(run.lease.devices), run.augmented)
+        self._task_runner = MeshTaskRunner(run.augmented, self._locks)
+        self._tasks = {
+            kind: Task(
+                fn=self._run_node,
+                name=kind,
+                task_run_name=self._title,  # type: ignore[arg-type]  # Prefect's protocol asks for its own class method
+                cache_policy=NO_CACHE,
+                persist_result=False,
+            )
+            for kind in {node.kind for node in run.augmented}
+        }
 
     def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
         """Run every node; `on_step` gets each step's metrics as the step ends. Raises a failed node's own error."""
@@ -81,7 +88,7 @@ class GraphRunner:
             lambda: self._submit(group),
             name="rlhf-steps",
             flow_run_name=group.name,
-            task_runner=MeshTaskRunner(self._locks),  # type: ignore[arg-type]  # a runner of Any is one of Any's futures
+            task_runner=self._task_runner,  # type: ignore[arg-type]  # a runner of Any is one of Any's futures
             validate_parameters=False,
         )
         try:
@@ -93,7 +100,7 @@ class GraphRunner:
             self._fail(error)
 
     def _submit(self, group: StepGroup) -> State[Any] | None:
-        futures = [self._submit_node(node) for node in group.nodes]
+        futures = [self._tasks[node.kind].submit(node.id) for node in group.nodes]
         group.submitted.set()
         for future in futures:
             future.wait()
@@ -103,61 +110,50 @@ class GraphRunner:
             raise self._failure
         return None
 
-    def _submit_node(self, node: Node) -> PrefectFuture[Any]:
-        future = self._tasks[node.kind].submit(
-            node=quote(node),
-            title=node.title,
-            order=self._order[node.id],
-            wait_for=[self._futures[dependency] for dependency in node.depends_on],
-        )
-        self._futures[node.id] = future
-        return future
+    def _title(self, parameters: Mapping[str, Any]) -> str:
+        return self.run.augmented.node(parameters["node"]).title
 
-    def _task(self, kind: str) -> Task[..., Any]:
-        def body(node: Node, title: str, order: int) -> State[Any] | None:
-            return self._run_node(node)
-
-        return Task(
-            fn=body,
-            name=kind,
-            task_run_name="{title}",
-            cache_policy=NO_CACHE,
-            persist_result=False,
-        )
-
-    def _run_node(self, node: Node) -> State[Any] | None:
-        self._group_of[node.id].node_began()
-        lease = self.run.lease
-        devices = tuple(map(str, sorted(node.devices)))
+    def _run_node(self, node: str) -> State[Any] | None:
+        """Do the work of a task run: the node of this id."""
+        planned = self.run.augmented.node(node)
+        self._group_of[node].node_began()
+        lease, devices = self.run.lease, tuple(map(str, sorted(planned.devices)))
         get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
         start = time.time()
         try:
-            outcome = self.dispatcher.execute(node)
+            outcome = self.dispatcher.execute(planned)
         except Exception as error:
             self._fail(error)
             if isinstance(error, RlhfError):
                 return failed(error)
             raise
-        self.journal.record(_span(node, self.run, devices, start, outcome))
-        self._end_node(node)
+        end = time.time()
+        self._locks.end(planned)  # the ranks are free; what is left is bookkeeping
+        self.journal.record(_span(planned, self.run, devices, (start, end), outcome))
+        self._end_node(planned)
         return None
 
     def _end_node(self, node: Node) -> None:
         with self._lock:
             self._left[node.step] -= 1
             ended = self._left[node.step] == 0
+            if ended:
+                del self._left[node.step]
         if ended:
-            self.dispatcher.finish_step(node.step)
+            self.dispatcher.finish_step(node.step, oldest=min(self._left, default=node.step + 1))
             self._ended_steps.put(node.step)
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = self._failure or error
+        self._locks.stop()
         for group in self._groups:
             group.give_up()
 
 
-def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, outcome: NodeOutcome) -> TaskRunSpan:
+def _span(
+    node: Node, run: TrainingRun, devices: tuple[str, ...], seconds: tuple[float, float], outcome: NodeOutcome
+) -> TaskRunSpan:
     return TaskRunSpan(
         node=node.id,
         title=node.title,
@@ -167,19 +163,11 @@ def _span(node: Node, run: TrainingRun, devices: tuple[str, ...], start: float, 
         pool=run.lease.pool,
         lease=run.lease.id,
         devices=devices,
-        start=start,
-        end=time.time(),
-        seconds=outcome.seconds,
+        start=seconds[0],
+        end=seconds[1],
         reads=node.reads,
         writes=node.writes,
-        fingerprint_seconds=outcome.fingerprint_seconds,
-        bytes_moved=outcome.bytes_moved,
-        num_tokens=outcome.num_tokens,
-        peak_extra_bytes=outcome.peak_extra_bytes,
-        device_bytes=outcome.device_bytes,
-        resident_bytes=outcome.resident_bytes,
-        store_bytes=outcome.store_bytes,
-        metrics=outcome.metrics,
+        **asdict(outcome),
     )
 
 

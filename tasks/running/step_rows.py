@@ -1,4 +1,4 @@
-"""The rows of the steps in flight: how long they are, which rank works on which, and when a rank may free them.
+"""The rows of the steps in flight: their numbers and lengths, which rank works on which, when a rank may free them.
 
 What does not depend on the step is computed once for a run.
 """
@@ -17,15 +17,17 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import Need, knows_lengths, needs, origin_of
+from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 class StepRows:
-    """Safe to call from many threads. Devices are those of the plan, ranks those of the gang."""
+    """Rows by step. Safe to call from many threads; devices are those of the plan, ranks those of the gang."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self._graph, self._plan = run.augmented.graph, run.augmented.plan
+        self._row_ids: dict[int, dict[Hashable, tuple[int, ...]]] = {}
         self._lengths: dict[int, dict[str, tuple[int, ...]]] = {}
         self._uses_left: dict[int, Counter[tuple[Device, RowKey]]] = {}
         self._versions: dict[int, dict[str, Mapping[str, int]]] = {}
@@ -34,41 +36,67 @@ class StepRows:
 
     @cached_property
     def needs(self) -> Mapping[str, Mapping[Device, Need]]:
-        """What each device of each call works on, by the call's name."""
+        """Return what each device of each call works on, by the call's name."""
         return {call.name: needs(self._graph, self._plan, call.name) for call in self._graph}
 
+    @cached_property
+    def samples_per_item(self) -> Mapping[str, int]:
+        """Return how many rows of each call come from one dataset row: the samples of the generate they stem from."""
+        samples: dict[str, int] = {}
+        for call in self._graph:
+            of_sources = (samples[port.source] for port in call.inputs if port.source in samples)
+            samples[call.name] = call.samples_per_prompt if call.kind == "generate" else next(of_sources, 1)
+        return samples
+
+    def row_ids(self, call: Call, step: int) -> tuple[int, ...]:
+        """Return the dataset's row number behind each of the call's rows at `step`.
+
+        An evaluation call takes the dataset's first items, the same every time; other calls the seeded order's next.
+        """
+        samples, is_evaluation = self.samples_per_item[call.name], call.every is not None
+        by_rows, rows = self._row_ids.setdefault(step, {}), (call.rows_from, call.num_rows, samples, is_evaluation)
+        if rows not in by_rows:
+            dataset = next(dataset for dataset in self._graph.datasets if dataset.name == call.rows_from)
+            per_item = dataset.rows_per_item
+            num_items = call.num_rows // (per_item * samples)
+            in_order = row_ids(step, num_items, self.run.seed, dataset.num_items)
+            items = tuple(range(num_items)) if is_evaluation else in_order
+            by_rows[rows] = tuple(
+                item * per_item + row % per_item for item in items for row in range(per_item * samples)
+            )
+        return by_rows[rows]
+
     def lengths(self, step: int) -> Mapping[str, tuple[int, ...]]:
-        """The tokens of each row, by the generate that made them, as far as they are known."""
+        """Return the tokens of each row, by the generate that made them, as far as they are known."""
         return self._lengths.get(step, {})
 
     def lengths_for(self, call: Call, step: int) -> tuple[int, ...] | None:
-        """The tokens of each row that the call works on, where a generate reported them."""
-        known = knows_lengths(self._graph, call)
-        return self.lengths(step)[origin_of(self._graph, call)] if known else None
+        """Return the tokens of each row that the call works on, where a generate reported them."""
+        return self.lengths(step)[origin_of(self._graph, call)] if knows_lengths(self._graph, call) else None
 
     def generated(self, node: Node, reports: Mapping[int, RankReport]) -> None:
         """Note the lengths of the rows that a generate made."""
         assert node.call is not None  # a generate
-        found = [0] * node.call.num_rows
+        lengths = [0] * node.call.num_rows
         for device, need in self.needs[node.call.name].items():
             reported = reports[self.run.rank(device)].row_lengths
             for row, length in zip(need.share.rows(), reported, strict=True):
-                found[row] = length
+                lengths[row] = length
         with self._lock:
-            self._lengths.setdefault(node.step, {})[node.call.name] = tuple(found)
+            self._lengths.setdefault(node.step, {})[node.call.name] = tuple(lengths)
 
     def transfers(self, node: Node) -> tuple[RowTransfer, ...]:
-        """The rows that a transfer moves, now that their lengths are known; none may be left to move."""
+        """Return the rows that a transfer moves, now that their lengths are known; none may be left to move."""
         assert node.call is not None  # the call it feeds
         moves = row_transfers(self._graph, self._plan, node.call.name, node.moves, self.lengths(node.step))
         rank = self.run.rank
         return tuple(RowTransfer(rank(m.source), rank(m.target), m.producer, m.keys, m.rows) for m in moves)
 
     def take_frees(self, node: Node) -> dict[int, tuple[RowKey, ...]]:
-        """What each rank frees after `node`: the rows that no other node of the step will use there.
+        """Return what each rank frees after `node`: the rows that no other node of the step will use there.
 
-        Asked as the node's orders are made. Nodes on one device run one after another, in an order that the graph
-        alone does not fix; whichever of them is the last to be ordered is the last to use the rows.
+        Asked as the node's commands are made. Nodes on one device run one after another, in an order that the graph
+        alone does not fix; whichever of them is the last to get its commands is the last to use the rows.
         """
         frees: dict[int, tuple[RowKey, ...]] = {}
         with self._lock:
@@ -82,33 +110,32 @@ class StepRows:
         return frees
 
     def versions(self, node: Node) -> Mapping[str, int]:
-        """Which weight version of each role has a part in the rows that a call works on, itself included."""
-        known = self._versions.setdefault(node.step, {})
-        if node.id not in known:
+        """Return the weight version of each role that has a part in the rows a call works on, itself included."""
+        of_step = self._versions.setdefault(node.step, {})
+        if node.id not in of_step:
             own = {node.call.role: node.reads} if node.call and node.call.role and node.reads is not None else {}
             sources = [self.run.augmented.node(d.node) for d in node.dependencies if d.kind == "data"]
             merged: dict[str, int] = {}
             for versions in (*(self.versions(source) for source in sources), own):
                 merged.update(versions)
-            known[node.id] = merged
-        return known[node.id]
+            of_step[node.id] = merged
+        return of_step[node.id]
 
     def finish(self, step: int) -> None:
-        """Forget what was known of a step's rows."""
+        """Forget a step's rows."""
         with self._lock:
-            for known in (self._uses_left, self._lengths, self._versions):
-                known.pop(step, None)
+            for by_step in (self._row_ids, self._uses_left, self._lengths, self._versions):
+                by_step.pop(step, None)
 
     def _uses_of(self, node: Node) -> Mapping[Device, frozenset[RowKey]]:
-        """Computed once for all steps."""
-        name = node.kind, node.call and node.call.name, node.moves
-        if name not in self._uses:
-            self._uses[name] = row_uses(self._graph, self._plan, node)
-        return self._uses[name]
+        work = node.kind, node.call and node.call.name, node.moves  # the same in every step
+        if work not in self._uses:
+            self._uses[work] = row_uses(self._graph, self._plan, node)
+        return self._uses[work]
 
     @cached_property
     def _nodes_by_step(self) -> dict[int, list[Node]]:
-        found: dict[int, list[Node]] = defaultdict(list)
+        by_step: dict[int, list[Node]] = defaultdict(list)
         for node in self.run.augmented:
-            found[node.step].append(node)
-        return found
+            by_step[node.step].append(node)
+        return by_step

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4, uuid5
 
+from prefect.client.schemas.objects import State, TaskRunResult
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
+from prefect.states import Cancelled
 from prefect.task_engine import run_task_sync
 from prefect.task_runners import TaskRunner
 
@@ -19,26 +22,26 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import RunInput
 
+    from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
     from prefect_rlhf.placement.augmented.node import Node
 
 
 class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
-    """Runs tasks whose parameters hold a `node` in threads, each holding its node's devices while it runs.
+    """Runs tasks whose one parameter `node` is the id of a node, each in a thread once the locks give it its turn.
 
-    Devices are taken after the futures in `wait_for` have ended, so a task run that the UI shows as running does run.
-    Copies that Prefect makes for subflows share the locks.
-
-    Raises DeviceOutsideLease from `submit` for a node on a device that the run does not hold.
+    Devices are taken before a task run begins, so one that the UI shows as running does run. What a node depends on
+    becomes the inputs of its task run, which the UI draws; only the locks wait for them. Copies that Prefect makes for
+    subflows share the locks.
     """
 
-    def __init__(self, locks: DeviceLocks, max_workers: int = 64) -> None:
+    def __init__(self, augmented: AugmentedGraph, locks: DeviceLocks, namespace: UUID | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Prefect leaves it unannotated
-        self._locks = locks
-        self._max_workers = max_workers
+        self._augmented, self._locks = augmented, locks
+        self._namespace = namespace or uuid4()
         self._threads: ThreadPoolExecutor | None = None
 
     def duplicate(self) -> MeshTaskRunner:
-        return type(self)(self._locks, self._max_workers)
+        return type(self)(self._augmented, self._locks, self._namespace)
 
     def submit(
         self,
@@ -47,32 +50,51 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
         wait_for: Iterable[PrefectFuture[Any]] | None = None,
         dependencies: dict[str, set[RunInput]] | None = None,
     ) -> PrefectConcurrentFuture[Any]:
+        """Raises DeviceOutsideLease for a node on a device that the run does not hold."""
         if self._threads is None:
             raise RuntimeError("MeshTaskRunner.submit was called outside of its context manager")
-        node: Node = parameters["node"].unwrap()
-        self._locks.announce(node, parameters["order"])
-        run_id, upstream = uuid.uuid4(), list(wait_for or ())
-        run = {
-            "task": task,
-            "task_run_id": run_id,
-            "parameters": parameters,
-            "wait_for": upstream,
-            "return_type": "state",
-            "dependencies": dependencies,
-            "context": {},
-        }
-        future = self._threads.submit(copy_context().run, self._run_on_devices, node, run)
-        return PrefectConcurrentFuture(task_run_id=run_id, wrapped_future=future)
+        node = self._augmented.node(parameters["node"])
+        run_id = self._task_run_id(node.id)
+        run = partial(
+            run_task_sync,
+            task=task,
+            task_run_id=run_id,
+            parameters=parameters,
+            return_type="state",
+            dependencies={"node": {TaskRunResult(id=self._task_run_id(name)) for name in node.depends_on}},
+            context={},
+        )
+        ended: Future[State[Any]] = Future()
+        begin = partial(self._begin, self._threads, partial(copy_context().run, self._run, node, run, ended), ended)
+        self._locks.announce(node).add_done_callback(begin)
+        return PrefectConcurrentFuture(task_run_id=run_id, wrapped_future=ended)
 
-    def _run_on_devices(self, node: Node, run: dict[str, Any]) -> Any:
-        for future in run["wait_for"]:
-            future.wait()  # ends: every task run does, each call in it has a deadline
-        with self._locks.hold(node):
-            return run_task_sync(**run)
+    def _task_run_id(self, node: str) -> UUID:
+        return uuid5(self._namespace, node)
+
+    @staticmethod
+    def _begin(
+        threads: ThreadPoolExecutor, run: Callable[[], None], ended: Future[State[Any]], turn: Future[None]
+    ) -> None:
+        if turn.cancelled():
+            ended.set_result(Cancelled(message="The run ended before this node began"))
+        else:
+            threads.submit(run)
+
+    def _run(self, node: Node, run: Callable[[], Any], ended: Future[State[Any]]) -> None:
+        try:
+            state = run()
+        except BaseException as error:
+            self._locks.stop()
+            ended.set_exception(error)
+            raise
+        finally:
+            self._locks.end(node)  # the task's body did, unless it failed
+        ended.set_result(state)
 
     def __enter__(self) -> MeshTaskRunner:
         super().__enter__()
-        self._threads = ThreadPoolExecutor(self._max_workers, thread_name_prefix="mesh")
+        self._threads = ThreadPoolExecutor(4 * len(self._locks.leased) + 4, thread_name_prefix="mesh")
         return self
 
     def __exit__(
@@ -80,7 +102,7 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
     ) -> None:
         if self._threads is not None:
             if error is not None:
-                self._locks.forget_announced()
-            self._threads.shutdown(wait=True, cancel_futures=error is not None)
+                self._locks.stop()
+            self._threads.shutdown(wait=True)
             self._threads = None
         super().__exit__(kind, error, traceback)

@@ -1,9 +1,9 @@
-"""What is fixed for a whole training run: its graph, its devices, its rows and its seed."""
+"""The values that are fixed for a whole training run: its graph, its devices, its rows and its seed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect_rlhf.engines.commands import RowSource
@@ -33,11 +33,15 @@ class TrainingRun:
     checkpoint: Checkpoint | None = None
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ranks", {device: rank for rank, device in enumerate(self.lease.devices)})
 
     def rank(self, device: Device) -> int:
-        """The gang's rank on `device`: its position in the lease."""
-        return self.lease.devices.index(device)
+        """Return the gang's rank on `device`: its position in the lease."""
+        return self._ranks[device]
 
     def ranks(self, instance: ModelInstance) -> tuple[int, ...]:
-        """Ranks of an instance, in the order of its coordinates."""
-        return tuple(self.rank(device) for device in instance.devices)
+        """Return the ranks of an instance, in the order of its coordinates."""
+        return tuple(self._ranks[device] for device in instance.devices)

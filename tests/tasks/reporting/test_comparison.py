@@ -22,6 +22,12 @@ KNOWN = {node.id: WORKED[subject_of(node.id)] for node in AUGMENTED if subject_o
 PREDICTED = Prediction(SCHEDULE, KNOWN, orchestration_seconds=0.25)
 
 
+def span(call: str, kind: str, step: int, start: float, end: float, seconds: float) -> TaskRunSpan:
+    memory: dict[str, dict[str, int]] = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
+    where = ("", "", ("n0:0",))
+    return TaskRunSpan(f"{call}@{step}", call, kind, call, step, *where, start, end, seconds=seconds, **memory)
+
+
 def spans(num_steps: int = 4) -> list[TaskRunSpan]:
     """Inference worked 1 s and held its devices 1.5 s; training 4 and 4.5 s; the first step took thrice as long."""
     made, now = [], 1000.0
@@ -29,9 +35,7 @@ def spans(num_steps: int = 4) -> list[TaskRunSpan]:
         slower = 3.0 if step == 0 else 1.0
         for call, kind, seconds in (("ref_inference", "inference", 1.0), ("actor_train_step", "train_step", 4.0)):
             end = now + slower * (seconds + 0.5)
-            made.append(
-                TaskRunSpan(f"{call}@{step}", call, kind, call, step, "", "", ("n0:0",), now, end, slower * seconds)
-            )
+            made.append(span(call, kind, step, now, end, slower * seconds))
             now = end
     return made
 
@@ -50,7 +54,7 @@ def test_the_step_compares_steady_states():
 
 
 def test_what_was_not_predicted_has_no_ratio():
-    extra = TaskRunSpan("held_out@1", "held_out", "inference", "held_out", 1, "", "", ("n0:0",), 1030.0, 1031.0, 1.0)
+    extra = span("held_out", "inference", 1, 1030.0, 1031.0, 1.0)
     row = next(row for row in comparison_rows(compare(PREDICTED, [*spans(), extra])) if row["node"] == "held_out")
     assert (row["predicted s"], row["measured s"], row["ratio"], row["predicted order"]) == ("", "1", "", "")
 

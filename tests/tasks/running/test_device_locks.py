@@ -25,98 +25,80 @@ def node(name, *devices, kind="inference", after=()):
 
 
 class Run:
-    """Announces nodes in their order; each that comes holds its devices until it is told to end."""
+    """Announces nodes in their order; notes which begin, until they are told to end."""
 
     def __init__(self, *nodes):
-        self.locks, self.nodes = DeviceLocks({A, B}), {one.id: one for one in nodes}
-        self.begun, self.go = [], {one.id: threading.Event() for one in nodes}
-        for order, one in enumerate(nodes):
-            self.locks.announce(one, order)
+        self.nodes, self.begun = {node.id: node for node in nodes}, []
+        self.locks = DeviceLocks({A, B}, nodes)
+        self.turns = {node.id: self.announce(node) for node in nodes}
 
-    def come(self, name):
-        """The node's thread gets to its `hold`."""
+    def announce(self, node):
+        turn = self.locks.announce(node)
+        turn.add_done_callback(lambda turn: turn.cancelled() or self.begun.append(node.id))
+        return turn
 
-        def body():
-            with self.locks.hold(self.nodes[name]):
-                self.begun.append(name)
-                self.go[name].wait(10)
-
-        threading.Thread(target=body, daemon=True).start()
-        claims = self.locks._claims
-        assert settle(lambda: name in self.begun or (name in claims and claims[name].has_come))
-
-    def end(self, name):
-        self.go[name].set()
-        assert settle(lambda: name in self.locks._ended)
-
-
-def settle(condition):
-    for _ in range(500):
-        if condition():
-            return True
-        threading.Event().wait(0.01)
-    return False
+    def end(self, *names):
+        for name in names:
+            self.locks.end(self.nodes[name])
 
 
 def test_disjoint_nodes_hold_their_devices_at_the_same_time():
     run = Run(node("first", A), node("second", B))
-    run.come("second")
-    run.come("first")
-    assert settle(lambda: run.begun == ["second", "first"])
+    assert run.begun == ["first", "second"]
 
 
 def test_the_earliest_ready_node_goes_first():
     """`both` waits for two devices; `later` wants one that is free, but must not starve it."""
     run = Run(node("holder", A), node("both", A, B), node("later", B))
-    run.come("holder")
-    run.come("both")
-    run.come("later")
+    assert run.begun == ["holder"]
     run.end("holder")
-    assert settle(lambda: run.begun == ["holder", "both"])
+    assert run.begun == ["holder", "both"]
     run.end("both")
-    assert settle(lambda: run.begun == ["holder", "both", "later"])
+    assert run.begun == ["holder", "both", "later"]
 
 
-def test_a_follower_that_is_ready_is_waited_for_though_its_thread_is_late():
+def test_a_follower_is_ready_in_the_moment_in_which_its_producer_ends():
     """The end of `producer` makes a transfer ready; a call that shares a device must not slip in before it."""
     run = Run(node("producer", A), node("transfer", A, B, kind="transfer", after=["producer"]), node("call", A))
-    run.come("producer")
-    run.come("call")
-    run.end("producer")
     assert run.begun == ["producer"]
-    run.come("transfer")
+    run.end("producer")
+    assert run.begun == ["producer", "transfer"]
     run.end("transfer")
-    assert settle(lambda: run.begun == ["producer", "transfer", "call"])
+    assert run.begun == ["producer", "transfer", "call"]
 
 
 def test_nobody_waits_for_a_node_that_is_not_ready():
     run = Run(node("producer", B), node("follower", A, after=["producer"]), node("call", A))
-    run.come("producer")
-    run.come("call")
-    assert settle(lambda: run.begun == ["producer", "call"])
+    assert run.begun == ["producer", "call"]
+
+
+def test_what_ended_before_a_node_was_announced_is_not_waited_for():
+    run = Run(node("producer", A))
+    run.end("producer", "producer")
+    assert run.locks.announce(node("producer", A, after=["long gone"])).done()
 
 
 def test_copies_over_the_host_link_do_not_wait_for_calls_but_for_each_other():
     run = Run(node("call", A), node("reload", A, kind="reload"), node("offload", A, kind="offload"))
-    run.come("call")
-    run.come("reload")
-    run.come("offload")
-    assert settle(lambda: run.begun == ["call", "reload"])
+    assert run.begun == ["call", "reload"]
     run.end("reload")
-    assert settle(lambda: run.begun == ["call", "reload", "offload"])
+    assert run.begun == ["call", "reload", "offload"]
 
 
-def test_a_cancelled_run_waits_for_nothing_that_will_not_come():
-    run = Run(node("never", A), node("call", A))
-    run.come("call")
-    assert run.begun == []
-    run.locks.forget_announced()
-    assert settle(lambda: run.begun == ["call"])
+def test_a_run_that_stops_begins_nothing_more():
+    """What runs keeps its devices until it ends; all other turns are cancelled, so nobody waits for them."""
+    run = Run(node("running", A), node("waiting", A), node("follower", B, after=["running"]))
+    run.locks.stop()
+    run.end("running")
+    assert run.begun == ["running"]
+    assert [turn.cancelled() for turn in run.turns.values()] == [False, True, True]
+    assert run.locks.announce(run.nodes["waiting"]).cancelled()
 
 
 def test_a_device_outside_the_lease_is_refused_by_name():
-    with pytest.raises(DeviceOutsideLease, match="device n0:1 is not in this run's lease"):
-        DeviceLocks({A}).announce(node("both", A, B), 0)
+    both = node("both", A, B)
+    with pytest.raises(DeviceOutsideLease, match=r"device n0:1 is not in this run's lease \(n0:0\)"):
+        DeviceLocks({A}, [both]).announce(both)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -127,26 +109,33 @@ def test_transfers_go_before_long_calls_and_both_train_steps_run_at_once(seed):
     """
     plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
     augmented = augment(ppo(), plan, 4)
-    locks, chance, lock = DeviceLocks({A, B}), random.Random(seed), threading.Lock()
-    ended = {one.id: threading.Event() for one in augmented}
+    locks, chance, lock = DeviceLocks({A, B}, augmented), random.Random(seed), threading.Lock()
     meetings = {step: threading.Barrier(2) for step in range(4)}
 
-    def run(one):
-        for before in one.depends_on:
-            assert ended[before].wait(30)
+    def run(node, turn):
+        turn.result(30)
         with lock:
             late = chance.random() * 0.01
         threading.Event().wait(late)
-        with locks.hold(one):
-            if one.kind == "train_step":
-                meetings[one.step].wait(30)  # breaks, and fails the test, when the other cannot run beside
-        ended[one.id].set()
+        if node.kind == "train_step":
+            meetings[node.step].wait(30)  # breaks, and fails the test, when the other cannot run beside
+        locks.end(node)
 
-    for order, one in enumerate(augmented):
-        locks.announce(one, order)
+    turns = [(node, locks.announce(node)) for node in augmented]
     with ThreadPoolExecutor(len(augmented)) as threads:
-        for future in [threads.submit(run, one) for one in augmented]:
+        for future in [threads.submit(run, *turn) for turn in turns]:
             future.result()
+
+
+def test_locks_keep_nothing_of_nodes_that_ended():
+    """However long a run is."""
+    plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
+    augmented = augment(ppo(), plan, 12)
+    locks = DeviceLocks({A, B}, augmented)
+    for node in augmented:
+        assert locks.announce(node).done()
+        locks.end(node)
+        assert not locks._waiting and not locks._running
 
 
 def test_the_order_of_a_run_is_the_one_that_is_estimated():

@@ -4,12 +4,21 @@ import json
 
 import pytest
 
-from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, covered_seconds, time_shares
+from prefect_rlhf.tasks.running.journal import (
+    STEPS_KEPT,
+    Journal,
+    TaskRunSpan,
+    covered_seconds,
+    read_spans,
+    time_shares,
+)
+
+NO_MEMORY = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
 
 
 def span(kind, start, end, seconds=None, step=0, **more):
-    worked = end - start if seconds is None else seconds
-    return TaskRunSpan(f"{kind}@{step}", kind, kind, kind, step, "pool", "lease", ("n0:0",), start, end, worked, **more)
+    more = {"seconds": end - start if seconds is None else seconds, **NO_MEMORY, **more}
+    return TaskRunSpan(f"{kind}@{step}", kind, kind, kind, step, "pool", "lease", ("n0:0",), start, end, **more)
 
 
 def test_time_outside_of_model_function_calls_is_orchestration():
@@ -37,3 +46,27 @@ def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
     }
     assert len((tmp_path / "task_runs.jsonl").read_text().splitlines()) == 2
     assert [s.step for s in journal.last_steps(1)] == [1]
+
+
+def test_a_long_run_keeps_the_newest_steps_in_memory(tmp_path):
+    """A step's task runs stay until its metrics are written, whatever began before; on disk all of them are."""
+    journal = Journal(tmp_path)
+    for step in range(30):
+        journal.record(span("generate", step, step + 1.0, step=step))
+        if step:
+            assert journal.finish_step(step - 1)["seconds"] == 1.0
+        assert len(journal._by_step) <= STEPS_KEPT + 1
+    assert [run.step for run in journal.last_steps(3)] == [27, 28, 29]
+    assert [run.step for run in read_spans(tmp_path)] == list(range(30))
+
+
+def test_lines_of_task_runs_are_flat(tmp_path):
+    """Benchmarks read them by these keys."""
+    Journal(tmp_path).record(span("generate", 0.0, 1.0, metrics={"loss": 0.5}, device_bytes={"0": 7}))
+    (line,) = (tmp_path / "task_runs.jsonl").read_text().splitlines()
+    assert json.loads(line) == {
+        "node": "generate@0", "title": "generate", "kind": "generate", "call": "generate", "step": 0, "pool": "pool",
+        "lease": "lease", "devices": ["n0:0"], "start": 0.0, "end": 1.0, "seconds": 1.0, "reads": None, "writes": None,
+        "fingerprint_seconds": 0.0, "bytes_moved": 0, "num_tokens": 0, "peak_extra_bytes": 0, "device_bytes": {"0": 7},
+        "resident_bytes": {}, "store_bytes": {}, "metrics": {"loss": 0.5}, "predicted_seconds": None,
+    }  # fmt: skip
