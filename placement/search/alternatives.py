@@ -21,7 +21,7 @@ from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """`has_room` is whether every device has memory enough by the problem's count."""
+    """A choice for one call. `has_room` is whether every device has memory enough by the problem's count."""
 
     choice: Choice
     makespan_us: int

@@ -108,7 +108,7 @@ def calls_of(node: ProblemNode) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """`source` of iteration i ends before `target` of iteration i + lag starts; through absent nodes as well."""
+    """A dependency, through absent nodes as well: `source` of iteration i ends before `target` of i + lag starts."""
 
     source: str
     target: str

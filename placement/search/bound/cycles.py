@@ -100,7 +100,7 @@ def exclude_slips(conflict: Ints, o: Order, slips: int, adjacent: Ints) -> None:
 
 @inner
 def exclusive_before(conflict: Ints, o: Order, nodes: int, last: int) -> int:
-    """Those of `nodes` whose last run but one excludes the last runs of all of `last`."""
+    """The subset of `nodes` whose last run but one excludes the last runs of all of `last`."""
     exclusive = 0
     while nodes:
         node = lowest(nodes)

@@ -45,5 +45,5 @@ def heaviest_work(us: Ints, area: Ints, s: Scratch, nodes: int, num_devices: int
 
 @inner
 def rounded_up(value: int, divisor: int) -> int:
-    """`value / divisor`, not below it."""
+    """The quotient as an integer not below it."""
     return (value + divisor - 1) // divisor

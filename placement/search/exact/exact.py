@@ -74,8 +74,9 @@ class ExactState:
 @final
 @dataclass(frozen=True, slots=True)
 class IterativeDeepening:
-    """`growth` is the share by which the threshold is first raised; later such that each round costs twice the last.
+    """The search: rounds of deepening, and between them steps of the search for plans.
 
+    `growth` is the share by which the threshold is first raised; later such that each round costs twice the last.
     `improving_share` is the number of evaluations of the search for plans for one of deepening, until it is stale.
     """
 

@@ -6,6 +6,8 @@ shortest moves that any of them does, so a bound with it holds for all of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, starts
@@ -21,11 +23,10 @@ def groups_of(call: PlannedCall) -> list[Ints]:
     return [by_duration[classes[by_duration] == mesh_class] for mesh_class in np.unique(classes)]
 
 
-def option_arrays(problem: Problem) -> dict[str, Ints]:
+def option_arrays(problem: Problem, groups: Mapping[str, list[Ints]]) -> dict[str, Ints]:
     """The arrays of `Tables` about options, each call's groups after its own options."""
     copies = dict.fromkeys(option.copy for call in problem.calls for option in call.options if option.copy is not None)
     copy_number = {copy: number for number, copy in enumerate(copies)}
-    groups = {call.name: groups_of(call) for call in problem.calls}
     columns = [_columns(call, copy_number, groups[call.name]) for call in problem.calls]
     lengths = [len(call.options) + len(groups[call.name]) for call in problem.calls]
     none = np.zeros(0, np.int64)

@@ -39,7 +39,7 @@ def symmetries(problem: Problem) -> list[Permutation]:
 
 
 def _closure(group: set[Permutation]) -> set[Permutation]:
-    """All products of permutations; some more than MOST_PERMUTATIONS when there are so many."""
+    """The closure under products; some more than MOST_PERMUTATIONS when there are so many."""
     while len(group) <= MOST_PERMUTATIONS:
         products = {tuple(a[place] for place in b) for a in group for b in group}
         if products <= group:

@@ -100,15 +100,16 @@ class Tables(NamedTuple):
 def build_tables(problem: Problem) -> Tables:
     """Number nodes, calls, options and meshes. The same problem always gives the same arrays."""
     calls = {call.name: index for index, call in enumerate(problem.calls)}
+    groups = {call.name: groups_of(call) for call in problem.calls}
     return Tables(
         num_calls=len(calls),
         num_nodes=len(problem.nodes),
         num_devices=problem.num_devices,
         iterations=problem.iterations,
         most_bytes=max(problem.device_bytes),
-        **_node_arrays(problem, calls),
-        **_option_arrays(problem),
-        least_in_class=_least_in_class(problem),
+        **_node_arrays(problem, calls, groups),
+        **option_arrays(problem, groups),
+        **_least_arrays(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
         **_symmetry_arrays(problem),
@@ -127,11 +128,10 @@ def _ints(values: Sequence[int] | Sequence[Sequence[int]]) -> Ints:
     return np.array(values, dtype=np.int64)
 
 
-def _node_arrays(problem: Problem, calls: dict[str, int]) -> dict[str, Ints]:
+def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list[Ints]]) -> dict[str, Ints]:
     kinds = {PlannedCall: CALL, PairNode: PAIR, LinkNode: LINK}
     ends = [calls_of(node) for node in problem.nodes]
     resources = [_resources(node, calls) for node in problem.nodes]
-    groups = {call.name: groups_of(call) for call in problem.calls}
     costs = [_with_groups(_cost(node), node, groups) for node in problem.nodes]  # [layers, rows, columns]
     return {
         "node_kind": _ints([kinds[type(node)] for node in problem.nodes]),
@@ -179,12 +179,15 @@ def _with_groups(cost: Ints, node: ProblemNode, groups: dict[str, list[Ints]]) -
     return cost
 
 
-def _option_arrays(problem: Problem) -> dict[str, Ints]:
+def _least_arrays(problem: Problem) -> dict[str, Ints]:
     sizes = [problem.meshes[members[0]].num_devices for members in problem.mesh_classes]
+    in_class = np.full((len(problem.calls), len(sizes)), NEVER, dtype=np.int64)
+    for row, call in zip(in_class, problem.calls, strict=True):
+        np.minimum.at(row, [o.mesh_class for o in call.options], [o.microseconds for o in call.options])
     return {
-        **option_arrays(problem),
         "least_area": _ints([min(o.microseconds * sizes[o.mesh_class] for o in c.options) for c in problem.calls]),
         "least_size": _ints([min(sizes[o.mesh_class] for o in c.options) for c in problem.calls]),
+        "least_in_class": in_class,
     }
 
 
@@ -208,13 +211,6 @@ def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
         "capacity_changes": np.flatnonzero(np.diff(problem.device_bytes)) + 1,
         "can_lie": can_lie,
     }
-
-
-def _least_in_class(problem: Problem) -> Ints:
-    least = np.full((len(problem.calls), len(problem.mesh_classes)), NEVER, dtype=np.int64)
-    for row, call in zip(least, problem.calls, strict=True):
-        np.minimum.at(row, [o.mesh_class for o in call.options], [o.microseconds for o in call.options])
-    return least
 
 
 def _possible_relations(first: Ints, size: int, second: Ints, other_size: int) -> tuple[bool, bool, bool]:
