@@ -7,6 +7,8 @@ section 2.2). The last stage has the head on top of its layers, so it may be the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from prefect_rlhf.placement.cost.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
@@ -15,147 +17,129 @@ from prefect_rlhf.placement.cost.workload import CallWork
 
 
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
-    """Seconds of one call, by what takes them.
+    """Return the seconds of one call, by what takes them.
 
-    Raises InvalidInput where the execution spans nodes that no network connects.
+    New weights cost a train_step their fingerprint, and a generate that is the first to use them their packing; whoever
+    moves weights to a generate pays for their fingerprint there. Raises InvalidInput where the execution spans nodes
+    that no network connects.
     """
-    cost = {"generate": _generate, "inference": _inference, "train_step": _train}[work.kind]
-    return cost(work, execution, times) + Seconds(call=times.fixed(work.kind) + _around(work, execution, times))
-
-
-def _around(work: CallWork, execution: Execution, times: LayerTimes) -> float:
-    """What new weights cost: a train_step's their fingerprint, a generate that is the first to use them their packing.
-
-    Whoever moves weights to a generate pays for their fingerprint there.
-    """
+    call, parameters = _CallSeconds(work, execution, times), times.sizes.fullest_stage_parameters(execution.strategy)
     if work.kind == "train_step":
-        return times.written(_fullest_stage(execution, times))
-    return times.packed(_fullest_stage(execution, times)) if work.kind == "generate" else 0.0
+        seconds, new_weights = call.train(), times.written(parameters)
+    elif work.kind == "generate":
+        seconds, new_weights = call.generate(), times.packed(parameters)
+    else:
+        seconds, new_weights = call.inference(), 0.0
+    return seconds + Seconds(call=times.fixed(work.kind) + new_weights)
 
 
-def _inference(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
-    rows, length = work.rows / execution.strategy.dp, work.workload.mean_length
-    portions, pieces = execution.pieces(rows, train=False)
-    each = rows / portions / pieces
-    layer, hop = _forward(each, length, execution, times), _to_next_stage(each * length, execution, times)
-    head = times.head_forward(each * _head_tokens(work, execution), execution.strategy.tp)
-    return _pipelined(layer, hop, head, pieces, execution, times).times(portions)
+@dataclass(frozen=True, slots=True)
+class _CallSeconds:
+    """The formulas of one call's kinds. `rows` are of one micro-batch, `length` and `context` are tokens of a row."""
 
+    work: CallWork
+    execution: Execution
+    times: LayerTimes
 
-def _train(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
-    """`epochs` * `mini_batches` optimizer steps, each over its micro-batches, forward and backward."""
-    tp, steps = execution.strategy.tp, work.epochs * work.mini_batches
-    rows, length = work.rows / work.mini_batches / execution.strategy.dp, work.workload.mean_length
-    portions, pieces = execution.pieces(rows, train=True)
-    each = rows / portions / pieces
-    tokens = each * _head_tokens(work, execution)
-    layer = _forward(each, length, execution, times) + _backward(each, length, execution, times)
-    hops = _to_next_stage(each * length, execution, times).times(2)
-    head = times.head_forward(tokens, tp) + times.head_backward(tokens, tp)
-    step = _pipelined(layer, hops, head, pieces, execution, times).times(portions)
-    return (step + _update(execution, times)).times(steps)
+    def inference(self) -> Seconds:
+        rows, length = self.work.rows / self.execution.strategy.dp, self.work.workload.mean_length
+        portions, pieces = self.execution.pieces(rows, train=False)
+        each = rows / portions / pieces
+        head = self.times.head_forward(each * self._head_tokens, self.execution.strategy.tp)
+        once = self._pipelined(self._forward(each, length), self._to_next_stage(each * length), head, pieces)
+        return once.times(portions)
 
+    def train(self) -> Seconds:
+        """Take `epochs` * `mini_batches` optimizer steps, each over its micro-batches, forward and backward."""
+        work, tp = self.work, self.execution.strategy.tp
+        rows, length = work.rows / work.mini_batches / self.execution.strategy.dp, work.workload.mean_length
+        portions, pieces = self.execution.pieces(rows, train=True)
+        each = rows / portions / pieces
+        tokens = each * self._head_tokens
+        layer = self._forward(each, length) + self._backward(each, length)
+        hops = self._to_next_stage(each * length).times(2)
+        head = self.times.head_forward(tokens, tp) + self.times.head_backward(tokens, tp)
+        step = self._pipelined(layer, hops, head, pieces).times(portions)
+        return (step + self._update()).times(work.epochs * work.mini_batches)
 
-def _generate(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
-    """Prefill of all prompts, then one step per token for the rows that are still being generated."""
-    workload, rows = work.workload, work.rows / execution.strategy.dp
-    portions, pieces = execution.pieces(rows, train=False)
-    waves = portions * max(1.0, rows / portions / (execution.rows_at_once or rows))
-    each = rows / waves / pieces
-    layer = _forward(each, workload.prompts.mean, execution, times)
-    hop = _to_next_stage(each * workload.prompts.mean, execution, times)
-    cost = _pipelined(layer, hop, times.sample(each, execution.strategy.tp), pieces, execution, times)
-    for first, end, running in workload.responses.still_running():
-        context = workload.prompts.mean + (first + end) / 2
-        cost = cost + _decode_step(each * running, context, pieces, work, execution, times).times(end - first)
-    return cost.times(waves)
+    def generate(self) -> Seconds:
+        """Prefill all prompts, then take one step per token for the rows that are still being generated."""
+        workload, rows = self.work.workload, self.work.rows / self.execution.strategy.dp
+        portions, pieces = self.execution.pieces(rows, train=False)
+        waves = portions * max(1.0, rows / portions / (self.execution.rows_at_once or rows))
+        each = rows / waves / pieces
+        layer, hop = self._forward(each, workload.prompts.mean), self._to_next_stage(each * workload.prompts.mean)
+        seconds = self._pipelined(layer, hop, self.times.sample(each, self.execution.strategy.tp), pieces)
+        for first, end, running in workload.responses.still_running():
+            context = workload.prompts.mean + (first + end) / 2
+            seconds = seconds + self._decode_step(each * running, context, pieces).times(end - first)
+        return seconds.times(waves)
 
+    def _decode_step(self, rows: float, context: float, pieces: int) -> Seconds:
+        """Make one token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.
 
-def _decode_step(
-    rows: float, context: float, pieces: int, work: CallWork, execution: Execution, times: LayerTimes
-) -> Seconds:
-    """One token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.
+        With too few of them to keep every stage busy, each waits for its own token to come around.
+        """
+        tp = self.execution.strategy.tp
+        layer = self.times.decode(rows, context, tp, self.work.workload.cuda_graphs) + self._tp_reduces(rows)
+        slowest, around = self._stages(layer, self._to_next_stage(rows), self.times.sample(rows, tp))
+        idle = max(0.0, around - pieces * slowest.total)
+        host = pieces * rows * self.execution.row_step_seconds
+        return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
 
-    With too few of them to keep every stage busy, each waits for its own token to come around.
-    """
-    tp = execution.strategy.tp
-    layer = times.decode(rows, context, tp, work.workload.cuda_graphs) + _tp_reduces(rows, 2, execution, times)
-    hop = _to_next_stage(rows, execution, times)
-    slowest, around = _stages(layer, hop, times.sample(rows, tp), execution, times)
-    idle = max(0.0, around - pieces * slowest.total)
-    host = pieces * rows * execution.row_step_seconds
-    return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
+    def _pipelined(self, layer: Seconds, hop: Seconds, head: Seconds, pieces: int) -> Seconds:
+        """Run `pieces` micro-batches through all stages; `layer`, `hop` and `head` are of one of them."""
+        slowest, around = self._stages(layer, hop, head)
+        return slowest.times(pieces) + Seconds(pipeline_bubble=around - slowest.total)
 
+    def _stages(self, layer: Seconds, hop: Seconds, head: Seconds) -> tuple[Seconds, float]:
+        """Return (time of the slowest stage, seconds of one micro-batch through all stages)."""
+        pp, sizes = self.execution.strategy.pp, self.times.sizes
+        last = layer.times(sizes.stage_layers(pp, pp - 1)) + head
+        if pp == 1:
+            return last, last.total
+        first, last = layer.times(sizes.stage_layers(pp)) + hop, last + hop
+        return max(first, last, key=lambda stage: stage.total), (pp - 1) * first.total + last.total
 
-def _pipelined(
-    layer: Seconds, hop: Seconds, head: Seconds, pieces: int, execution: Execution, times: LayerTimes
-) -> Seconds:
-    """`pieces` micro-batches through all stages; `layer`, `hop` and `head` are of one of them."""
-    slowest, around = _stages(layer, hop, head, execution, times)
-    return slowest.times(pieces) + Seconds(pipeline_bubble=around - slowest.total)
+    def _forward(self, rows: float, length: float) -> Seconds:
+        """Run one layer forward, with its two all-reduces."""
+        layer = self.times.forward(rows, length, self.execution.strategy.tp, self.execution.sequence_split)
+        return layer + self._tp_reduces(rows * length)
 
+    def _backward(self, rows: float, length: float) -> Seconds:
+        """Run one layer backward. Full recomputation runs its forward once more (Chen et al. 2016)."""
+        layer = self.times.backward(rows, length, self.execution.strategy.tp, self.execution.sequence_split)
+        layer = layer + self._tp_reduces(rows * length)
+        return layer + self._forward(rows, length) if self.execution.recompute else layer
 
-def _stages(
-    layer: Seconds, hop: Seconds, head: Seconds, execution: Execution, times: LayerTimes
-) -> tuple[Seconds, float]:
-    """(time of the slowest stage, seconds of one micro-batch through all stages)."""
-    pp, sizes = execution.strategy.pp, times.sizes
-    last = layer.times(sizes.stage_layers(pp, pp - 1)) + head
-    if pp == 1:
-        return last, last.total
-    first, last = layer.times(sizes.stage_layers(pp)) + hop, last + hop
-    return max(first, last, key=lambda stage: stage.total), (pp - 1) * first.total + last.total
+    def _update(self) -> Seconds:
+        """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020).
 
+        The first stage and the last each have a copy of a tied embedding, whose gradients they add up (Megatron).
+        """
+        execution, strategy, sizes = self.execution, self.execution.strategy, self.times.sizes
+        parameters, tied = sizes.fullest_stage_parameters(strategy), 0.0
+        if strategy.pp > 1 and sizes.tied and sizes.head == "lm":
+            num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
+            tied = self.times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
+        shared = execution.replicas_seconds(parameters, self.times) + tied
+        return Seconds(dp_communication=shared, optimizer=self.times.adam(parameters / strategy.dp))
 
-def _forward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
-    """One layer, with its two all-reduces."""
-    layer = times.forward(rows, length, execution.strategy.tp, execution.sequence_split)
-    return layer + _tp_reduces(rows * length, 2, execution, times)
+    def _tp_reduces(self, tokens: float) -> Seconds:
+        """Reduce [tokens, hidden] over the tensor-parallel group, twice a layer."""
+        if self.execution.strategy.tp == 1:
+            return Seconds()
+        num_bytes = tokens * self.times.sizes.hidden * self.times.sizes.item
+        return Seconds(tp_communication=2 * self.times.all_reduce(num_bytes, self.execution.tp_group()))
 
+    def _to_next_stage(self, tokens: float) -> Seconds:
+        if self.execution.strategy.pp == 1:
+            return Seconds()
+        sizes = self.times.sizes
+        num_bytes = tokens * sizes.hidden * sizes.item / self.execution.sequence_split
+        return Seconds(pp_communication=self.times.links.seconds(num_bytes, self.execution.pp_span()))
 
-def _backward(rows: float, length: float, execution: Execution, times: LayerTimes) -> Seconds:
-    """One layer. Full recomputation runs its forward once more, all-reduces included (Chen et al. 2016)."""
-    layer = times.backward(rows, length, execution.strategy.tp, execution.sequence_split)
-    layer = layer + _tp_reduces(rows * length, 2, execution, times)
-    return layer + _forward(rows, length, execution, times) if execution.recompute else layer
-
-
-def _update(execution: Execution, times: LayerTimes) -> Seconds:
-    """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020)."""
-    parameters = _fullest_stage(execution, times)
-    shared = execution.replicas_seconds(parameters, times) + _tied_embedding_sum(execution, times)
-    return Seconds(dp_communication=shared, optimizer=times.adam(parameters / execution.strategy.dp))
-
-
-def _tied_embedding_sum(execution: Execution, times: LayerTimes) -> float:
-    """The first stage and the last each have a copy of a tied embedding, whose gradients they add up (Megatron)."""
-    strategy, sizes = execution.strategy, times.sizes
-    if strategy.pp == 1 or not sizes.tied or sizes.head != "lm":
-        return 0.0
-    num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
-    return times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
-
-
-def _fullest_stage(execution: Execution, times: LayerTimes) -> int:
-    strategy = execution.strategy
-    return max(times.sizes.stage_parameters(strategy, stage) for stage in {0, strategy.pp - 1})
-
-
-def _tp_reduces(tokens: float, count: int, execution: Execution, times: LayerTimes) -> Seconds:
-    """`count` all-reduces of [tokens, hidden] over the tensor-parallel group."""
-    if execution.strategy.tp == 1:
-        return Seconds()
-    num_bytes = tokens * times.sizes.hidden * times.sizes.item
-    return Seconds(tp_communication=count * times.all_reduce(num_bytes, execution.tp_group()))
-
-
-def _to_next_stage(tokens: float, execution: Execution, times: LayerTimes) -> Seconds:
-    if execution.strategy.pp == 1:
-        return Seconds()
-    num_bytes = tokens * times.sizes.hidden * times.sizes.item / execution.sequence_split
-    return Seconds(pp_communication=times.links.seconds(num_bytes, execution.pp_span()))
-
-
-def _head_tokens(work: CallWork, execution: Execution) -> float:
-    """Tokens of a row that reach the head, on average."""
-    return execution.head_tokens(work.workload.prompts.mean, work.workload.responses.mean)
+    @property
+    def _head_tokens(self) -> float:
+        """Tokens of a row that reach the head, on average."""
+        return self.execution.head_tokens(self.work.workload.prompts.mean, self.work.workload.responses.mean)

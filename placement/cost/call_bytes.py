@@ -8,7 +8,7 @@ without dropout and masks, and in the compute format.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -47,12 +47,12 @@ class CallBytes:
 
     @property
     def static(self) -> int:
-        """What stays between calls: the compute weights, and what training adds to them."""
+        """Bytes that stay between calls: the compute weights, and what training adds to them."""
         return self.weights + self.gradients + self.optimizer
 
     @property
     def active(self) -> int:
-        """What is there while the call runs."""
+        """Bytes that are there while the call runs."""
         return self.activations + self.working + self.logits + self.kv_cache + self.rows
 
     @property
@@ -60,7 +60,7 @@ class CallBytes:
         return self.static + self.active
 
     def by_term(self) -> dict[str, int]:
-        """The terms that hold any bytes, the largest first."""
+        """Return the terms that hold any bytes, the largest first."""
         named = {term.name: getattr(self, term.name) for term in fields(self)}
         return dict(sorted(((name, value) for name, value in named.items() if value), key=lambda item: -item[1]))
 
@@ -74,14 +74,16 @@ def call_bytes(
     max_length: int | None = None,
     on_cpu: bool = False,
 ) -> CallBytes:
-    """What a device of a pipeline stage holds during the call; by default one of the stage that holds most.
+    """Return what a device of a pipeline stage holds during the call; by default one of the stage that holds most.
 
-    `max_length` is what a key-value cache has room for, by default the workload's longest row. `on_cpu`: with our
+    That is the first, with the embedding and most micro-batches, or the last, with the head. `max_length` is what a
+    key-value cache has room for, by default the workload's longest row. `on_cpu`: with our
     engines' kernels for CPU, which save and stage less.
     """
     if stage is None:
-        every = (call_bytes(work, execution, sizes, engine, s, max_length, on_cpu) for s in _extreme_stages(execution))
-        return max(every, key=lambda found: found.total)
+        stages = {0, execution.strategy.pp - 1}
+        by_stage = (call_bytes(work, execution, sizes, engine, end, max_length, on_cpu) for end in stages)
+        return max(by_stage, key=lambda num_bytes: num_bytes.total)
     trains = work.kind == "train_step"
     static = static_bytes(execution, sizes, trains, stage)
     active = _Active(work, execution, sizes, stage, max_length or work.workload.longest, on_cpu)
@@ -91,7 +93,7 @@ def call_bytes(
 
 
 def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: int = 0) -> CallBytes:
-    """Weights, and with training gradients and optimizer states, which replicas share (ZeRO, stage 1)."""
+    """Return weights, and with training gradients and optimizer states, which replicas share (ZeRO, stage 1)."""
     parameters = sizes.stage_parameters(execution.strategy, stage)
     weights = parameters * sizes.item
     if not trained:
@@ -116,40 +118,41 @@ class _Active:
     on_cpu: bool
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
-        """The cache of all rows in flight, one forward pass of prompts, and the logits of a step."""
-        rows = -(-self._replica_rows // self._portions)
-        flying = min(rows, self.execution.rows_at_once or rows)
+        """Add the cache of all rows in flight, one forward pass of prompts, and the logits of a step."""
+        portions, _ = self.execution.pieces(self._replica_rows, train=False)
+        rows = -(-self._replica_rows // portions)
+        in_flight = min(rows, self.execution.rows_at_once or rows)
         per_token = self._layers * self.sizes.cache_bytes_per_token(self._tp)
-        prompts = flying * self.work.workload.prompts.longest
+        prompts = in_flight * self.work.workload.prompts.longest
         if engine == "vllm":
-            blocks = flying * -(-self.max_length // CACHE_BLOCK) + 2
-            cached, passing = blocks * CACHE_BLOCK, min(prompts, max(PASS_TOKENS, self.max_length))
+            blocks = in_flight * -(-self.max_length // CACHE_BLOCK) + 2
+            cached, in_pass = blocks * CACHE_BLOCK, min(prompts, max(PASS_TOKENS, self.max_length))
         else:
-            cached = flying * self.max_length
-            passing = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
-        logits = flying * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
+            cached = in_flight * self.max_length
+            in_pass = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
+        logits = in_flight * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
         if self._is_last:  # and what prompts have in the head before they are sampled from
             in_head = self.execution.head_tokens(prompts, 0)
             logits += in_head * -(-self.sizes.vocab // self._tp) * self.sizes.item
         return _with(
             static,
-            working=passing * self._forward_bytes,
+            working=in_pass * self._forward_bytes,
             logits=logits,
             kv_cache=cached * per_token,
             rows=self._replica_rows * self.max_length * (TOKEN_BYTES + COLUMN_BYTES),
         )
 
     def infer(self, static: CallBytes) -> CallBytes:
-        """One micro-batch, within a layer or at its head."""
+        """Add one micro-batch, within a layer or at its head."""
         tokens = self._micro_rows(train=False) * self._length
         hidden = (2 * tokens + self._head_tokens(tokens)) * self.sizes.hidden * self.sizes.item
-        passing = _fuller((tokens * self._forward_bytes, 0), (hidden, self._logits(tokens)))
+        moment = _fuller((tokens * self._forward_bytes, 0), (hidden, self._logits(tokens)))
         several = self._replica_rows * self._length > tokens  # then the hidden states of the one before are still there
         before = tokens * self.sizes.hidden * self.sizes.item if several else 0
-        return _with(static, activations=before, **passing, rows=self._rows(2))
+        return _with(static, activations=before, **moment, rows=self._rows(2))
 
     def train(self, static: CallBytes) -> CallBytes:
-        """What the backward of every micro-batch in flight will read: at most pp - stage of them (1F1B).
+        """Add what the backward of every micro-batch in flight will read: at most pp - stage of them (1F1B).
 
         All of it is there when the last layer's backward begins, and the head's, which has ended by then.
         """
@@ -160,14 +163,14 @@ class _Active:
         layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item // self.execution.sequence_split
         kept = in_flight * self._layers * (boundary if self.execution.recompute else layer)
         recomputed = layer if self.execution.recompute else 0
-        passing = _fuller(
+        moment = _fuller(
             (tokens * recomputed + self._layer_backward(rows, tokens), 0),
             (self._head_backward(tokens), self._logits(tokens)),
         )
         return _with(
             static,
             activations=tokens * (kept + in_flight * (2 if self._is_last else 1) * boundary),
-            **passing,
+            **moment,
             rows=self._rows(2 + NUM_COLUMNS),
         )
 
@@ -195,10 +198,6 @@ class _Active:
     def _mini_batch_rows(self) -> int:
         return -(-self._replica_rows // self.work.mini_batches)
 
-    @property
-    def _portions(self) -> int:
-        return self.execution.pieces(self._replica_rows, train=False)[0]
-
     def _micro_rows(self, train: bool) -> int:
         rows = self._mini_batch_rows if train else self._replica_rows
         portions, pieces = self.execution.pieces(rows, train)
@@ -206,7 +205,7 @@ class _Active:
 
     @property
     def _saved_bytes(self) -> int:
-        """Of a token in one layer: two norms' inputs and outputs, heads, attention's result twice, feed-forward."""
+        """Bytes that a token keeps in a layer: two norms' inputs and outputs, heads, attention twice, feed-forward."""
         sizes = self.sizes
         split = 3 * sizes.queries + 2 * sizes.keys + 3 * sizes.inner
         if not self.on_cpu:  # torch's kernels keep the rotated queries and keys, and silu(gate), besides
@@ -217,7 +216,7 @@ class _Active:
 
     @property
     def _forward_bytes(self) -> int:
-        """Of a token while a layer computes: residual and norm, and the larger of attention and feed-forward."""
+        """Bytes of a token while a layer computes: residual and norm, and the larger of attention and feed-forward."""
         sizes = self.sizes
         if self.on_cpu:  # attention spreads packed rows and works on a copy
             attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
@@ -226,7 +225,7 @@ class _Active:
         return int((3 * sizes.hidden + max(attention, feed_forward) / self._tp) * sizes.item)
 
     def _layer_backward(self, rows: int, tokens: int) -> float:
-        """While the last layer's backward computes: gradients of the larger of feed-forward and attention.
+        """Count gradients of the larger of feed-forward and attention while the last layer's backward computes.
 
         On CPU attention's, which makes all scores of short rows, comes when what the feed-forward layer kept is gone.
         """
@@ -240,7 +239,7 @@ class _Active:
         return max(feed_forward_bytes, self._scores(rows) + tokens * change * sizes.item)
 
     def _scores(self, rows: int) -> int:
-        """Attention's backward on CPU makes all scores of short rows: float32 twice, and narrower copies of both."""
+        """Count the scores of short rows that attention's backward makes on CPU: float32 twice, and narrower copies."""
         if self._length > LONGEST_EXPLICIT:
             return 0
         heads = -(-self.sizes.heads // self._tp)
@@ -252,7 +251,7 @@ class _Active:
         return -(-tokens * in_head // max(1, self._length))
 
     def _logits(self, tokens: int) -> int:
-        """The logits of the last stage's head, which makes some of the vocabulary at a time."""
+        """Count the logits of the last stage's head, which makes some of the vocabulary at a time."""
         if not self._is_last or "lm" not in self.sizes.head:
             return 0
         tokens = self._head_tokens(tokens)
@@ -260,28 +259,22 @@ class _Active:
         return self.execution.logit_bytes(tokens * -(-self.sizes.vocab // self._tp), at_once, self.sizes.item)
 
     def _head_backward(self, tokens: int) -> int:
-        """Hidden states that reach the head, their gradient in float32, and products with it."""
+        """Count hidden states that reach the head, their gradient in float32, and products with it."""
         if not self._is_last:
             return 0
         return self._head_tokens(tokens) * self.sizes.hidden * (3 * self.sizes.item + 4)
 
     def _rows(self, columns: int) -> int:
-        """Token ids, and four numbers as large for each that say where packed tokens are; columns of responses."""
+        """Count token ids, four numbers as large for each that place packed tokens, and columns of responses."""
         row = self._length * 5 * TOKEN_BYTES + self.work.workload.responses.longest * columns * COLUMN_BYTES
         return self._replica_rows * row
 
 
 def _fuller(*moments: tuple[float, float]) -> dict[str, float]:
-    """Of moments that cannot be at once, each with its working bytes and logits, the one with most."""
+    """Return the larger of moments that cannot be at once, each with its working bytes and logits."""
     working, logits = max(moments, key=sum)
     return {"working": working, "logits": logits}
 
 
 def _with(static: CallBytes, **active: float) -> CallBytes:
-    kept = {"weights": static.weights, "gradients": static.gradients, "optimizer": static.optimizer}
-    return CallBytes(**kept, **{name: int(value) for name, value in active.items()})
-
-
-def _extreme_stages(execution: Execution) -> set[int]:
-    """The stages that can hold most: the first has the embedding and most micro-batches, the last the head."""
-    return {0, execution.strategy.pp - 1}
+    return replace(static, **{name: int(value) for name, value in active.items()})

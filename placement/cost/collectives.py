@@ -25,7 +25,7 @@ class CollectiveGroup:
 
 
 def all_reduce_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
-    """Every device ends with the sum of `num_bytes` of each.
+    """Return the seconds until every device has the sum of `num_bytes` of each.
 
     >>> all_reduce_seconds(1e9, CollectiveGroup(2, "node", 2), Links(2e12, 1e11, 1e10, 2e10))
     0.01
@@ -34,12 +34,12 @@ def all_reduce_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -
 
 
 def share_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
-    """A reduce-scatter or an all-gather of `num_bytes`."""
+    """Return the seconds of a reduce-scatter or an all-gather of `num_bytes`."""
     return _ring_seconds(num_bytes, group, links) + _latency_seconds(group, links)
 
 
 def replicas_seconds(num_parameters: float, item_bytes: int, group: CollectiveGroup, links: Links) -> float:
-    """Sum gradients over replicas, each its share, and give every replica the new weights (ZeRO 1)."""
+    """Return the seconds to sum gradients, each replica its share, and to give every replica new weights (ZeRO 1)."""
     gradients = share_seconds(num_parameters * GRADIENT_BYTES, group, links)
     return gradients + share_seconds(num_parameters * item_bytes, group, links)
 
@@ -47,17 +47,15 @@ def replicas_seconds(num_parameters: float, item_bytes: int, group: CollectiveGr
 def _ring_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
     if group.size == 1:
         return 0.0
-    return (group.size - 1) / group.size * num_bytes / _bandwidth(group, links)
+    if group.span == "node":
+        bandwidth = links.node
+    elif links.network:
+        bandwidth = min(links.network * group.per_node, links.node)
+    else:
+        raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
+    return (group.size - 1) / group.size * num_bytes / bandwidth
 
 
 def _latency_seconds(group: CollectiveGroup, links: Links) -> float:
-    """Of a tree: small messages are reduced over one."""
+    """Return the latency of a tree, over which small messages are reduced."""
     return ceil(log2(group.size)) * links.latency_seconds
-
-
-def _bandwidth(group: CollectiveGroup, links: Links) -> float:
-    if group.span == "node":
-        return links.node
-    if not links.network:
-        raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
-    return min(links.network * group.per_node, links.node)

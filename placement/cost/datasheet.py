@@ -38,7 +38,7 @@ class DatasheetTimes:
 
     @classmethod
     def of(cls, sizes: ModelSizes, hardware: Hardware) -> DatasheetTimes:
-        """For a model on devices that have a datasheet; raises InvalidInput for a measured kind."""
+        """Return the times of a model by a datasheet. Raises InvalidInput for a measured kind, which has none."""
         device, reached = hardware.device, hardware.efficiency
         if device.measured:
             raise InvalidInput("profile", None, f"a profile of {device.name}, which has no datasheet: run rlhf/profile")

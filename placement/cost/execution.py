@@ -51,7 +51,7 @@ class Execution:
         )
 
     def pieces(self, rows: float, train: bool) -> tuple[int, int]:
-        """(portions run one after the other, micro-batches in each that fill the pipeline) for so many rows.
+        """Return (portions run one after the other, micro-batches in each that fill the pipeline) for so many rows.
 
         Megatron's micro-batches fill the pipeline. vLLM has none here: it keeps so much less of a replica's rows in
         flight, and takes up others as some end.
@@ -68,15 +68,15 @@ class Execution:
         return 1
 
     def head_tokens(self, prompt: Tokens, response: Tokens) -> Tokens:
-        """Tokens of a row that reach the head, of so many in its prompt and its response."""
+        """Return the tokens of a row that reach the head, of so many in its prompt and its response."""
         return response
 
     def logit_bytes(self, logits: int, at_once: int, item_bytes: int) -> int:
-        """Bytes of a forward pass's logits: `at_once` of them exist at a time, and their softmax or its transpose."""
+        """Return the bytes of a forward pass's logits: `at_once` at a time, and their softmax or its transpose."""
         return min(logits, at_once) * 2 * 4  # in float32
 
     def replicas_seconds(self, num_parameters: int, times: LayerTimes) -> float:
-        """Seconds to sum gradients over replicas, each its share, and to give every replica the new weights."""
+        """Return the seconds to sum gradients, each replica its share, and to give every replica the new weights."""
         return times.share(num_parameters, self.dp_group())
 
     def tp_group(self) -> CollectiveGroup:
@@ -86,7 +86,7 @@ class Execution:
         return self._group(self.strategy.dp, self.strategy.tp)
 
     def pp_span(self) -> LinkSpan:
-        """The link between neighbouring stages."""
+        """Return the link between neighbouring stages."""
         stage = self.strategy.tp * self.strategy.dp
         return "node" if self.strategy.pp * stage <= self.devices_per_node else "network"
 
@@ -97,5 +97,5 @@ class Execution:
 
 
 def at_most(count: int, rows: float) -> int:
-    """The number of pieces that rows are cut into: `count`, or one for each row where there are fewer."""
+    """Return the number of pieces that rows are cut into: `count`, or one for each row where there are fewer."""
     return max(1, min(count, int(rows)))

@@ -1,4 +1,4 @@
-"""What devices and links can do by their datasheets, and which share of it real kernels reach.
+"""Peaks of devices and links by their datasheets, and the share of them that real kernels reach.
 
 A datasheet says peaks. `Efficiency` holds the eight constants between peaks and measured calls; they were set once, on
 ReaL's appendix tables 4 to 6 (H100, 7B), and hold for every kind of call, plan, model and device alike.
@@ -7,7 +7,7 @@ ReaL's appendix tables 4 to 6 (H100, 7B), and hold for every kind of call, plan,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
@@ -16,12 +16,12 @@ from prefect_rlhf.placement.model import Dtype
 
 GIB = 1 << 30
 LinkSpan = Literal["device", "node", "network", "host"]
-"""Where a transfer goes: within a device, within a node, between nodes, or between a device and its host."""
+"""The way of a transfer: within a device, within a node, between nodes, or between a device and its host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The constants between peaks and what calls take; none belongs to a call, a plan or a model.
+    """The constants between peaks and the times of calls; none belongs to a call, a plan or a model.
 
     `matmul`: share of peak FLOP/s in large matrix products. `memory`: share of memory bandwidth in kernels that only
     move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of one hop of a
@@ -64,13 +64,13 @@ class Datasheet:
     measured: bool = False
 
     def flops_per_second(self, dtype: Dtype) -> float:
-        """Dense peak in that format."""
+        """Return the dense peak in that format."""
         return self.bfloat16_flops if dtype == "bfloat16" else self.float32_flops
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What connects nodes: bytes per second of one node in one direction, shared equally by its devices."""
+    """The network between nodes: bytes per second of one node in one direction, shared equally by its devices."""
 
     name: str
     node_bytes_per_second: float
@@ -87,7 +87,7 @@ class Hardware:
     efficiency: Efficiency = Efficiency()
 
     def links(self) -> Links:
-        """Its links at the bandwidth that collectives and copies reach."""
+        """Return its links at the bandwidth that collectives and copies reach."""
         reached, device = self.efficiency.link, self.device
         each = self.network.node_bytes_per_second / self.devices_per_node if self.network else 0.0
         return Links(
@@ -100,7 +100,7 @@ class Hardware:
 
 
 def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
-    """How fast each node's devices are, in parts of the fastest's peak, for dealing rows; empty where all are alike.
+    """Return each node's speed for sharing out rows, in parts of the fastest's peak; empty where all are alike.
 
     >>> relative_speeds([Hardware(DATASHEETS[kind], 8) for kind in ("a100-80", "v100-32")])
     (1.0, 0.401)
@@ -120,7 +120,7 @@ class Links:
     latency_seconds: float = 0.0
 
     def seconds(self, num_bytes: float, span: LinkSpan) -> float:
-        """To move bytes over one device's link.
+        """Return the seconds to move bytes over one device's link.
 
         >>> Links(2e12, 4e11, 5e10, 2e10).seconds(1e9, "network")
         0.02
@@ -133,22 +133,18 @@ class Links:
         return num_bytes / bandwidth + self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:
-        """Bytes per second to a span."""
+        """Return the bytes per second to a span."""
         if span == "node":
             return self.node
         if span == "network":
             return self.network
         return self.host if span == "host" else self.device
 
-    def slower(self, factor: float) -> Links:
-        """Every link between devices `factor` times slower."""
-        return replace(self, node=self.node / factor, network=self.network / factor, host=self.host / factor)
-
 
 def _kind(
     name: str, half: float, full: float, memory: float, num_bytes: int, link: float, host: float, source: str
 ) -> Datasheet:
-    """TFLOP/s, GB/s and bytes as datasheets print them; links per direction."""
+    """Read TFLOP/s, GB/s and bytes as datasheets print them; links per direction."""
     return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, num_bytes, link * 1e9, host * 1e9, source)
 
 
@@ -181,9 +177,9 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
 
 
 def datasheet(name: str, field: str = "device") -> Datasheet:
-    """The kind of that name, or of a product's full name.
+    """Return the datasheet of that name, or of a product's full name.
 
-    >>> device_kind("H100-SXM-80GB").name, device_kind("a100-SXM4-40GB").name, device_kind("NVIDIA H200").name
+    >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA H200").name
     ('h100', 'a100-40', 'h200')
     """
     plain = name.lower()

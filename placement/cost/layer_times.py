@@ -1,4 +1,4 @@
-"""Seconds of one layer and of the head on one device: what datasheets and profiles both answer."""
+"""Seconds of one layer and of the head on one device, which datasheets and profiles both tell."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ class LayerTimes(Protocol):
     def links(self) -> Links: ...
 
     def fixed(self, kind: ModelCallKind) -> float:
-        """What a call of that kind takes besides its layers, once."""
+        """Return what a call of that kind takes besides its layers, once."""
         ...
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
-        """One layer, forward; [tokens, hidden] is in `split` parts outside of matrix products."""
+        """Run one layer forward; [tokens, hidden] is in `split` parts outside of matrix products."""
         ...
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
-        """One layer, backward, without running its forward again."""
+        """Run one layer backward, without its forward again."""
         ...
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
-        """From last hidden states to log-probabilities or values."""
+        """Go from last hidden states to log-probabilities or values."""
         ...
 
     def head_backward(self, tokens: float, tp: int) -> Seconds: ...
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
-        """One layer, one new token per row."""
+        """Run one layer for one new token per row."""
         ...
 
     def sample(self, rows: float, tp: int) -> Seconds:
-        """What ends a decoding step: the head, and the choice of a token for each row."""
+        """End a decoding step: the head, and the choice of a token for each row."""
         ...
 
     def adam(self, num_parameters: float) -> float:
-        """One optimizer step on so many of the parameters."""
+        """Take one optimizer step on so many of the parameters."""
         ...
 
     def written(self, num_parameters: float) -> float:
-        """What so many newly written weights cost: their fingerprint. A datasheet says nothing of it."""
+        """Return the cost of so many newly written weights: their fingerprint. A datasheet says nothing of it."""
         ...
 
     def packed(self, num_parameters: float) -> float:
-        """What the first generation costs after weights were written, where its engine packs them."""
+        """Return the cost of the first generation after weights were written, where its engine packs them."""
         ...
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
-        """Every rank of the group ends with the sum of `num_bytes` of each."""
+        """Give every rank of the group the sum of `num_bytes` of each."""
         ...
 
     def share(self, num_parameters: float, group: CollectiveGroup) -> float:

@@ -17,13 +17,12 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_constants import COLUMN_BYTES, TOKEN_BYTES
 from prefect_rlhf.placement.layout.layout import stages
-from prefect_rlhf.placement.layout.reshard import ReshardPlan
 from prefect_rlhf.placement.mesh import Device
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
-from prefect_rlhf.placement.strategy import Coordinate, Strategy
+from prefect_rlhf.placement.strategy import Strategy
 
-_EVERY = -1  # in place of a tp part: what tp does not split, which every part holds
+_UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
 _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
 
 
@@ -45,7 +44,7 @@ class Flow(NamedTuple):
 
 
 def move_seconds(flows: Iterable[Flow], links: Links) -> float:
-    """Until the busiest link is done.
+    """Return the seconds until the busiest link is done.
 
     >>> links = Links(device=2e12, node=1e11, network=1e10, host=2e10)
     >>> move_seconds([Flow(Device(0, 0), Device(0, 1), 1e9), Flow(Device(0, 0), Device(1, 0), 1e9)], links)
@@ -61,49 +60,43 @@ def move_seconds(flows: Iterable[Flow], links: Links) -> float:
     return max((links.seconds(num_bytes, span) for span, num_bytes in fullest), default=0.0)
 
 
-def reallocation_seconds(plan: ReshardPlan, devices: Sequence[Device], item_bytes: int, links: Links) -> float:
-    """To move a role's weights as the plan says; `devices[rank]` is where a rank is."""
-    flows = (Flow(devices[p.source], devices[p.target], p.num_elements * item_bytes) for p in plan)
-    return move_seconds(flows, links)
-
-
 def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, links: Links) -> float:
-    """To bring rows to the devices that need them."""
+    """Return the seconds to bring rows to the devices that need them."""
     of_row = cache(partial(row_bytes, workload=workload))  # most transfers have the same keys
     return move_seconds((Flow(t.source, t.target, len(t.rows) * of_row(t.keys)) for t in transfers), links)
 
 
 def row_bytes(keys: Iterable[str], workload: Workload) -> float:
-    """Bytes of one row's `keys`.
+    """Return the bytes of one row's `keys`.
 
     >>> row_bytes(("tokens", "logprobs", "scores"), Workload.fixed(10, 6))
     156.0
     """
-    return sum(_key_bytes(key, workload) for key in keys)
 
+    def of_key(key: str) -> float:
+        if key in _PER_ROW:
+            return COLUMN_BYTES
+        return workload.mean_length * TOKEN_BYTES if key == "tokens" else workload.responses.mean * COLUMN_BYTES
 
-def _key_bytes(key: str, workload: Workload) -> float:
-    if key in _PER_ROW:
-        return COLUMN_BYTES
-    return workload.mean_length * TOKEN_BYTES if key == "tokens" else workload.responses.mean * COLUMN_BYTES
+    return sum(map(of_key, keys))
 
 
 def host_seconds(num_bytes: float, links: Links) -> float:
-    """To offload or reload so many bytes of one device over its link to the host (ReaL, section 6)."""
+    """Return the seconds to offload or reload bytes of one device over its link to the host (ReaL, section 6)."""
     return links.seconds(num_bytes, "host")
 
 
 @lru_cache(maxsize=64)  # a plan's steps all move the same
 def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> tuple[Flow, ...]:
-    """What `reshard` would move between two instances' devices, counted in closed form per pair of stages and tp parts.
+    """Return what `reshard` would move between two instances' devices, in closed form per pair of stages and tp parts.
 
     A device keeps what it holds already; the rest comes from holders on its node, equally from each, or from holders on
     other nodes where its own has none.
     """
     holders: dict[tuple[int, int], list[Device]] = defaultdict(list)
     parts: dict[Device, set[tuple[int, int]]] = {}
-    for device, at in _placed(source):
-        parts[device] = {(at.pp, at.tp), (at.pp, _EVERY)}
+    for device, at in device_coordinates(source):
+        parts[device] = {(at.pp, at.tp), (at.pp, _UNSPLIT)}
         for part in parts[device]:
             holders[part].append(device)
 
@@ -116,7 +109,7 @@ def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: Mode
         return [holder for holder in holders[part] if holder.node == node] or holders[part]
 
     flows: dict[tuple[Device, Device], float] = defaultdict(float)
-    for device, at in _placed(target):
+    for device, at in device_coordinates(target):
         for part, elements in needed(at.pp, at.tp).items():
             givers = (device,) if part in parts.get(device, ()) else nearest(part, device.node)
             for giver in givers:
@@ -124,20 +117,16 @@ def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: Mode
     return tuple(Flow(giver, device, num_bytes) for (giver, device), num_bytes in flows.items())
 
 
-def _placed(instance: ModelInstance) -> Iterable[tuple[Device, Coordinate]]:
-    return zip(instance.devices, instance.strategy.coordinates(), strict=True)
-
-
 def _needed(
     stage: int, part: int, source: Strategy, target: Strategy, sizes: ModelSizes
 ) -> Mapping[tuple[int, int], float]:
-    """Elements that a (stage, tp part) of the target takes from each of the source."""
-    found: dict[tuple[int, int], float] = {}
+    """Return the elements that a (stage, tp part) of the target takes from each of the source."""
+    taken: dict[tuple[int, int], float] = {}
     for other, (layers, ends) in _shared_stages(stage, source.pp, target.pp, sizes).items():
         for giver, share in _overlaps(part, target.tp, source.tp).items():
-            found[other, giver] = share * (layers * sizes.layer_matrices + ends.split)
-        found[other, _EVERY] = layers * sizes.layer_norms + ends.whole
-    return {key: elements for key, elements in found.items() if elements}
+            taken[other, giver] = share * (layers * sizes.layer_matrices + ends.split)
+        taken[other, _UNSPLIT] = layers * sizes.layer_norms + ends.whole
+    return {key: elements for key, elements in taken.items() if elements}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +138,19 @@ class _Ends:
 
 
 def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes) -> dict[int, tuple[int, _Ends]]:
-    """For each source stage with something of the target's: how many layers, and which ends."""
-    wanted = stages(sizes.num_layers, target_pp)[stage]
-    found = {}
-    for other, held in enumerate(stages(sizes.num_layers, source_pp)):
-        layers = max(0, min(wanted.stop, held.stop) - max(wanted.start, held.start))
+    """Return, for each source stage with something of the target's, the number of layers and the ends."""
+    target = stages(sizes.num_layers, target_pp)[stage]
+    shared = {}
+    for other, source in enumerate(stages(sizes.num_layers, source_pp)):
+        layers = max(0, min(target.stop, source.stop) - max(target.start, source.start))
         ends = _shared_ends(stage, target_pp, other, source_pp, sizes)
         if layers or ends.split or ends.whole:
-            found[other] = layers, ends
-    return found
+            shared[other] = layers, ends
+    return shared
 
 
 def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSizes) -> _Ends:
-    """The embedding comes from the first stage, a copy of it on the last stage from the last, like norm and head."""
+    """Take the embedding from the first stage, a copy of it on the last stage from the last, like norm and head."""
     split = whole = 0
     last, other_last = stage == pp - 1, other == other_pp - 1
     if stage == 0 and other == 0:
@@ -174,14 +163,14 @@ def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSiz
 
 
 def _overlaps(index: int, degree: int, other_degree: int) -> Mapping[int, float]:
-    """For each of `other_degree` equal parts that overlaps the index-th of `degree`: the share of the whole in both.
+    """Return, for each of `other_degree` equal parts that overlaps the index-th of `degree`, the share in both.
 
     >>> dict(_overlaps(0, 2, 4)), dict(_overlaps(3, 4, 2))
     ({0: 0.25, 1: 0.25}, {1: 0.25})
     """
-    found = {}
+    shares = {}
     for other in range(index * other_degree // degree, -(-(index + 1) * other_degree // degree)):
         low, high = max(index / degree, other / other_degree), min((index + 1) / degree, (other + 1) / other_degree)
         if high > low:
-            found[other] = high - low
-    return found
+            shares[other] = high - low
+    return shares

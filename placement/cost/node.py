@@ -23,9 +23,9 @@ _MOVES = ("transfer", "reallocate", "offload", "reload")
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
-    """What each node of `graph` under `plan` takes.
+    """The seconds of each node of `graph` under `plan`.
 
-    Of computations on data and writes to disk (export, checkpoint) no source of times knows: orchestration is all that
+    No source of times knows computations on data and writes to disk (export, checkpoint): orchestration is all that
     they count as.
     """
 
@@ -33,30 +33,28 @@ class NodeCosts:
     plan: ExecutionPlan
     workload: Workload
     sources: CostSources
-    _known: dict[tuple[object, ...], Seconds] = field(
+    _costs: dict[tuple[object, ...], Seconds] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
 
     def seconds(self, node: Node) -> float:
-        """Of one node, in all."""
+        """Return the seconds of one node, in all."""
         return self.cost(node).total
 
     def worked_seconds(self, node: Node) -> float | None:
-        """What its ranks work on it, without orchestration; None where no source of times knows."""
+        """Return the seconds that its ranks work on it, without orchestration; None where no source of times knows."""
         return self.cost(node).worked if node.kind in (*_CALLS, *_MOVES) else None
 
     def cost(self, node: Node) -> Seconds:
-        """Of one node, by what takes them; the same in every step."""
+        """Return the seconds of one node, by what takes them; the same in every step."""
         call = node.call.name if node.call else None
         key = (node.kind, call, node.instance, node.source, node.target, node.moves, node.part)
-        if key not in self._known:
-            self._known[key] = self._cost(node)
-        return self._known[key]
-
-    def _cost(self, node: Node) -> Seconds:
-        if node.kind in _CALLS:
-            return self._call(node)
-        return self._move(node) + Seconds(orchestration=self.sources.orchestration_seconds)
+        if key not in self._costs:
+            if node.kind in _CALLS:
+                self._costs[key] = self._call(node)
+            else:
+                self._costs[key] = self._move(node) + Seconds(orchestration=self.sources.orchestration_seconds)
+        return self._costs[key]
 
     def _move(self, node: Node) -> Seconds:
         if node.kind not in _MOVES:
@@ -64,15 +62,15 @@ class NodeCosts:
         links = self.sources.links(node.meshes)
         if node.kind == "transfer":
             assert node.call is not None  # a transfer feeds one
-            moved = row_transfers(self.graph, self.plan, node.call.name, node.moves)
-            return Seconds(transfer=transfer_seconds(moved, self.workload, links))
+            transfers = row_transfers(self.graph, self.plan, node.call.name, node.moves)
+            return Seconds(transfer=transfer_seconds(transfers, self.workload, links))
         if node.kind == "reallocate":
             assert node.source is not None and node.target is not None  # set for every reallocate
             sizes = self._sizes(node.source.role)
             flows = reallocation_flows(node.source, node.target, sizes)
             return Seconds(transfer=move_seconds(flows, links), call=self.sources.written_seconds(node.target, sizes))
         assert node.instance is not None  # set for offload and reload
-        copied = Seconds(transfer=host_seconds(self._parked_bytes(node.instance, node.part == "all"), links))
+        copied = Seconds(transfer=host_seconds(self._offloaded_bytes(node.instance, node.part == "all"), links))
         if node.kind == "offload" or node.part != "all":
             return copied
         return copied + Seconds(call=self.sources.written_seconds(node.instance, self._sizes(node.instance.role)))
@@ -86,15 +84,15 @@ class NodeCosts:
     def _sizes(self, role: str) -> ModelSizes:
         return ModelSizes.of(self.graph.model(role))
 
-    def _parked_bytes(self, instance: ModelInstance, whole: bool) -> int:
-        """What the fullest device copies: optimizer states where it is trained, weights too when all of it goes.
+    def _offloaded_bytes(self, instance: ModelInstance, whole: bool) -> int:
+        """Return the bytes that the fullest device copies: optimizer states where trained, weights when all of it goes.
 
         Gradients come back as zeros, so they are not copied.
         """
         trained = instance == trained_instance(self.graph, self.plan, instance.role)
         execution = Execution(instance.strategy)
-        every = (
+        by_stage = (
             static_bytes(execution, self._sizes(instance.role), trained, stage)
             for stage in {0, instance.strategy.pp - 1}
         )
-        return max(held.optimizer + (held.weights if whole else 0) for held in every)
+        return max(static.optimizer + (static.weights if whole else 0) for static in by_stage)

@@ -1,4 +1,4 @@
-"""Measured layer times as a value: what `rlhf/profile` writes, and what the cost model reads in place of a datasheet.
+"""Measured layer times as a value: `rlhf/profile` writes it, the cost model reads it in place of a datasheet.
 
 As in ReaL (section 5.1), single layers are measured at sizes in powers of two, and times in between are interpolated.
 """
@@ -26,7 +26,7 @@ from prefect_rlhf.placement.plan import EngineKind
 ModelPiece = Literal[
     "forward", "backward", "head_forward", "head_backward", "decode", "decode_graphs", "sample", "all_reduce", "share"
 ]
-"""What was timed: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
+"""A timed piece: see LayerTimes. `decode_graphs` is `decode` with CUDA graphs; what has no length has length 1."""
 _MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same whatever engine sends them
 
 
@@ -46,6 +46,19 @@ class Measurement:
     length: int
     seconds: float
     engine: EngineKind = "megatron"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The subject of a profile: a shape and format, on `num_devices` devices of one kind, by the cost model's name."""
+
+    shape: TransformerShape
+    dtype: Dtype
+    kind: Backend
+    device: str
+    num_devices: int
+    processor: str
+    versions: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +87,12 @@ class Profile:
     num_devices: int = 1
 
     def to_json(self) -> str:
-        """As JSON, readable."""
+        """Return it as JSON, readable."""
         return _ADAPTER.dump_json(self, indent=1).decode()
 
     @classmethod
     def from_json(cls, text: str | bytes, field: str = "profile") -> Profile:
-        """The profile that `to_json` wrote; raises InvalidInput, one line, for anything else."""
+        """Read what `to_json` wrote. Raises InvalidInput, one line, for anything else."""
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -89,7 +102,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """The profile of a file; raises InvalidInput, one line, for a missing or malformed one."""
+        """Read the profile of a file. Raises InvalidInput, one line, for a missing or malformed one."""
         try:
             return cls.from_json(path.read_bytes(), str(path))
         except OSError as error:
@@ -145,18 +158,18 @@ class Grid:
 
     @classmethod
     def of(cls, points: Sequence[tuple[int, int, float]], field: str = "profile.measurements") -> Grid:
-        """From (rows, length, seconds). Raises InvalidInput unless every number of rows has every length, once."""
-        found = {(rows, length): seconds for rows, length, seconds in points}
-        rows = tuple(sorted({row for row, _ in found}))
-        lengths = tuple(sorted({length for _, length in found}))
-        if not points or len(points) != len(rows) * len(lengths) or len(found) != len(points):
+        """Read (rows, length, seconds). Raises InvalidInput unless every number of rows has every length, once."""
+        by_size = {(rows, length): seconds for rows, length, seconds in points}
+        rows = tuple(sorted({row for row, _ in by_size}))
+        lengths = tuple(sorted({length for _, length in by_size}))
+        if not points or len(points) != len(rows) * len(lengths) or len(by_size) != len(points):
             raise InvalidInput(
                 field, f"{len(points)} points", f"each of {len(rows)} rows x {len(lengths)} lengths once"
             )
-        return cls(rows, lengths, tuple(tuple(found[row, length] for length in lengths) for row in rows))
+        return cls(rows, lengths, tuple(tuple(by_size[row, length] for length in lengths) for row in rows))
 
     def at(self, rows: float, length: float) -> float:
-        """Linear in between, and beyond the largest size; below the smallest, what that takes."""
+        """Interpolate, and extrapolate beyond the largest size; below the smallest, take what that takes."""
         first, second, share = _between(self.rows, rows)
         low, high, part = _between(self.lengths, length)
         below = self.seconds[first][low] * (1 - part) + self.seconds[first][high] * part
@@ -165,7 +178,7 @@ class Grid:
 
 
 def _between(sizes: Sequence[int], size: float) -> tuple[int, int, float]:
-    """(index below, index above, share of the way from one to the other); more than 1 beyond the largest."""
+    """Return (index below, index above, share of the way between them); more than 1 beyond the largest."""
     if len(sizes) == 1 or size <= sizes[0]:
         return 0, 0, 0.0
     above = min(bisect_right(sizes, size), len(sizes) - 1)
@@ -184,9 +197,10 @@ class ProfiledTimes:
         self._written_seconds = profile.written_seconds
         self._packed_seconds = profile.packed_seconds if engine == "vllm" else 0.0
         points: dict[tuple[ModelPiece, int], list[tuple[int, int, float]]] = {}
-        for found in profile.measurements:
-            if found.engine == engine or found.piece in _MESSAGES:
-                points.setdefault((found.piece, found.tp), []).append((found.rows, found.length, found.seconds))
+        for measured in profile.measurements:
+            if measured.engine == engine or measured.piece in _MESSAGES:
+                point = measured.rows, measured.length, measured.seconds
+                points.setdefault((measured.piece, measured.tp), []).append(point)
         self._grids = {key: Grid.of(some, f"profile.{engine}.{key[0]}.tp{key[1]}") for key, some in points.items()}
 
     def fixed(self, kind: ModelCallKind) -> float:
@@ -245,13 +259,13 @@ class ProfiledTimes:
         return grid.at(num_parameters, 1)
 
     def _measured(self, piece: ModelPiece, group: CollectiveGroup) -> Grid | None:
-        """Messages are measured within a node."""
+        """Return the grid of a message; they are measured within a node."""
         return self._grids.get((piece, group.size)) if group.span == "node" else None
 
     def _at(self, piece: ModelPiece, tp: int, rows: float, length: float) -> Seconds:
         grid = self._grids.get((piece, tp))
         if grid is None:
-            has = sorted(found for name, found in self._grids if name == piece)
+            has = sorted(measured for name, measured in self._grids if name == piece)
             raise InvalidInput(
                 f"profile.{self._engine}.{piece}", f"tp {has}", f"measurements with tp {tp}: run rlhf/profile with it"
             )
@@ -261,16 +275,3 @@ class ProfiledTimes:
 def _check_whole(split: int) -> None:
     if split > 1:
         raise InvalidInput("sequence parallelism", f"{split} parts", "1 part: no profile measures layers that split it")
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is profiled: a shape and format, on `num_devices` devices of one kind, named as the cost model names it."""
-
-    shape: TransformerShape
-    dtype: Dtype
-    kind: Backend
-    device: str
-    num_devices: int
-    processor: str
-    versions: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""What a call's time consists of, as a value with named terms, each with the source of its formula."""
+"""A call's time as a value with named terms, each with the source of its formula."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Seconds(NamedTuple):
-    """Seconds by what takes them; `SOURCES` says how each is computed.
+    """Seconds by what takes them; `SOURCES` has the formula of each.
 
     A named tuple, since a search adds up millions of them, and a dataclass takes twice as long to make.
 
@@ -37,16 +37,16 @@ class Seconds(NamedTuple):
         return Seconds(*map(add, self, other))
 
     def times(self, factor: float) -> Seconds:
-        """Each term `factor` times."""
+        """Return each term `factor` times."""
         return Seconds(*[factor * term for term in self])
 
     @property
     def worked(self) -> float:
-        """What ranks work, by their own clocks: all but orchestration."""
+        """The seconds that ranks work, by their own clocks: all but orchestration."""
         return self._replace(orchestration=0.0).total
 
     def by_term(self) -> dict[str, float]:
-        """The terms that take any time, the longest first."""
+        """Return the terms that take any time, the longest first."""
         named = zip(self._fields, self, strict=True)
         return dict(sorted(((name, value) for name, value in named if value), key=lambda item: -item[1]))
 
@@ -68,4 +68,4 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "orchestration": "a constant for each task run: messages to ranks and Prefect's states (docs/plans.md)",
     }
 )
-"""Where each term's formula comes from."""
+"""The source of each term's formula."""

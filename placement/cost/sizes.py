@@ -12,7 +12,7 @@ from prefect_rlhf.placement.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths."""
+    """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths."""
 
     hidden: int
     inner: int
@@ -27,12 +27,12 @@ class ModelSizes:
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
-        """The sizes of a role's model."""
+        """Return the sizes of a role's model."""
         return cls.of_shape(model.shape, model.head, model.dtype)
 
     @classmethod
     def of_shape(cls, shape: TransformerShape, head: Head = "lm", dtype: Dtype = "bfloat16") -> ModelSizes:
-        """The sizes of a shape that ends in `head`."""
+        """Return the sizes of a shape that ends in `head`."""
         return cls(
             shape.hidden_size,
             shape.intermediate_size,
@@ -86,22 +86,26 @@ class ModelSizes:
         return len(stages(self.num_layers, pp)[stage])
 
     def stage_parameters(self, strategy: Strategy, stage: int) -> int:
-        """Elements that a device of a pipeline stage holds.
+        """Count the elements that a device of a pipeline stage holds.
 
         The first stage has the embedding; the last the final norm and the head, which is a copy of a tied embedding.
         """
         first, last = stage == 0, stage == strategy.pp - 1
         layers = self.stage_layers(strategy.pp, stage)
-        found = layers * (-(-self.layer_matrices // strategy.tp) + self.layer_norms)
+        elements = layers * (-(-self.layer_matrices // strategy.tp) + self.layer_norms)
         table = -(-self.vocab // strategy.tp) * self.hidden
         if first:
-            found += table
+            elements += table
         if last:
-            found += self.hidden + (self.hidden if "scalar" in self.head else 0)
+            elements += self.hidden + (self.hidden if "scalar" in self.head else 0)
             if "lm" in self.head and not (self.tied and first):
-                found += table
-        return found
+                elements += table
+        return elements
+
+    def fullest_stage_parameters(self, strategy: Strategy) -> int:
+        """Count the elements on a device of the fullest stage: the first has the embedding, the last the head."""
+        return max(self.stage_parameters(strategy, stage) for stage in {0, strategy.pp - 1})
 
     def cache_bytes_per_token(self, tp: int) -> int:
-        """Keys and values of one token in one layer on one device; a head is never split."""
+        """Return the bytes of a token's keys and values in one layer on one device; a head is never split."""
         return 2 * max(1, self.kv_heads // tp) * self.head_dim * self.item

@@ -1,4 +1,4 @@
-"""Where times come from on each node of a cluster: a profile where one is given, else the device's datasheet."""
+"""Sources of times for each node of a cluster: a profile where one is given, else the device's datasheet."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 
 @dataclass(frozen=True, slots=True)
 class CostSources:
-    """`nodes[i]` is the hardware of the i-th node; `profiles` were checked and hold for devices of their name.
+    """The hardware of each node, `nodes[i]` of the i-th, and profiles, which hold for devices of their name.
 
     Devices of a kind that has profiles need one for every shape that is asked about. Each model's times are made once.
-    `orchestration_seconds` is what a run's controller adds to every node: what a step takes beyond its ranks' work.
+    `orchestration_seconds` is the time that a run's controller adds to every node beyond its ranks' work.
     """
 
     nodes: tuple[Hardware, ...]
     profiles: tuple[Profile, ...] = ()
     orchestration_seconds: float = 0.0
-    _made: dict[tuple[Hardware, ModelSizes, EngineKind], LayerTimes] = field(
+    _times: dict[tuple[Hardware, ModelSizes, EngineKind], LayerTimes] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
     _kinds: dict[DeviceMesh, tuple[Hardware, ...]] = field(
@@ -39,59 +39,58 @@ class CostSources:
 
     @classmethod
     def equal_nodes(cls, hardware: Hardware, num_nodes: int, profiles: Iterable[Profile] = ()) -> CostSources:
-        """For nodes that are all the same."""
+        """Return sources for nodes that are all the same."""
         return cls((hardware,) * num_nodes, tuple(profiles))
 
     def times(self, sizes: ModelSizes, hardware: Hardware, engine: EngineKind = "megatron") -> LayerTimes:
-        """Of one model's layers in one engine on one kind of node."""
+        """Return the times of one model's layers in one engine on one kind of node."""
         key = hardware, sizes, engine
-        if key not in self._made:
-            self._made[key] = self._make(sizes, hardware, engine)
-        return self._made[key]
+        if key not in self._times:
+            self._times[key] = self._make(sizes, hardware, engine)
+        return self._times[key]
 
     def call_cost(self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh) -> Seconds:
-        """Seconds of a call on a mesh; where its nodes differ, on the slowest kind, which the others wait for."""
+        """Return a call's seconds on a mesh; where its nodes differ, on the slowest kind: the others wait for it."""
         return self.slowest(((work, kind) for kind in self.kinds(mesh)), execution, sizes)
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
-        """Seconds of a call whose shares run side by side, each on one kind of node."""
+        """Return the seconds of a call whose shares run side by side, each on one kind of node."""
         costs = (call_cost(work, execution, self.times(sizes, kind, execution.engine)) for work, kind in shares)
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
 
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
-        """What it costs that an instance's weights were written, besides the writing."""
-        parameters = max(sizes.stage_parameters(instance.strategy, s) for s in {0, instance.strategy.pp - 1})
-        kinds = self.kinds(instance.mesh)
+        """Return what it costs that an instance's weights were written, besides the writing."""
+        parameters, kinds = sizes.fullest_stage_parameters(instance.strategy), self.kinds(instance.mesh)
         return max(self.times(sizes, kind, instance.engine).written(parameters) for kind in kinds)
 
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
-        """The slower of each link among the nodes of some meshes."""
-        found = [self._links(kind) for kind in dict.fromkeys(kind for mesh in meshes for kind in self.kinds(mesh))]
+        """Return the slower of each link among the nodes of some meshes."""
+        by_kind = [self._links(kind) for kind in dict.fromkeys(kind for mesh in meshes for kind in self.kinds(mesh))]
         return Links(
-            min(links.device for links in found),
-            min(links.node for links in found),
-            min(links.network for links in found),
-            min(links.host for links in found),
-            max(links.latency_seconds for links in found),
+            min(links.device for links in by_kind),
+            min(links.node for links in by_kind),
+            min(links.network for links in by_kind),
+            min(links.host for links in by_kind),
+            max(links.latency_seconds for links in by_kind),
         )
 
     def kinds(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
-        """The different ones of `hardware`, found once for each mesh."""
+        """Return the different ones of `hardware`, found once for each mesh."""
         if mesh not in self._kinds:
             self._kinds[mesh] = tuple(dict.fromkeys(self.hardware(mesh)))
         return self._kinds[mesh]
 
     def hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
-        """Of each node of a mesh. Between nodes the slowest of their networks counts."""
+        """Return the hardware of each node of a mesh. Between nodes the slowest of their networks counts."""
         end = mesh.first_node + mesh.num_nodes
         if end > len(self.nodes):
             raise InvalidInput("mesh", mesh.name, f"nodes 0 to {len(self.nodes) - 1}, whose hardware is known")
-        found = self.nodes[mesh.first_node : end]
-        networks = {kind.network for kind in found}
+        nodes = self.nodes[mesh.first_node : end]
+        networks = {node.network for node in nodes}
         if len(networks) == 1:
-            return found
+            return nodes
         slowest = min((n for n in networks if n), key=lambda n: n.node_bytes_per_second) if all(networks) else None
-        return tuple(replace(kind, network=slowest) for kind in found)
+        return tuple(replace(node, network=slowest) for node in nodes)
 
     def _links(self, hardware: Hardware) -> Links:
         measured = [profile.links for profile in self.profiles if profile.device == hardware.device.name]
@@ -99,10 +98,10 @@ class CostSources:
 
     def _make(self, sizes: ModelSizes, hardware: Hardware, engine: EngineKind) -> LayerTimes:
         device = hardware.device.name
-        here = [profile for profile in self.profiles if profile.device == device]
-        if not here:
+        profiles = [profile for profile in self.profiles if profile.device == device]
+        if not profiles:
             return DatasheetTimes.of(sizes, hardware)
-        for profile in here:
+        for profile in profiles:
             if ModelSizes.of_shape(profile.shape, sizes.head, profile.dtype) == sizes:
                 return ProfiledTimes(profile, sizes, engine)
         asked = f"{sizes.num_layers} layers of {sizes.hidden} in {sizes.dtype}"

@@ -1,7 +1,8 @@
-"""Calls on meshes whose nodes differ: each replica has the rows that its speed earns, and the last to end says when.
+"""Calls on meshes whose nodes differ: each replica has the rows that its speed earns, and the last of them counts.
 
-Replicas get rows in proportion to their speeds (`dealing`), a replica is as fast as its slowest device, and what spans
-nodes goes over the slower network. APP (section VI-B1) balances kinds of devices by their batch sizes in the same way.
+Replicas get rows in proportion to their speeds (RowPartition), a replica is as fast as its slowest device, and what
+spans nodes goes over the slower network. APP (section VI-B1) balances kinds of devices by their batch sizes in the same
+way.
 """
 
 from __future__ import annotations
@@ -14,67 +15,66 @@ from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork
-from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.plan import Placement, device_coordinates
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 
 
 def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """The call as each replica sees it: as if all of them had as many rows as it has."""
-    dealt, works = _dealt(work, placement, node_speeds)
-    return tuple(works[rows] for rows in dealt)
+    """Return the call as each replica sees it: as if all of them had as many rows as it has."""
+    rows, works = _works_by_rows(work, placement, node_speeds)
+    return tuple(works[count] for count in rows)
 
 
 def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """Those of `replica_works` that differ."""
-    return tuple(_dealt(work, placement, node_speeds)[1].values())
-
-
-def _dealt(
-    work: CallWork, placement: Placement, node_speeds: Sequence[float]
-) -> tuple[tuple[int, ...], dict[int, CallWork]]:
-    """How many rows of a mini-batch each replica has, and the call as a replica with so many sees it."""
-    dp, parts = placement.strategy.dp, work.mini_batches
-    dealt = counts(work.rows // parts, replica_speeds(placement, node_speeds))
-    return dealt, {rows: replace(work, rows=rows * parts * dp) for rows in dict.fromkeys(dealt)}
+    """Return the different ones of `replica_works`."""
+    return tuple(_works_by_rows(work, placement, node_speeds)[1].values())
 
 
 def placed_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
-    """Seconds of a call as placed: of the replica that ends last."""
+    """Return the seconds of a call as placed: of the replica that ends last."""
     mesh, execution = placement.mesh, Execution.of(placement)
     nodes = sources.hardware(mesh)
     speeds = node_speeds[mesh.first_node : mesh.first_node + mesh.num_nodes]
     if len(set(speeds)) <= 1:
         return sources.call_cost(work, execution, sizes, mesh)
     works = replica_works(work, placement, node_speeds)
-    placed = zip(placement.devices, placement.strategy.coordinates(), strict=True)
-    shares = {(works[at.dp], nodes[device.node - mesh.first_node]): None for device, at in placed}
+    shares = {
+        (works[at.dp], nodes[device.node - mesh.first_node]): None for device, at in device_coordinates(placement)
+    }
     return sources.slowest(shares, execution, sizes)
 
 
 def least_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
-    """The least that the call takes on the mesh under any order of its devices, of which the placement states none.
+    """Return the least that the call takes on the mesh under any order of its devices; the placement states none.
 
     Either some replicas have none but the fastest devices, and as many as can be do; or every replica has a slowest
     one, and all have equally many rows.
     """
-    mesh = placement.mesh
-    apart = placed_cost(
-        work, sizes, replace(placement, device_order=_fastest_first(placement, node_speeds)), sources, node_speeds
-    )
-    together = sources.call_cost(work, Execution.of(placement), sizes, mesh)
+    fastest_first = replace(placement, device_order=_fastest_first(placement, node_speeds))
+    apart = placed_cost(work, sizes, fastest_first, sources, node_speeds)
+    together = sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)
     return min(apart, together, key=lambda cost: cost.total)
 
 
 def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[int, ...]:
-    """The order in which replica 0 has the fastest devices, replica 1 the next ones, and so on."""
+    """Return the order in which replica 0 has the fastest devices, replica 1 the next ones, and so on."""
     if not node_speeds:
         return ()
-    strategy, devices = placement.strategy, placement.mesh.devices()
+    coordinates, devices = placement.strategy.coordinates(), placement.mesh.devices()
     by_speed = sorted(range(len(devices)), key=lambda position: -node_speeds[devices[position].node])
-    ranks = sorted(range(len(devices)), key=lambda rank: strategy.coordinates()[rank].dp)
+    ranks = sorted(range(len(devices)), key=lambda rank: coordinates[rank].dp)
     return tuple(position for _, position in sorted(zip(ranks, by_speed, strict=True)))
+
+
+def _works_by_rows(
+    work: CallWork, placement: Placement, node_speeds: Sequence[float]
+) -> tuple[tuple[int, ...], dict[int, CallWork]]:
+    """Return each replica's rows of a mini-batch, and the call as a replica with so many sees it."""
+    dp, parts = placement.strategy.dp, work.mini_batches
+    rows = counts(work.rows // parts, replica_speeds(placement, node_speeds))
+    return rows, {count: replace(work, rows=count * parts * dp) for count in dict.fromkeys(rows)}

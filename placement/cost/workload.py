@@ -1,4 +1,4 @@
-"""What a call has to do, whatever the plan: rows, token lengths, optimizer steps."""
+"""The work of a call, whatever the plan: rows, token lengths, optimizer steps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class LengthDistribution:
 
     @classmethod
     def fixed(cls, length: int) -> LengthDistribution:
-        """Every row has `length` tokens."""
+        """Return the distribution in which every row has `length` tokens."""
         return cls.of({length: 1.0})
 
     @classmethod
     def of(cls, shares: dict[int, float]) -> LengthDistribution:
-        """From lengths to shares of any sum. Raises InvalidInput for none, or for negative ones."""
+        """Return the distribution with shares of any sum. Raises InvalidInput for no shares, or for negative ones."""
         whole = sum(shares.values())
         if whole <= 0 or min(shares) < 0 or min(shares.values()) < 0:
             raise InvalidInput("lengths", shares, "lengths of 0 or more with shares of 0 or more, not all 0")
@@ -44,7 +44,7 @@ class LengthDistribution:
         return self.shares[-1][0]
 
     def still_running(self) -> Iterator[tuple[int, int, float]]:
-        """(first step, end, share of rows that are still being generated): what continuous batching works on.
+        """Yield (first step, end, share of rows still being generated): the work of continuous batching.
 
         >>> list(LengthDistribution.of({2: 1, 8: 3}).still_running())
         [(0, 2, 1.0), (2, 8, 0.75)]
@@ -59,7 +59,7 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a run's rows look like, and whether generation may use CUDA graphs. How many there are, the calls say."""
+    """Token lengths of a run's rows, and whether generation may use CUDA graphs. The calls say how many rows."""
 
     prompts: LengthDistribution
     responses: LengthDistribution
@@ -67,7 +67,7 @@ class Workload:
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:
-        """Every prompt and every response of the same length."""
+        """Return the workload in which all prompts are equally long, and all responses."""
         return cls(LengthDistribution.fixed(prompt_tokens), LengthDistribution.fixed(response_tokens), cuda_graphs)
 
     @property
@@ -92,7 +92,7 @@ class CallWork:
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:
-        """The work of a graph's call; a compute call has none that this model knows."""
+        """Return the work of a graph's call. Raises InvalidInput for a compute call, which has none known here."""
         if call.kind == "compute":
             raise InvalidInput(f"calls.{call.name}.kind", call.kind, "a call with a model")
         return cls(call.kind, call.num_rows, workload, call.mini_batches, call.epochs)
