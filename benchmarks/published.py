@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from benchmarks.paper_engines import RealExecution
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
-from prefect_rlhf.placement.cost.hardware import ITERATION_SECONDS, Hardware, Network, datasheet
+from prefect_rlhf.placement.cost.hardware import Hardware, Network, datasheet
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, ModelCallKind, Workload
@@ -28,6 +28,9 @@ from prefect_rlhf.placement.strategy import Strategy
 
 Positive = Annotated[int, Field(ge=1)]
 Measured = Annotated[float, Field(gt=0)]
+ITERATION_SECONDS = 7.3
+"""The explicit overhead of an iteration beyond its calls in ReaL's runs (its table 6: 6.9 and 7.7 s): loading data,
+requests of the master worker, and moving rows and weights. Not a part of any call."""
 _NETWORK = re.compile(r"(\d+(?:\.\d+)?)\s*([TG])(?:bit/s|bps|b/s) per (node|device|gpu)", re.IGNORECASE)
 _PHASES: Mapping[str, int] = {"generate": 0, "inference": 1, "train_step": 2}
 _DTYPES: Mapping[str, Dtype] = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp32": "float32", "float32": "float32"}

@@ -58,7 +58,7 @@ class DeviceMesh:
         return cls(first_node, num_nodes, first, per_node)
 
     def devices(self) -> tuple[Device, ...]:
-        """All devices, node by node."""
+        """Return all devices, node by node."""
         return _devices(self)
 
     def contains(self, other: DeviceMesh) -> bool:

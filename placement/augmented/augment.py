@@ -1,4 +1,4 @@
-"""From a graph and a plan to the augmented graph: insert every move of weights and rows that the plan needs.
+"""Augment a graph under a plan: insert every move of weights and rows that the plan needs.
 
 In this order: the runs of all calls; `reallocate` where an instance lacks the version to be read; `checkpoint` and
 `commit`; waits of each train_step for the readers of what it overwrites; `transfer` where a call's devices lack rows;

@@ -97,10 +97,10 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
 
     Only of that key; on each of the consumer's devices.
     """
-    made = rows_held(graph, plan, producer)
+    held = rows_held(graph, plan, producer)
     brought = {device: need.share for device, need in needs(graph, plan, earlier).items() if key in need.keys}
     distinct = {
-        (need.share, made.get(device), brought.get(device))  # many devices need and hold the same
+        (need.share, held.get(device), brought.get(device))  # many devices need and hold the same
         for device, need in needs(graph, plan, consumer).items()
         if key in need.keys
     }

@@ -1,4 +1,4 @@
-"""How a call is executed, as far as its time and memory depend on it: strategy, span of nodes, cuts, recomputation."""
+"""The execution of a call, as far as its time and memory depend on it: strategy, span of nodes, cuts, recomputation."""
 
 from __future__ import annotations
 

@@ -41,11 +41,6 @@ class Efficiency:
     call_seconds: float = 2.2
 
 
-ITERATION_SECONDS = 7.3
-"""The explicit overhead of an iteration beyond its calls in ReaL's runs (its table 6: 6.9 and 7.7 s): loading data,
-requests of the master worker, and moving rows and weights. Not a part of any call."""
-
-
 @dataclass(frozen=True, slots=True)
 class Datasheet:
     """A kind of device. Bandwidths are bytes per second, a link's in one direction and per device.

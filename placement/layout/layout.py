@@ -25,7 +25,7 @@ VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this befor
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """For each parameter its global shape, and for each rank the region it holds (absent: holds nothing of it)."""
+    """The global shape of each parameter, and the region of it that each rank holds (absent: none)."""
 
     shapes: Mapping[str, tuple[int, ...]]
     regions: Mapping[str, Mapping[int, Region]]

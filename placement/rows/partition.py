@@ -1,4 +1,4 @@
-"""How the rows of a step are partitioned over data-parallel replicas: by count, or by tokens once lengths are known.
+"""The partition of a step's rows over data-parallel replicas: by count, or by tokens once lengths are known.
 
 Mini-batch m is rows [m*B/M, (m+1)*B/M) of the whole batch, so its rows do not depend on the plan; only which replica
 works on which of them does.
