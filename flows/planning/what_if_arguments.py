@@ -12,39 +12,44 @@ from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
-from prefect_rlhf.flows.training.lengths import parse_lengths
+from prefect_rlhf.flows.training.inputs import ABSENT
+from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
 
 LIKE = {"ref": "actor", "reward": "critic"}
 """Roles that have the model of another where nobody says."""
 SCALAR_ROLES = ("critic", "reward")  # their head, where nobody says
-ABSENT = "(not there)"  # the path of a dataset that nobody named
 
 
-def read_arguments(flow: AlgorithmFlow, options: PlanOptions) -> dict[str, Any]:
-    """The body's arguments, typed. Models and datasets that nobody named are filled in."""
+def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthDistribution | None) -> dict[str, Any]:
+    """Return the body's arguments, typed. Models and datasets that nobody named are filled in.
+
+    Where the options say how long `responses` are, the algorithm may sample the longest of them.
+    """
     hints = typing.get_type_hints(flow.algorithm.body)
     names = inspect.signature(flow.algorithm.body).parameters
     for role in options.models:
         if hints.get(role) is not Model:
             roles = ", ".join(name for name in names if hints[name] is Model)
             raise InvalidInput("models", role, f"a role of {flow.algorithm.name}: {roles}")
-    given = {name: value for name, value in options.parameters.items() if name not in RunOptions.model_fields}
+    values = {name: value for name, value in options.parameters.items() if name not in RunOptions.model_fields}
     for name, parameter in names.items():
         if hints[name] is Model:
-            given[name] = _model(name, given.get(name), options.models, names)
+            values[name] = _model_fields(name, values.get(name), options.models, names)
         elif hints[name] in (Prompts, Preferences):
-            given.setdefault(name, {"path": ABSENT})
-        elif name not in given and parameter.default is inspect.Parameter.empty:
+            values.setdefault(name, {"path": ABSENT})
+        elif name not in values and parameter.default is inspect.Parameter.empty:
             raise InvalidInput(name, None, "a value, which the algorithm needs")
-    _shorten(given, options, hints.get("algo"))
-    checked = flow.validate_parameters(given)
-    return {name: checked[name] for name in names if name in checked}
+    settings = getattr(hints.get("algo"), "model_fields", {})
+    if algo := _algorithm_settings(values.get("algo") or {}, settings, options.batch_size, responses):
+        values["algo"] = algo
+    checked = flow.validate_parameters(values)
+    return {name: checked[name] for name in names}
 
 
-def _model(role: str, given: Any, models: Mapping[str, str], roles: Mapping[str, Any]) -> dict[str, Any]:
-    """What a Model parameter is made of, its path from `models` first."""
-    fields = dict(given) if isinstance(given, dict) else {} if given is None else given.model_dump()
+def _model_fields(role: str, value: Any, models: Mapping[str, str], roles: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a Model parameter, its path from `models` first."""
+    fields = dict(value) if isinstance(value, dict) else {} if value is None else value.model_dump()
     like = LIKE.get(role, "")
     named = models.get(role) or fields.get("path") or fields.get("saved") or (models.get(like) if like in roles else "")
     if not named:
@@ -55,16 +60,15 @@ def _model(role: str, given: Any, models: Mapping[str, str], roles: Mapping[str,
     return {"head": "scalar" if role in SCALAR_ROLES else "lm"} | fields
 
 
-def _shorten(given: dict[str, Any], options: PlanOptions, settings: Any) -> None:
-    """Put `batch_size` and the longest response where the algorithm's settings have them."""
-    fields = getattr(settings, "model_fields", {})
-    algo = dict(given.get("algo") or {})
-    if options.batch_size is not None:
+def _algorithm_settings(
+    values: Mapping[str, Any], fields: Mapping[str, Any], batch_size: int | None, responses: LengthDistribution | None
+) -> dict[str, Any]:
+    """Return the algorithm's settings with `batch_size` and the longest response where it has fields for them."""
+    algo = dict(values)
+    if batch_size is not None:
         if "batch_size" not in fields:
-            raise InvalidInput("batch_size", options.batch_size, "nothing: the algorithm has no algo.batch_size")
-        algo["batch_size"] = options.batch_size
-    if options.response_length and "sampling" in fields:
-        longest = parse_lengths(options.response_length, "response_length").longest
-        algo["sampling"] = {"max_new_tokens": longest} | dict(algo.get("sampling") or {})
-    if algo:
-        given["algo"] = algo
+            raise InvalidInput("batch_size", batch_size, "nothing: the algorithm has no algo.batch_size")
+        algo["batch_size"] = batch_size
+    if responses is not None and "sampling" in fields:
+        algo["sampling"] = {"max_new_tokens": responses.longest} | dict(algo.get("sampling") or {})
+    return algo
