@@ -1,11 +1,11 @@
-"""Plans and graphs for people: as tables, as text, and as Mermaid diagrams."""
+"""Plans and graphs for people: as tables and as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.node import Node, call_title
+from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.rows.shares import partition_of
@@ -43,34 +43,6 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_SHOWN) -> str:
     return "\n".join([*lines, f"... and {left} more task runs"] if left > 0 else lines)
 
 
-def graph_mermaid(graph: DataflowGraph) -> str:
-    """One iteration as a Mermaid flowchart: data edges solid, version edges to the next step dashed."""
-    lines = ["flowchart LR"]
-    lines += [f'    {call.name}["{call_title(call)}"]' for call in graph]
-    for edge in graph.data_edges():
-        lines.append(f'    {edge.source} -- "{", ".join(edge.keys)}" --> {edge.target}')
-    for version in graph.version_edges():
-        lag = {0: "same step", 1: "next step"}.get(version.lag, f"{version.lag} steps later")
-        what = "state" if version.source == version.role else f"{version.role} weights"
-        lines.append(f'    {version.source} -. "{what}, {lag}" .-> {version.target}')
-    return "\n".join(lines)
-
-
-def augmented_mermaid(augmented: AugmentedGraph, steps: Sequence[int] = (0, 1)) -> str:
-    """Some steps of the augmented graph as a Mermaid flowchart, a box per step.
-
-    Data edges are solid, weight versions dashed and labelled, waits for memory or before overwriting dotted and plain.
-    """
-    shown = [node for node in augmented if node.step in steps]
-    names = {node.id: f"n{index}" for index, node in enumerate(shown)}
-    lines = ["flowchart TB"]
-    for step in steps:
-        lines.append(f"    subgraph step{step}[step {step}]")
-        lines += [f'        {names[node.id]}["{node.title}"]' for node in shown if node.step == step]
-        lines.append("    end")
-    return "\n".join([*lines, *_mermaid_edges(shown, names)])
-
-
 def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
     strategy = placement.strategy
     return {
@@ -104,15 +76,3 @@ def _node_lines(node: Node) -> Iterator[str]:
     for dependency in sorted(node.dependencies, key=lambda d: order.index(d.kind)):
         label = f" ({dependency.label})" if dependency.label else ""
         yield f"    {dependency.kind} <- {dependency.node}{label}"
-
-
-def _mermaid_edges(shown: Sequence[Node], names: Mapping[str, str]) -> Iterator[str]:
-    for node in shown:
-        for dependency in node.dependencies:
-            if dependency.node not in names:
-                continue
-            source, target = names[dependency.node], names[node.id]
-            if dependency.kind in ("version", "state"):
-                yield f'    {source} -. "{dependency.label}" .-> {target}'
-            else:
-                yield f"    {source} {'-->' if dependency.kind == 'data' else '-.-'} {target}"

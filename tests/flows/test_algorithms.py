@@ -13,7 +13,7 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.graph import Dataset, VersionEdge
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
-from prefect_rlhf.placement.pictures.text import graph_mermaid, graph_text
+from prefect_rlhf.placement.pictures.text import graph_text
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
@@ -108,11 +108,7 @@ def test_dpo_and_reward_never_part_the_answers_of_a_pair():
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_is_planned_unrolled_and_drawn_by_every_preset(name):
-    """Version edges are dashed in the drawing; each call of a trained role has one."""
     graph = traced(ALGORITHMS[name])
-    drawn = graph_mermaid(graph)
-    for edge in graph.version_edges():
-        assert any(edge.source in line and edge.target in line and "-." in line for line in drawn.splitlines())
     for rule in PRESETS.keys() - {"standalone"}:  # which needs a device for each model
         augmented = augment(graph, preset(rule, graph, CLUSTER, CLUSTER.whole), num_steps=3)
         assert {call.name for call in graph} == {node.call.name for node in augmented if node.call}
