@@ -75,7 +75,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "placement": {
         "pictures": "planner schedule augmented rows .",
-        "planner": "memory schedule cost augmented plans layout search .",
+        "planner": "memory schedule cost plans layout search .",
         "memory": "cost augmented plans layout rows .",
         "schedule": "cost augmented .",
         "cost": "augmented layout rows .",
