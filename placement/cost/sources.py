@@ -33,7 +33,7 @@ class CostSources:
     _times: dict[tuple[Hardware, ModelSizes, EngineKind], LayerTimes] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
-    _kinds: dict[DeviceMesh, tuple[Hardware, ...]] = field(
+    _distinct: dict[DeviceMesh, tuple[Hardware, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False, hash=False
     )
 
@@ -51,21 +51,24 @@ class CostSources:
 
     def call_cost(self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh) -> Seconds:
         """Return a call's seconds on a mesh; where its nodes differ, on the slowest kind: the others wait for it."""
-        return self.slowest(((work, kind) for kind in self.kinds(mesh)), execution, sizes)
+        return self.slowest(((work, hardware) for hardware in self.distinct_hardware(mesh)), execution, sizes)
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
         """Return the seconds of a call whose shares run side by side, each on one kind of node."""
-        costs = (call_cost(work, execution, self.times(sizes, kind, execution.engine)) for work, kind in shares)
+        costs = (call_cost(work, execution, self.times(sizes, node, execution.engine)) for work, node in shares)
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
 
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
         """Return what it costs that an instance's weights were written, besides the writing."""
-        parameters, kinds = sizes.fullest_stage_parameters(instance.strategy), self.kinds(instance.mesh)
-        return max(self.times(sizes, kind, instance.engine).written(parameters) for kind in kinds)
+        parameters, nodes = sizes.fullest_stage_parameters(instance.strategy), self.distinct_hardware(instance.mesh)
+        return max(self.times(sizes, node, instance.engine).written(parameters) for node in nodes)
 
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
         """Return the slower of each link among the nodes of some meshes."""
-        by_kind = [self._links(kind) for kind in dict.fromkeys(kind for mesh in meshes for kind in self.kinds(mesh))]
+        by_kind = [
+            self._links(kind)
+            for kind in dict.fromkeys(kind for mesh in meshes for kind in self.distinct_hardware(mesh))
+        ]
         return Links(
             min(links.device for links in by_kind),
             min(links.node for links in by_kind),
@@ -74,11 +77,11 @@ class CostSources:
             max(links.latency_seconds for links in by_kind),
         )
 
-    def kinds(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
+    def distinct_hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
         """Return the different ones of `hardware`, found once for each mesh."""
-        if mesh not in self._kinds:
-            self._kinds[mesh] = tuple(dict.fromkeys(self.hardware(mesh)))
-        return self._kinds[mesh]
+        if mesh not in self._distinct:
+            self._distinct[mesh] = tuple(dict.fromkeys(self.hardware(mesh)))
+        return self._distinct[mesh]
 
     def hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
         """Return the hardware of each node of a mesh. Between nodes the slowest of their networks counts."""
