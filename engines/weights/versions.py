@@ -31,7 +31,8 @@ class Fingerprints:
         expected = self._learned.setdefault((instance.role, version), held)
         differing = [name for name in expected if held.get(name) != expected[name]]
         if differing:
-            versions = [v for (role, v), other in self._learned.items() if role == instance.role and other == held]
+            learned = list(self._learned.items())  # at once: another thread may settle a version meanwhile
+            versions = [v for (role, v), other in learned if role == instance.role and other == held]
             other_content = f"other content than v{version} (first in {differing[0]})"
             content = f"the content of v{max(versions)}" if versions else other_content
             raise StaleWeights(f"{instance.name} holds {content}, expected v{version}")
@@ -49,10 +50,11 @@ class Fingerprints:
 
         That one is all that a role without a trainer has, and what stale weights most likely are.
         """
-        for role in {role for role, _ in self._learned}:
-            older = sorted(v for other, v in self._learned if other == role and v < version)
+        learned = list(self._learned)  # at once, as above
+        for role in {role for role, _ in learned}:
+            older = sorted(v for other, v in learned if other == role and v < version)
             for forgotten in older[:-1]:
-                del self._learned[role, forgotten]
+                self._learned.pop((role, forgotten), None)
 
 
 def combined(instance: ModelInstance, layout: Layout, digests: Mapping[int, Digest]) -> Fingerprint:

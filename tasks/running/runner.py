@@ -118,17 +118,18 @@ class GraphRunner:
         planned = self.run.augmented.node(node)
         self._group_of[node].node_began()
         lease, devices = self.run.lease, tuple(map(str, sorted(planned.devices)))
-        get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
         start = time.time()
         try:
             outcome = self.dispatcher.execute(planned)
+            end = time.time()
+            self._locks.end(planned)  # the ranks are free; what is left is bookkeeping
         except Exception as error:
             self._fail(error)
             if isinstance(error, RlhfError):
                 return failed(error)
             raise
-        end = time.time()
-        self._locks.end(planned)  # the ranks are free; what is left is bookkeeping
+        finally:
+            get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
         self.journal.record(_span(planned, self.run, devices, (start, end), outcome))
         self._end_node(planned)
         return None
