@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -110,12 +110,14 @@ class DataflowGraph:
     _by_name: dict[str, Call] = field(init=False, repr=False, compare=False, hash=False)
     _models: dict[str, ModelSpec] = field(init=False, repr=False, compare=False, hash=False)
     _trainers: dict[str, Call] = field(init=False, repr=False, compare=False, hash=False)
+    _reads: dict[str, dict[str, tuple[str, ...]]] = field(init=False, repr=False, compare=False, hash=False)
 
     def __post_init__(self) -> None:
         trainers = {call.role: call for call in self.calls if call.kind == "train_step"}
         object.__setattr__(self, "_by_name", {call.name: call for call in self.calls})
         object.__setattr__(self, "_models", {model.role: model for model in self.models})
         object.__setattr__(self, "_trainers", trainers)
+        object.__setattr__(self, "_reads", {call.name: self._keys_by_producer(call) for call in self.calls})
         check_graph(self)
 
     def __iter__(self) -> Iterator[Call]:
@@ -139,13 +141,9 @@ class DataflowGraph:
             if port.source in self._by_name
         )
 
-    def reads_of(self, consumer: str) -> dict[str, tuple[str, ...]]:
+    def reads_of(self, consumer: str) -> Mapping[str, tuple[str, ...]]:
         """Return the calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports."""
-        keys: dict[str, tuple[str, ...]] = {}
-        for port in self.call(consumer).inputs:
-            if port.source in self._by_name:
-                keys[port.source] = tuple(dict.fromkeys((*keys.get(port.source, ()), *port.keys)))
-        return keys
+        return self._reads[consumer]
 
     def version_edges(self) -> tuple[VersionEdge, ...]:
         """Return, for each reader of a trained role, the train_step it waits for and how many steps earlier that ran.
@@ -168,6 +166,13 @@ class DataflowGraph:
             lag = 1 if reads_newest else 0 if after_trainer else 1 + self.staleness
             edges.append(VersionEdge(trainer.name, call.name, trainer.role or "", lag))
         return tuple(edges)
+
+    def _keys_by_producer(self, consumer: Call) -> dict[str, tuple[str, ...]]:
+        keys: dict[str, tuple[str, ...]] = {}
+        for port in consumer.inputs:
+            if port.source in self._by_name:
+                keys[port.source] = tuple(dict.fromkeys((*keys.get(port.source, ()), *port.keys)))
+        return keys
 
 
 def check_graph(graph: DataflowGraph) -> None:

@@ -23,6 +23,7 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
     if node.call is None:
         return {}
     uses: dict[Device, set[RowKey]] = defaultdict(set)
+    sources: Mapping[str, tuple[str, ...]]  # keys by the call that made them
     if node.kind == "transfer":
         sources = {move.producer: move.keys for move in node.moves}
         for producer, keys in sources.items():

@@ -81,6 +81,7 @@ def test_a_body_becomes_its_calls_and_data_edges():
     assert [call.name for call in graph] == ["actor_generate", "reward_inference", "some_advantages", "actor_train"]
     assert DataEdge("reward_inference", "some_advantages", ("scores",)) in graph.data_edges()
     assert [call.num_rows for call in graph] == [8, 8, 8, 8]
+    assert [call.max_new_tokens for call in graph] == [3, 0, 0, 0]
     assert graph.model("actor").optimizer is not None
     assert graph.model("reward").optimizer is None
 
