@@ -6,7 +6,6 @@ A remembered plan is a plan file whose first lines say what was known of it; its
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,24 +29,16 @@ BUDGET_SECONDS = 5.0
 PLANS = Path("~/.prefect-rlhf/plans")
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenPlan:
-    """The plan of a run, checked and aligned, and the proof that it fits."""
-
-    plan: ExecutionPlan
-    certificate: Certificate
-
-
-def auto_plan(question: Question, say: LogLine) -> ChosenPlan:
-    """Return the best plan that is known of a question: found now, or by an earlier run of the same."""
+def auto_plan(question: Question, say: LogLine) -> tuple[ExecutionPlan, Certificate]:
+    """Return the best plan that is known, found now or by an earlier run of the same question, and that it fits."""
     file = PLANS.expanduser() / f"{question_hash(question)}.yaml"
     plan = remembered_plan(file, question, say)
     if plan is not None:
-        return ChosenPlan(plan, check_fits(plan, question.graph, question.workload, question.site.backend))
+        return plan, check_fits(plan, question.graph, question.workload, question.site.backend)
     planned = search_plan(question, say)
-    content = plan_file(planned, planned.plan)
-    write_atomically(file, lambda part: part.write_text(content))
-    return ChosenPlan(planned.plan, planned.certificate)
+    text = plan_file(planned, planned.plan)
+    write_atomically(file, lambda part: part.write_text(text))
+    return planned.plan, planned.certificate
 
 
 def search_plan(question: Question, say: LogLine) -> Planned:
@@ -60,9 +51,9 @@ def search_plan(question: Question, say: LogLine) -> Planned:
 
 def question_hash(question: Question) -> str:
     """Return a hash of all that an automatic plan depends on: values whose texts are equal when they are."""
-    graph, site = question.graph, question.site
+    site = question.site
     where = (site.cluster, site.mesh, site.backend)
-    values = (graph, *where, question.workload, site.sources, BUDGET_SECONDS, version("prefect-rlhf"))
+    values = (question.graph, *where, question.workload, site.sources, BUDGET_SECONDS, version("prefect-rlhf"))
     return hashlib.sha256(repr(values).encode()).hexdigest()[:32]
 
 
@@ -70,13 +61,12 @@ def remembered_plan(file: Path, question: Question, say: LogLine) -> ExecutionPl
     """Return the plan in `file`, if there is one that can still be run."""
     if not file.is_file():
         return None
+    graph, site = question.graph, question.site
     try:
-        plan = aligned(
-            check_plan(read_plan(file, question.site.cluster), question.graph, question.site.mesh), question.graph
-        )
+        plan = aligned(check_plan(read_plan(file, site.cluster), graph, site.mesh), graph)
     except InvalidInput as error:
         say(f"{file} holds no plan for this run, so one is searched anew ({error})")
         return None
-    lines = [line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("# ")]
-    say("\n".join([f"found before: {file}", *lines]))
+    comments = [line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("# ")]
+    say("\n".join([f"found before: {file}", *comments]))
     return plan

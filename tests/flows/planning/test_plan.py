@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import yaml
 
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.datasheets import RUNTIME, cost_sources
 from prefect_rlhf.flows.hardware.profiles import measured_sources
@@ -16,14 +17,15 @@ from prefect_rlhf.flows.training import auto_plan as auto
 from prefect_rlhf.flows.training.choose_plan import choose_plan
 from prefect_rlhf.flows.training.measured_plan import (
     MOST_PLANS,
-    Tried,
+    PlanTrial,
     fastest,
     first_steps,
     plans_to_measure,
-    tried_json,
-    tried_rows,
+    trial_rows,
+    trials_json,
 )
-from prefect_rlhf.flows.training.run import prediction
+from prefect_rlhf.flows.training.request import RunRequest
+from prefect_rlhf.flows.training.run import predict_run
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.hardware import Efficiency
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -53,6 +55,12 @@ def question(graph=None, held=HELD, work=WORK) -> Question:
     return Question(graph or remax(), Site.of_lease(held, sources()), work)
 
 
+def request(plan, held=HELD, dry_run=False) -> RunRequest:
+    """A run that was read, as far as its plan depends on it."""
+    options = RunOptions(plan=plan, dry_run=dry_run)
+    return RunRequest(options, held, inputs=None, graph=remax(), workload=WORK, checkpoint=None)
+
+
 @pytest.fixture(autouse=True)
 def home(monkeypatch, tmp_path):
     """Plans that earlier runs left are not this test's."""
@@ -62,7 +70,7 @@ def home(monkeypatch, tmp_path):
 
 
 def test_auto_gives_a_legal_plan_that_its_certificate_passes():
-    chosen = choose_plan("auto", remax(), HELD, WORK, sources)
+    chosen = choose_plan(request("auto"))
     assert check_plan(chosen.plan, remax(), HELD.mesh)
     assert certify_plan(chosen.plan, remax(), WORK, "cpu") == chosen.certificate and chosen.certificate.fits
 
@@ -119,22 +127,40 @@ def test_a_remembered_plan_that_somebody_broke_is_named_and_made_anew(home, cont
     said: list[str] = []
     assert auto.auto_plan(question(), said.append) == first
     assert str(file) in said[0] and "searched anew" in said[0]
-    assert read_plan(file, TWO_DEVICES) == first.plan
+    assert read_plan(file, TWO_DEVICES) == first[0]
 
 
 def test_a_gpu_that_nobody_can_name_is_refused(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     held = replace(HELD, kind="cuda")
     with pytest.raises(InvalidInput, match="kind: got 'cuda', expected a machine with nvidia-smi"):
-        choose_plan("auto", remax(), held, WORK, partial(measured_sources, remax().models, held))
+        choose_plan(request("auto", held))
 
 
-def test_a_gpu_is_counted_by_its_datasheet(monkeypatch, tmp_path):
-    """The name is what the driver's tool prints."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho NVIDIA H200\n")
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """A file with a line for each time that the driver's tool was started; it names an H200."""
+    tool, asked = tmp_path / "nvidia-smi", tmp_path / "asked"
+    tool.write_text(f"#!/bin/sh\necho once >> {asked}\necho NVIDIA H200\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    return asked
+
+
+@pytest.mark.parametrize("plan", ["auto", "measure(2)", "flattening"])
+def test_the_driver_is_asked_and_profiles_are_read_once_a_run(monkeypatch, asked, plan):
+    """However many ask for times: the search, the plans that are measured, the prediction."""
+    read, real = [], profiles.read_profile
+    monkeypatch.setattr(profiles, "read_profile", lambda subject: (read.append(subject), real(subject))[1])
+    run = request(plan, replace(HELD, kind="cuda"), dry_run=True)
+    assert predict_run(run, augment(run.graph, choose_plan(run).plan, 2)) is not None
+    assert asked.read_text().splitlines() == ["once"]
+    assert len(read) == len({(model.shape, model.dtype) for model in run.graph.models})
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_gpu_is_counted_by_its_datasheet():
+    """The name is what the driver's tool prints."""
     (node,) = measured_sources([], replace(HELD, kind="cuda")).nodes
     assert (node.device.name, node.devices_per_node) == ("h200", 2)
     assert node.efficiency == RUNTIME
@@ -152,10 +178,10 @@ def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_p
     """The run says in a line that it predicts nothing."""
     monkeypatch.setenv("PATH", str(tmp_path))
     held = replace(HELD, kind="cuda")
-    unknown = partial(measured_sources, remax().models, held)
-    augmented = augment(remax(), choose_plan("flattening", remax(), held, WORK, unknown).plan, 2)
+    run = request("flattening", held)
+    augmented = augment(run.graph, choose_plan(run).plan, 2)
     with caplog.at_level("INFO", logger="prefect_rlhf.plan"):
-        assert prediction(augmented, WORK, unknown) is None
+        assert predict_run(run, augmented) is None
     assert "no predictions: kind: got 'cuda'" in caplog.text
 
 
@@ -208,13 +234,13 @@ def test_what_is_measured_are_two_steps_without_evaluation_and_export(found):
     assert [node.id for node in measured if node.kind == "train_step" and node.step == 1]
 
 
-PLANS = [replace(choose_plan("flattening", remax(), HELD, WORK, sources).plan, name=name) for name in ("a", "b", "c")]
-FAILED = Tried(PLANS[1], 1.0, failure="OutOfDeviceMemory: rank 1")
-TRIED = [Tried(PLANS[0], 2.0, 3.0), FAILED, Tried(PLANS[2], 4.0, 2.5)]
+PLANS = [replace(choose_plan(request("flattening")).plan, name=name) for name in ("a", "b", "c")]
+FAILED = PlanTrial(PLANS[1], 1.0, failure="OutOfDeviceMemory: rank 1")
+TRIALS = [PlanTrial(PLANS[0], 2.0, 3.0), FAILED, PlanTrial(PLANS[2], 4.0, 2.5)]
 
 
 def test_the_fastest_of_those_that_ran_is_kept():
-    assert fastest(TRIED) is PLANS[2]
+    assert fastest(TRIALS) is PLANS[2]
 
 
 def test_when_every_plan_fails_the_line_says_why_of_each():
@@ -227,13 +253,13 @@ def test_when_every_plan_fails_the_line_says_why_of_each():
 
 
 def test_predicted_and_measured_seconds_stand_side_by_side_with_both_orders():
-    rows = tried_rows(TRIED)
+    rows = trial_rows(TRIALS)
     assert [(row["predicted order"], row["measured order"]) for row in rows] == [("1", "2"), ("", ""), ("2", "1")]
     assert [row["failure"] for row in rows] == ["", "OutOfDeviceMemory: rank 1", ""]
     assert rows[0]["ratio"] == "0.667" and rows[1]["measured s"] == ""
 
 
 def test_what_was_measured_is_written_with_plans_that_read_back():
-    written = json.loads(tried_json(TRIED))["plans"]
+    written = json.loads(trials_json(TRIALS))["plans"]
     assert [one["chosen"] for one in written] == [False, False, True]
     assert [parse_plan(yaml.safe_load(one["plan"]), TWO_DEVICES) for one in written] == PLANS
