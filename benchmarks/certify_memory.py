@@ -44,7 +44,7 @@ def main() -> None:
         for name, compact in list(FOUR_RANKS.items())[:num_plans]:
             file = plan_file(compact, Path(folder) / "plan.json")
             with leased(NUM_DEVICES):
-                certificate = prepared_ppo({**parameters, "plan": str(file)}).certificate
+                certificate = prepared_ppo({**parameters, "plan": str(file)}).chosen.certificate
             spans = plan_matrix.run(parameters, file, name, NUM_DEVICES).spans
             rows += rank_rows(name, certificate, spans)
             print(json.dumps(rows[-NUM_DEVICES:]), flush=True)

@@ -13,7 +13,6 @@ from prefect_rlhf.flows.training.run import PreparedRun, prepare
 
 def prepared_ppo(parameters: Mapping[str, Any]) -> PreparedRun:
     """Prepare PPO with these parameters on the devices that are leased to this process."""
-    arguments = ppo.validate_parameters(dict(parameters))
-    options = RunOptions(**{key: arguments.pop(key) for key in RunOptions.model_fields if key in arguments})
+    options, arguments = RunOptions.split(ppo.validate_parameters(dict(parameters)))
     with leased_devices() as lease:
         return prepare(ppo.algorithm, arguments, options, lease)

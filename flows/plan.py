@@ -55,7 +55,7 @@ def show_artifacts(answer: PlanAnswer) -> None:
 def page(answer: PlanAnswer) -> str:
     """Return the report with its pictures inside."""
     text = answer.markdown()
-    for name, content in answer.files().items():
+    for name, content in answer.files.items():
         if name.endswith(".svg"):
             picture = f"data:image/svg+xml;base64,{b64encode(content.encode()).decode()}"
             text = text.replace(f"]({name})", f"]({picture})")

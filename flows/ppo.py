@@ -9,8 +9,9 @@ from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
-from prefect_rlhf.tasks.data.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.rl.advantages import gae
+from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.rl.losses import ppo_clip, value_clip
 from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards

@@ -6,8 +6,9 @@ from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
-from prefect_rlhf.tasks.data.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.rl.advantages import remax_advantages
+from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.hyperparameters import ReMax
 from prefect_rlhf.tasks.rl.losses import policy_gradient, weighted_policy_gradient
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards

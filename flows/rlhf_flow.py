@@ -39,8 +39,8 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
         def run(parameters: dict[str, Any]) -> Any:
             from prefect_rlhf.flows.training.run import run_algorithm  # only here: to trace or plan takes no engine
 
-            options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields})
-            return run_algorithm(algorithm, parameters, options)
+            options, arguments = RunOptions.split(parameters)
+            return run_algorithm(algorithm, arguments, options)
 
         flow = AlgorithmFlow(form_entry(body, RunOptions, run, _own_parameters(body)), name="rlhf")
         flow.algorithm = algorithm

@@ -62,10 +62,9 @@ def folder(tmp_path_factory):
 
 def prepared(folder, **changes):
     """What a run in that folder decides before it uses a device."""
-    parameters = ppo.validate_parameters(ppo_parameters(folder) | changes)
-    options = RunOptions(**{key: parameters.pop(key) for key in RunOptions.model_fields if key in parameters})
+    options, arguments = RunOptions.split(ppo.validate_parameters(ppo_parameters(folder) | changes))
     lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
-    return prepare(ppo.algorithm, parameters, options, lease)
+    return prepare(ppo.algorithm, arguments, options, lease)
 
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("python"))

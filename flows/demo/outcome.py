@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from prefect_rlhf.flows.demo.judge import Judge
-from prefect_rlhf.tasks.data.rollouts import EVALUATION
+from prefect_rlhf.tasks.rl.evaluation import EVALUATION
 
 
 @dataclass(frozen=True, slots=True)

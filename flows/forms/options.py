@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -46,3 +47,9 @@ class RunOptions(Form):
     dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")
     steps_per_group: int = Field(2, ge=1, description="Steps shown together as one subflow run.")
     call_deadline_seconds: float = Field(900.0, gt=0, description="Longest time one call may take.")
+
+    @classmethod
+    def split(cls, parameters: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:
+        """Return the options among a run's parameters, and the arguments of the algorithm's body."""
+        options = {name: value for name, value in parameters.items() if name in cls.model_fields}
+        return cls(**options), {name: value for name, value in parameters.items() if name not in options}

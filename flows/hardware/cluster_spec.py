@@ -7,37 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
-from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Hardware, Network, datasheet, relative_speeds
+from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Network, datasheet, relative_speeds
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.question import Site
 
 _GROUP = re.compile(r"(\d+)x(\d+):([\w. -]+)")
-FORM = "nodes x devices : kind, such as 16x8:h100, or 1x8:a100-40+1x8:v100-32 for nodes of two kinds"
+CLUSTER_FORM = "nodes x devices : kind, such as 16x8:h100, or 1x8:a100-40+1x8:v100-32 for nodes of two kinds"
 CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU, as a Cluster block says it where nobody else does
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """`num_nodes` equal nodes; `device` is the name of a kind of `placement.devices`, or `cpu`."""
+    """`num_nodes` equal nodes; `device` is the name of a datasheet, or `cpu`."""
 
     num_nodes: int
     devices_per_node: int
     device: str
 
-    def hardware(self, network: Network | None) -> Hardware:
-        """Of one of its nodes."""
-        return node_hardware(self.device, self.devices_per_node, network)
-
     @property
     def memory_bytes(self) -> int:
-        """Of one device, by its datasheet."""
+        """Memory of one device, by its datasheet."""
         return CPU_MEMORY_BYTES if self.device == "cpu" else datasheet(self.device).memory_bytes
 
 
-def parse_cluster(text: str, field: str = "cluster") -> tuple[NodeGroup, ...]:
-    """Groups of equal nodes, in the order of the nodes. Raises InvalidInput for what is no cluster.
+def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
+    """Return groups of equal nodes, in the order of the nodes. Raises InvalidInput for what is no cluster.
 
     >>> parse_cluster("1x8:a100-40+1x8:v100-32")[1]
     NodeGroup(num_nodes=1, devices_per_node=8, device='v100-32')
@@ -46,18 +42,16 @@ def parse_cluster(text: str, field: str = "cluster") -> tuple[NodeGroup, ...]:
     for part in text.split("+"):
         match = _GROUP.fullmatch(part.strip())
         if match is None:
-            raise InvalidInput(field, text, FORM)
+            raise InvalidInput("cluster", text, CLUSTER_FORM)
         nodes, devices, name = int(match[1]), int(match[2]), match[3].lower()
         if nodes < 1 or devices < 1:
-            raise InvalidInput(field, text, "at least 1 node and 1 device in each")
-        groups.append(NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, field).name))
+            raise InvalidInput("cluster", text, "at least 1 node and 1 device in each")
+        groups.append(NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name))
     return tuple(groups)
 
 
-def site_of(
-    groups: Sequence[NodeGroup], network: str = "", memory_gib: float | None = None, name: str = "what-if"
-) -> Site:
-    """What `groups` stand for. `memory_gib` is that of every device; without it, its datasheet's.
+def site_of(groups: Sequence[NodeGroup], network: str = "", memory_gib: float | None = None) -> Site:
+    """Return what `groups` stand for. `memory_gib` is that of every device; without it, its datasheet's.
 
     Raises InvalidInput for a cluster that no plan could span.
     """
@@ -70,17 +64,17 @@ def site_of(
     between = parse_network(network) if sum(group.num_nodes for group in groups) > 1 else None
     nodes = [group for group in groups for _ in range(group.num_nodes)]
     memory = [int(memory_gib * GIB) if memory_gib else group.memory_bytes for group in nodes]
-    shape = ClusterShape(name, len(nodes), widths[0], min(memory))
+    shape = ClusterShape("what-if", len(nodes), widths[0], min(memory))
     if len(set(memory)) > 1:
         shape = shape.with_memory(memory)
-    hardware = tuple(group.hardware(between) for group in nodes)
+    hardware = tuple(node_hardware(group.device, group.devices_per_node, between) for group in nodes)
     shape = shape.with_speeds(relative_speeds(hardware))
     sources = CostSources(hardware, orchestration_seconds=ORCHESTRATION_SECONDS)
     return Site(shape, shape.whole, sources, "cpu" if kinds == {"cpu"} else "cuda")
 
 
-def parse_network(text: str, field: str = "network") -> Network:
-    """A network by name, or by Gbit/s of one node in one direction; empty: the one that is assumed where nobody says.
+def parse_network(text: str) -> Network:
+    """Return a network by name, or by Gbit/s of one node in one direction; for no text the one that is assumed.
 
     >>> parse_network("400").node_bytes_per_second
     50000000000.0
@@ -94,5 +88,5 @@ def parse_network(text: str, field: str = "network") -> Network:
     except ValueError:
         gigabits = 0.0
     if not 0 < gigabits < float("inf"):
-        raise InvalidInput(field, text, f"Gbit/s of a node, or one of {', '.join(NETWORKS)}")
+        raise InvalidInput("network", text, f"Gbit/s of a node, or one of {', '.join(NETWORKS)}")
     return Network(f"{text} Gbit/s", gigabits * 1e9 / 8)

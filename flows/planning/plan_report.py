@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
@@ -28,7 +29,7 @@ class Section:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanAnswer:
     """A plan and what is known of it."""
 
@@ -37,67 +38,69 @@ class PlanAnswer:
     explanations: tuple[Explanation, ...] = ()
     sweep: Sweep | None = None
 
-    def sections(self) -> Iterator[Section]:
+    @cached_property
+    def sections(self) -> Sequence[Section]:
         """Everything that a person may want to read, the most wanted first."""
-        yield Section("Question", question_text(self.question))
-        yield Section("Answer", summary(self.planned))
-        yield Section("Plan", table(plan_rows(self.planned.plan, self.question.graph)))
+        sections = [
+            Section("Question", question_text(self.question)),
+            Section("Answer", summary(self.planned)),
+            Section("Plan", table(plan_rows(self.planned.plan, self.question.graph))),
+        ]
         if self.sweep:
-            yield Section("Sizes", self.sweep.text())
+            sections.append(Section("Sizes", self.sweep.text()))
         if self.explanations:
-            yield Section("Why", explanation_text(self.explanations))
-        yield Section("Memory", self.planned.certificate.table())
+            sections.append(Section("Why", explanation_text(self.explanations)))
+        return [*sections, Section("Memory", self.planned.certificate.table())]
 
-    def text(self) -> str:
-        """For a terminal."""
-        return "\n\n".join(section.text for section in self.sections())
-
-    def markdown(self) -> str:
-        """The same for a page; the pictures lie beside it."""
-        parts = [f"## {section.title}\n\n```text\n{section.text}\n```" for section in self.sections()]
-        pictures = [f"![{name}]({name})" for name in self.files() if name.endswith(".svg")]
-        return "\n\n".join([f"# Plan of {self.question.graph.name}", *parts, *pictures]) + "\n"
-
-    def plan_file(self) -> str:
-        """The plan; what is known of it stands above as comments."""
-        return plan_file(self.planned, without_orders(self.planned.plan, self.question.graph))
-
-    def files(self) -> dict[str, str]:
-        """Name and content of each file but the report."""
-        always = {
-            "plan.yaml": self.plan_file(),
+    @cached_property
+    def files(self) -> Mapping[str, str]:
+        """Name and content of each file but the report. The plan has what is known of it above it as comments."""
+        plan = without_orders(self.planned.plan, self.question.graph)
+        files = {
+            "plan.yaml": plan_file(self.planned, plan),
             "certificate.json": self.planned.certificate.to_json() + "\n",
             "timeline.svg": plan_svg(self.planned.estimate) + "\n",
         }
-        if self.sweep is None:
-            return always
-        return always | {"sweep.json": self.sweep.to_json() + "\n", "sweep.svg": sweep_svg(self.sweep) + "\n"}
+        if self.sweep:
+            files |= {"sweep.json": self.sweep.to_json() + "\n", "sweep.svg": sweep_svg(self.sweep) + "\n"}
+        return files
+
+    def text(self) -> str:
+        """Return the answer for a terminal."""
+        return "\n\n".join(section.text for section in self.sections)
+
+    def markdown(self) -> str:
+        """Return the answer as a page; the pictures lie beside it."""
+        parts = [f"## {section.title}\n\n```text\n{section.text}\n```" for section in self.sections]
+        pictures = [f"![{name}]({name})" for name in self.files if name.endswith(".svg")]
+        return "\n\n".join([f"# Plan of {self.question.graph.name}", *parts, *pictures]) + "\n"
 
     def write(self, folder: Path) -> dict[str, Path]:
-        """Write every file; their paths by name."""
+        """Write every file; returns their paths by name."""
         folder.mkdir(parents=True, exist_ok=True)
-        contents: Mapping[str, str] = {**self.files(), "report.md": self.markdown()}
+        contents = {**self.files, "report.md": self.markdown()}
         for name, content in contents.items():
             (folder / name).write_text(content)
         return {name: folder / name for name in contents}
 
 
 def without_orders(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """The plan without the orders of devices that a run chooses by itself: shorter to read."""
+    """Return the plan without the orders of devices that a run chooses by itself: shorter to read."""
     plain = replace(plan, placements=tuple((name, replace(old, device_order=())) for name, old in plan.placements))
     return plain if aligned(plain, graph) == plan else plan
 
 
 def explanation_text(explanations: Sequence[Explanation]) -> str:
-    """Three lines for each call."""
+    """Return three lines for each call."""
     return "\n".join(
-        f"{one.call}: {in_words(one.placement)}, {one.seconds:.3g} s\n    {one.why()}\n    runner-up: {one.costs()}"
-        for one in explanations
+        f"{explanation.call}: {in_words(explanation.placement)}, {explanation.seconds:.3g} s\n"
+        f"    {explanation.why()}\n    runner-up: {explanation.costs()}"
+        for explanation in explanations
     )
 
 
 def question_text(question: Question) -> str:
-    """What was asked, with what was filled in."""
+    """Return what was asked, with what was filled in."""
     graph, cluster, workload = question.graph, question.site.cluster, question.workload
     nodes = question.site.sources.nodes
     kinds = " and ".join(dict.fromkeys(node.device.name for node in nodes))

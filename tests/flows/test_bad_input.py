@@ -50,9 +50,8 @@ def good(tmp_path_factory):
 def check(parameters, flow=ppo, lease=TWO_DEVICES):
     """What a run does before it uses a device."""
     values = {key: value for key, value in parameters.items() if key != "folder"}
-    validated = flow.validate_parameters(values)
-    options = RunOptions(**{key: validated.pop(key) for key in RunOptions.model_fields if key in validated})
-    return prepare(flow.algorithm, validated, options, lease)
+    options, arguments = RunOptions.split(flow.validate_parameters(values))
+    return prepare(flow.algorithm, arguments, options, lease)
 
 
 def at(parameters, path, value):

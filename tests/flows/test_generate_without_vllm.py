@@ -33,9 +33,9 @@ def parameters(tmp_path_factory):
 def planned(parameters, compact, tmp_path):
     """The augmented graph of a dry run."""
     file = plan_matrix.plan_file(compact, tmp_path / "plan.json")
-    given = ppo.validate_parameters(parameters | {"plan": str(file)})
-    options = RunOptions(**{key: given.pop(key) for key in RunOptions.model_fields if key in given})
-    return prepare(ppo.algorithm, given, options, Lease("pool", "abc", TWO, TWO.whole, TWO.whole.devices())).augmented
+    options, arguments = RunOptions.split(ppo.validate_parameters(parameters | {"plan": str(file)}))
+    lease = Lease("pool", "abc", TWO, TWO.whole, TWO.whole.devices())
+    return prepare(ppo.algorithm, arguments, options, lease).augmented
 
 
 def test_generation_placed_like_training_needs_no_copy_of_the_weights(parameters, tmp_path):

@@ -245,10 +245,9 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_says_so(parameters, monkey
 
 def prepared(parameters, flow=ppo, **changes):
     """What a run decides before it uses a device."""
-    values = flow.validate_parameters({**parameters, **changes})
-    options = RunOptions(**{key: values.pop(key) for key in RunOptions.model_fields if key in values})
+    options, arguments = RunOptions.split(flow.validate_parameters({**parameters, **changes}))
     lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
-    return prepare(flow.algorithm, values, options, lease)
+    return prepare(flow.algorithm, arguments, options, lease)
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,9 @@ def plan(folder, *flags, algorithm="ppo"):
 
 def ready(folder, plan_file):
     """The run of the parameters under a plan file, as far as it goes without devices."""
-    validated = ppo.validate_parameters(read_parameters(folder / "parameters.yaml", [f"plan={plan_file}"]))
-    options = RunOptions(**{key: validated.pop(key) for key in RunOptions.model_fields if key in validated})
-    return prepare(ppo.algorithm, validated, options, HELD)
+    parameters = read_parameters(folder / "parameters.yaml", [f"plan={plan_file}"])
+    options, arguments = RunOptions.split(ppo.validate_parameters(parameters))
+    return prepare(ppo.algorithm, arguments, options, HELD)
 
 
 def question(*models, algorithm="ppo", **values):

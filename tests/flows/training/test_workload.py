@@ -12,8 +12,7 @@ from tests.tiny import make_model, make_pairs, ppo_parameters
 
 def asked(flow, parameters):
     """Inputs and graph of a flow."""
-    arguments = flow.validate_parameters(parameters)
-    arguments = {name: value for name, value in arguments.items() if name not in RunOptions.model_fields}
+    _, arguments = RunOptions.split(flow.validate_parameters(parameters))
     inputs = read_run_inputs(arguments)
     return inputs, flow.algorithm.trace(arguments, inputs.models, inputs.datasets)
 
