@@ -71,7 +71,7 @@ def inference(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """One forward pass: key `logprobs` or `values` (of each response token) or `scores` (one a row)."""
+    """Add one forward pass: key `logprobs` or `values` (of each response token) or `scores` (one a row)."""
     trace = current_trace("inference")
     role = trace.role(model, "inference")
     _check_head(trace, role, output, "inference")
@@ -99,7 +99,7 @@ def compute(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """A pure function of rows, on the host CPU of one device; adds the keys its @computation names."""
+    """Add a pure function of rows, on the host CPU of one device; it makes the keys that its @computation names."""
     trace = current_trace("compute")
     _check_operator(trace, operator, "computation")
     handles = [trace.rows(rows, "compute", None) for rows in inputs]
@@ -131,7 +131,7 @@ def train_step(
     batch_size: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Train a model on rows: makes the next version of its weights.
+    """Train a model on rows, which makes the next version of its weights.
 
     `temperature` divides the logits, as it did when the rows were sampled.
     """
@@ -142,7 +142,7 @@ def train_step(
     _check_head(trace, role, operator.output, "train_step")
     handles = [trace.rows(rows, "train_step", batch_size) for rows in inputs]
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
-    walk = update or Update()
+    update = update or Update()
     trace.add(
         Call(
             name=name or f"{role}_train",
@@ -154,17 +154,17 @@ def train_step(
             rows_from=handles[0].dataset,
             num_rows=handles[0].num_rows,
             rows_per_item=operator.rows_per_item,
-            mini_batches=walk.mini_batches,
-            epochs=walk.epochs,
+            mini_batches=update.mini_batches,
+            epochs=update.epochs,
             temperature=temperature,
         )
     )
 
 
 def _check_head(trace: Trace, role: str, output: OutputName, call: str) -> None:
-    wanted = "lm" if output == "logprobs" else "scalar"
-    if wanted not in trace.models[role].head:
-        raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {wanted}")
+    head = "lm" if output == "logprobs" else "scalar"
+    if head not in trace.models[role].head:
+        raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {head}")
 
 
 def _check_operator(trace: Trace, operator: object, kind: str) -> None:

@@ -1,4 +1,4 @@
-"""How a foreseeable failure looks in Prefect: one line as the state's message, no traceback."""
+"""Foreseeable failures in Prefect: one line as the state's message, no traceback."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from prefect_rlhf.placement.errors import RlhfError
 
 
 def failed(error: RlhfError) -> State[Any]:
-    """The state of a task or flow run that ended by an error of ours; asking it for a result raises the error."""
+    """Return the state of a task or flow run that an error of ours ended; asking it for a result raises the error."""
     return Failed(message=f"{type(error).__name__}: {error}", data=error)

@@ -1,18 +1,17 @@
-"""The shape of a model that need not be there: by a known name, or from the config.json of a folder."""
+"""Models as flows read them, which import no engine: from a folder's config.json, or a shape by its known name."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from prefect_rlhf.engines.files.huggingface import read_model_spec, read_shape
+from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
+from prefect_rlhf.engines.files.huggingface import read_shape
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import KNOWN_SHAPES, TransformerShape
 
-__all__ = ["model_shape", "read_model_spec"]
-
 
 def model_shape(role: str, name: str) -> TransformerShape:
-    """The shape that `name` stands for. Raises InvalidInput for one that stands for none.
+    """Return the shape of the model that `name` stands for. Raises InvalidInput for a name that stands for none.
 
     >>> model_shape("actor", "llama-7b").num_layers
     32

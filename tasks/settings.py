@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
 
 class Sampling(Settings):
-    """How responses are drawn."""
+    """Settings of how responses are drawn."""
 
     max_new_tokens: int = Field(24, ge=1, description="Longest response, in tokens.")
     temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; vLLM takes at most 2.")
@@ -27,7 +27,7 @@ class Sampling(Settings):
     stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
 
     def greedy(self) -> Sampling:
-        """The same lengths, always the likeliest token."""
+        """Return settings with the same lengths that always take the likeliest token."""
         return self.model_copy(update={"temperature": 0.0, "top_p": 1.0})
 
 
@@ -44,7 +44,7 @@ class Optimizer(Settings):
 
 
 class Update(Settings):
-    """How a train_step walks the rows of one iteration."""
+    """The walk of a train_step over the rows of one iteration."""
 
     epochs: int = Field(1, ge=1, description="Passes over the rows.")
     mini_batches: int = Field(1, ge=1, description="Optimizer steps per pass.")

@@ -18,7 +18,7 @@ _current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body i
 
 @dataclass(frozen=True, slots=True)
 class RowsHandle:
-    """What a call returns while tracing: keys that `source` will have made, on `num_rows` rows of `dataset`."""
+    """The result of a call while tracing: keys that `source` will have made, on `num_rows` rows of `dataset`."""
 
     source: str
     keys: tuple[str, ...]
@@ -37,27 +37,27 @@ class Trace:
     flow: str
     models: Mapping[str, ModelSpec]
     datasets: Mapping[str, Dataset]
-    given: Mapping[int, str]  # id of an argument object -> the parameter's name
+    parameters: Mapping[int, str]  # id of an argument object -> the parameter's name
     calls: list[Call] = field(default_factory=list)
     optimizers: dict[str, OptimizerSpec] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     staleness: int | None = None  # None until a generate says
 
     def role(self, argument: object, call: str) -> str:
-        """The role that `argument` stands for. Raises GraphError for anything that is not a model parameter."""
-        name = self.given.get(id(argument), "")
+        """Return the role that `argument` stands for. Raises GraphError for anything that is not a model parameter."""
+        name = self.parameters.get(id(argument), "")
         if name not in self.models:
             raise GraphError(f"flow {self.flow}: {call} needs a Model parameter of the flow, got {argument!r:.80}")
         self.used.add(name)
         return name
 
     def rows(self, argument: object, call: str, batch_size: int | None) -> RowsHandle:
-        """Handle of `argument`: what a call returned, or `batch_size` items of a dataset parameter (None: all)."""
+        """Return the handle of `argument`: a call's rows, or `batch_size` items of a dataset parameter (None: all)."""
         if isinstance(argument, RowsHandle):
-            if argument.source not in {*self.datasets, *(made.name for made in self.calls)}:
+            if argument.source not in {*self.datasets, *(earlier.name for earlier in self.calls)}:
                 raise GraphError(f"flow {self.flow}: {call} reads {argument.source!r}, which another flow made")
             return argument
-        name = self.given.get(id(argument), "")
+        name = self.parameters.get(id(argument), "")
         if name not in self.datasets:
             raise GraphError(f"flow {self.flow}: {call} needs rows or a dataset parameter, got {argument!r:.80}")
         self.used.add(name)
@@ -109,7 +109,7 @@ def tracing(trace: Trace) -> Iterator[Trace]:
 
 
 def current_trace(call: str) -> Trace:
-    """The trace in progress. Raises GraphError outside of a flow body."""
+    """Return the trace in progress. Raises GraphError outside of a flow body."""
     trace = _current.get(None)
     if trace is None:
         raise GraphError(f"{call} was called outside of the body of an @rlhf_flow function")
@@ -124,17 +124,17 @@ def trace_body(
     datasets: Mapping[str, Dataset],
 ) -> DataflowGraph:
     """Run `body` once on `arguments`; those named in `models` and `datasets` stand for roles and sources of rows."""
-    given = {id(arguments[name]): name for name in (*models, *datasets)}
-    if len(given) != len(models) + len(datasets):
+    parameters = {id(arguments[name]): name for name in (*models, *datasets)}
+    if len(parameters) != len(models) + len(datasets):
         raise GraphError(f"flow {flow}: two parameters hold the same object; pass a copy to one of them")
-    with tracing(Trace(flow, models, datasets, given)) as trace:
+    with tracing(Trace(flow, models, datasets, parameters)) as trace:
         body(**arguments)
     return trace.graph()
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """`body` is traced with the run's own arguments, so a setting may change the graph (PPO's old_logprobs)."""
+    """A flow's body, traced with the run's own arguments: a setting may change the graph (PPO's old_logprobs)."""
 
     name: str
     body: Callable[..., None]
@@ -142,7 +142,7 @@ class Algorithm:
     def trace(
         self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]
     ) -> DataflowGraph:
-        """The graph of one iteration; `models` and `datasets` say what the parameters of those names are."""
+        """Return the graph of one iteration; `models` and `datasets` say what the parameters of those names are."""
         bound = inspect.signature(self.body).bind(**arguments)
         bound.apply_defaults()
         return trace_body(self.name, self.body, bound.arguments, models, datasets)

@@ -51,7 +51,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "reporting": "running checkpoints",
         "running": "checkpoints data .",
         "data": ".",
-        "rl": ".",
+        "rl": "data .",
         "checkpoints": "",
         "profiling": "",
         ".": "",

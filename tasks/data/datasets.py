@@ -20,7 +20,7 @@ from prefect_rlhf.tasks.data.tokenizer import Prompt, answered_tokens, load_toke
 
 @dataclass(frozen=True)
 class ParquetSource:
-    """What both kinds of dataset have: a name (the flow's parameter), a file, a split and a tokenizer's folder."""
+    """The common part of datasets: a name (the flow's parameter), a file, a split and a tokenizer's folder."""
 
     name: str
     path: str
@@ -30,12 +30,12 @@ class ParquetSource:
     chat_template: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Settings only: what was read stays where it was read."""
+        """Return the settings only: rows stay where they were read."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def rows(self) -> ParquetRows:
-        """Where the rows are."""
+        """The rows' place on disk."""
         return ParquetRows(self.name, self.path, self.split_column, self.split)
 
     def check_tokenizer(self, has_chats: bool) -> None:
@@ -52,7 +52,7 @@ class ParquetSource:
                 raise InvalidInput(f"{self.name} row {row}", prompt, f"a prompt that is not empty, in {self.path}")
 
     def check_lengths(self, rows: Sequence[Sequence[int]], max_tokens: int, rows_per_item: int = 1) -> int:
-        """The longest row's number of tokens. Raises InvalidInput for the first row that does not fit."""
+        """Return the longest row's number of tokens. Raises InvalidInput for the first row that does not fit."""
         for row, tokens in enumerate(rows):
             if len(tokens) > max_tokens:
                 expected = f"at most {max_tokens} to fit the context; shorten or remove the row of {self.path}"
@@ -63,7 +63,7 @@ class ParquetSource:
 @final
 @dataclass(frozen=True)
 class PromptDataset(ParquetSource):
-    """A row is a prompt: key `prompt_tokens`."""
+    """Prompts, one a row: key `prompt_tokens`."""
 
     prompt_column: str = "prompt"
 
@@ -74,11 +74,11 @@ class PromptDataset(ParquetSource):
 
     @property
     def num_items(self) -> int:
-        """How many prompts there are."""
+        """The number of prompts."""
         return len(self)
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[list[int]]]:
-        """Tokens of the prompts asked for."""
+        """Return the tokens of some prompts."""
         tokenizer = load_tokenizer(self.tokenizer)
         return {"prompt_tokens": [prompt_tokens(tokenizer, self._prompts[i], self.chat_template) for i in row_ids]}
 
@@ -103,7 +103,7 @@ class PromptDataset(ParquetSource):
 @final
 @dataclass(frozen=True)
 class PreferenceDataset(ParquetSource):
-    """A pair is two rows, 2i the chosen answer of pair i and 2i + 1 the rejected: keys `tokens` and `prompt_length`.
+    """Pairs of rows, 2i the chosen answer of pair i and 2i + 1 the rejected: keys `tokens` and `prompt_length`.
 
     Both begin with the prompt. The end-of-sequence token closes an answer in a chat, and elsewhere with `end_of_text`.
     """
@@ -120,11 +120,11 @@ class PreferenceDataset(ParquetSource):
 
     @property
     def num_items(self) -> int:
-        """How many pairs there are."""
+        """The number of pairs."""
         return len(self._pairs)
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
-        """Tokens of the rows asked for, and how many of them are the prompt's."""
+        """Return the tokens of some rows, and how many of them are the prompt's."""
         rows = [self._tokens(i) for i in row_ids]
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
@@ -165,7 +165,7 @@ class PreferenceDataset(ParquetSource):
 
     @cached_property
     def _pairs(self) -> list[tuple[Prompt, str, str]]:
-        """(prompt, chosen, rejected); the prompt is empty where there is no such column."""
+        """Pairs as (prompt, chosen, rejected); the prompt is empty where there is no such column."""
         table = self.rows.read(self._columns)
         columns = [table[name].to_pylist() for name in self._columns]
         prompts = columns[0] if self.prompt_column else [""] * table.num_rows

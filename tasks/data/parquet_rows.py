@@ -15,7 +15,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 @dataclass(frozen=True, slots=True)
 class ParquetRows:
-    """Where rows are read from; `field` is the parameter that errors name."""
+    """The place of a dataset's rows; `field` is the parameter that errors name."""
 
     field: str
     path: str
@@ -23,17 +23,17 @@ class ParquetRows:
     split: str
 
     def read(self, columns: Sequence[str]) -> Any:
-        """A pyarrow table of these columns, in the file's order. Raises InvalidInput for what cannot be read."""
+        """Return a pyarrow table of columns, in the file's order. Raises InvalidInput for what cannot be read."""
         schema = self.schema()
         for name in columns:
             if name not in schema.names:
                 raise InvalidInput(f"{self.field}.{name}", self.path, f"a file with column {name!r}; {_has(schema)}")
-        wanted = [*columns, self.split_column] if self.split_column else list(columns)
-        table = pq.read_table(self.path, columns=list(dict.fromkeys(wanted)))
+        with_split = [*columns, self.split_column] if self.split_column else list(columns)
+        table = pq.read_table(self.path, columns=list(dict.fromkeys(with_split)))
         return self._of_split(table).select(list(columns))
 
     def schema(self) -> Any:
-        """Names and types of the columns. Raises InvalidInput when this is no Parquet file, or has no split column."""
+        """Return names and types of the columns. Raises InvalidInput for no Parquet file and for no split column."""
         if not Path(self.path).exists():
             raise InvalidInput(f"{self.field}.path", self.path, "an existing Parquet file or folder of Parquet files")
         try:
@@ -53,11 +53,11 @@ class ParquetRows:
         if self.split_column is None:
             return table
         splits = table[self.split_column].to_pylist()
-        chosen = [index for index, split in enumerate(splits) if split == self.split]
-        if not chosen:
-            known = ", ".join(sorted({str(split) for split in splits})[:8])
-            raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {known}")
-        return table.take(chosen)
+        rows = [row for row, split in enumerate(splits) if split == self.split]
+        if not rows:
+            names = ", ".join(sorted({str(split) for split in splits})[:8])
+            raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {names}")
+        return table.take(rows)
 
 
 def require_text(rows: ParquetRows, column: str, allow_messages: bool = False) -> None:
@@ -70,12 +70,12 @@ def require_text(rows: ParquetRows, column: str, allow_messages: bool = False) -
 
 
 def is_text(kind: Any) -> bool:
-    """Whether an Arrow type is a string."""
+    """Return whether an Arrow type is a string."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_messages(kind: Any) -> bool:
-    """Whether an Arrow type is list<struct<role: string, content: string>>."""
+    """Return whether an Arrow type is list<struct<role: string, content: string>>."""
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
         return False
     fields = {kind.value_type.field(i).name: kind.value_type.field(i).type for i in range(kind.value_type.num_fields)}

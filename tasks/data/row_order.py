@@ -1,4 +1,4 @@
-"""Which items of a dataset enter each step: seeded permutations, one after another, a pure function of the step."""
+"""The items of a dataset that enter each step: seeded permutations, one after another, a pure function of the step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def row_ids(step: int, batch_size: int, seed: int, num_items: int) -> tuple[int, ...]:
-    """Items of one step. Each item comes once per epoch; a run that resumes at `step` goes on where it was.
+    """Return the items of one step. Each comes once per epoch; a run that resumes at `step` goes on where it was.
 
     >>> first, second = row_ids(0, 2, seed=1, num_items=4), row_ids(1, 2, seed=1, num_items=4)
     >>> sorted(first + second)
@@ -19,6 +19,6 @@ def row_ids(step: int, batch_size: int, seed: int, num_items: int) -> tuple[int,
 
 @lru_cache(maxsize=4)
 def _permutation(seed: int, epoch: int, num_items: int) -> tuple[int, ...]:
-    order = list(range(num_items))
-    random.Random(f"row order {seed} {epoch}").shuffle(order)  # a string's seed is hashed the same everywhere
-    return tuple(order)
+    items = list(range(num_items))
+    random.Random(f"row order {seed} {epoch}").shuffle(items)  # a string's seed is hashed the same everywhere
+    return tuple(items)

@@ -15,7 +15,7 @@ Prompt = str | Sequence[ChatMessage]
 
 @lru_cache(maxsize=4)  # loading one takes longer than all it does in a step
 def load_tokenizer(folder: str) -> Any:
-    """The tokenizer of a folder. Raises InvalidInput when there is none."""
+    """Return the tokenizer of a folder. Raises InvalidInput when there is none."""
     from transformers import AutoTokenizer  # seconds to import; the controller checks much before it needs this
 
     files = [Path(folder) / name for name in ("tokenizer.json", "tokenizer.model")]
@@ -28,19 +28,21 @@ def load_tokenizer(folder: str) -> Any:
 
 
 def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool) -> list[int]:
-    """Tokens of a prompt: text as it is or as a user's turn, messages through the template."""
+    """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template."""
     if not _is_chat(prompt, chat_template):
         return [] if not prompt else list(tokenizer(prompt)["input_ids"])
-    text = tokenizer.apply_chat_template(_messages(prompt), tokenize=False, add_generation_prompt=True)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def answered_tokens(
     tokenizer: Any, prompt: Prompt, answer: str, chat_template: bool, end: bool
 ) -> tuple[list[int], int]:
-    """Tokens of prompt and answer, and how many are the prompt's: at least one, as the first follows nothing.
+    """Return the tokens of prompt and answer, and how many are the prompt's.
 
-    With `end`, or in a chat, the end-of-sequence token closes the answer.
+    That is at least one, as the first token follows nothing. With `end`, or in a chat, the end-of-sequence token closes
+    the answer.
     """
     before = prompt_tokens(tokenizer, prompt, chat_template)
     after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])
@@ -51,7 +53,3 @@ def answered_tokens(
 
 def _is_chat(prompt: Prompt, chat_template: bool) -> bool:
     return chat_template or not isinstance(prompt, str)
-
-
-def _messages(prompt: Prompt) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]

@@ -1,1 +1,1 @@
-"""What a person sees of a run: artifacts, metrics, predicted beside measured."""
+"""The reports of a run to a person: artifacts, metrics, predicted beside measured."""

@@ -31,14 +31,14 @@ class NodeComparison:
 
     @property
     def ratio(self) -> float | None:
-        """Predicted over measured."""
-        return (
-            self.predicted_seconds / self.measured_seconds if self.predicted_seconds and self.measured_seconds else None
-        )
+        """Predicted over measured seconds; None where either is nothing."""
+        if not self.predicted_seconds or not self.measured_seconds:
+            return None
+        return self.predicted_seconds / self.measured_seconds
 
 
 def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeComparison]:
-    """A row for each node of a step in the order in which they began; then orchestration, and the step: steady state.
+    """Return a row for each node of a step in the order in which they began, then orchestration, then the steady step.
 
     The first step is left out where others train, too, since it builds and compiles what later ones reuse.
     """
@@ -50,22 +50,31 @@ def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeCom
     runs: dict[str, list[TaskRunSpan]] = defaultdict(list)
     for span in sorted(later, key=lambda span: span.start):
         runs[subject_of(span.node)].append(span)
-    rows = [_compared(subject, of_subject, seconds.get(subject)) for subject, of_subject in runs.items()]
+    rows = []
+    for subject, of_subject in runs.items():
+        worked = median(span.seconds for span in of_subject)
+        wall = median(span.end - span.start for span in of_subject)
+        rows.append(NodeComparison(subject, len(of_subject), seconds.get(subject), worked, wall))
     added = orchestration_seconds(predicted, later)
-    beyond = NodeComparison(ORCHESTRATION, len(later), predicted.orchestration_seconds, added, added)
-    return [*rows, beyond, _whole_step(predicted, spans)]
+    ends = step_ends(spans)
+    step = steady_seconds(ends)
+    return [
+        *rows,
+        NodeComparison(ORCHESTRATION, len(later), predicted.orchestration_seconds, added, added),
+        NodeComparison(WHOLE_STEP, len(ends), predicted.seconds_per_step, step, step),
+    ]
 
 
 def seconds_by_subject(predicted: Prediction) -> dict[str, float]:
-    """Each predicted node's seconds by its subject, the median over steps."""
-    found: dict[str, list[float]] = defaultdict(list)
+    """Return each predicted node's seconds by its subject, the median over steps."""
+    by_subject: dict[str, list[float]] = defaultdict(list)
     for node, seconds in predicted.worked_seconds.items():
-        found[subject_of(node)].append(seconds)
-    return {subject: median(seconds) for subject, seconds in found.items()}
+        by_subject[subject_of(node)].append(seconds)
+    return {subject: median(seconds) for subject, seconds in by_subject.items()}
 
 
 def subject_of(node: str) -> str:
-    """What a node does, whatever its step.
+    """Return what a node does, whatever its step.
 
     >>> subject_of("reallocate.actor.vllm@3")
     'reallocate.actor.vllm'
@@ -74,7 +83,7 @@ def subject_of(node: str) -> str:
 
 
 def orchestration_seconds(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> float:
-    """What the controller added to a task run, the median: from when nothing held it up to its end, less its work.
+    """Return the median of what the controller added to a task run: from when nothing held it up to its end, less work.
 
     What holds a node up are the nodes that it waits for, and those that had its devices before.
     """
@@ -94,14 +103,14 @@ def orchestration_seconds(predicted: Prediction, spans: Sequence[TaskRunSpan]) -
 
 
 def step_ends(spans: Sequence[TaskRunSpan]) -> list[float]:
-    """When each step that trains ended, from the start of the first node: as a schedule counts them."""
+    """Return when each step that trains ended, from the start of the first node: as a schedule counts them."""
     begin = min(span.start for span in spans)
     trained = {span.step for span in spans if span.kind == "train_step"}
     return [max(span.end for span in spans if span.step == step) - begin for step in sorted(trained)]
 
 
 def comparison_rows(rows: Iterable[NodeComparison]) -> list[dict[str, str]]:
-    """For a table; the orders say which node takes the longest, by the prediction and by the clock."""
+    """Return the rows of a table; its orders rank nodes by how long they take, by the prediction and by the clock."""
     rows = list(rows)
     nodes = [
         row for row in rows if row.subject not in (WHOLE_STEP, ORCHESTRATION) and row.predicted_seconds is not None
@@ -123,26 +132,15 @@ def comparison_rows(rows: Iterable[NodeComparison]) -> list[dict[str, str]]:
 
 
 def ranking(seconds: Mapping[str, float], longest_first: bool = True) -> dict[str, int]:
-    """The place of each subject, from 1.
+    """Return the place of each subject, from 1.
 
-    >>> order({"a": 1.0, "b": 3.0, "c": 2.0})
+    >>> ranking({"a": 1.0, "b": 3.0, "c": 2.0})
     {'b': 1, 'c': 2, 'a': 3}
     """
-    placed = sorted(seconds, key=seconds.__getitem__, reverse=longest_first)
-    return {subject: place for place, subject in enumerate(placed, start=1)}
+    ranked = sorted(seconds, key=seconds.__getitem__, reverse=longest_first)
+    return {subject: place for place, subject in enumerate(ranked, start=1)}
 
 
 def format_seconds(value: float | None) -> str:
-    """Three digits, or nothing."""
+    """Return three digits, or nothing."""
     return "" if value is None else f"{value:.3g}"
-
-
-def _compared(subject: str, spans: Sequence[TaskRunSpan], predicted: float | None) -> NodeComparison:
-    worked, held = median(span.seconds for span in spans), median(span.end - span.start for span in spans)
-    return NodeComparison(subject, len(spans), predicted, worked, held)
-
-
-def _whole_step(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> NodeComparison:
-    ends = step_ends(spans)
-    measured = steady_seconds(ends)
-    return NodeComparison(WHOLE_STEP, len(ends), predicted.seconds_per_step, measured, measured)

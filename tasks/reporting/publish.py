@@ -9,14 +9,16 @@ from typing import ParamSpec, TypeVar
 import httpx
 from prefect.exceptions import PrefectHTTPStatusError
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Arguments = ParamSpec("Arguments")
+Artifact = TypeVar("Artifact")
 
 PATIENCE_SECONDS = 120.0
 RETRY_SECONDS = 2.0
 
 
-def publish(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+def publish(
+    create: Callable[Arguments, Artifact], *args: Arguments.args, **kwargs: Arguments.kwargs
+) -> Artifact | None:
     """Call `create` until the server takes it; None when it did not within two minutes.
 
     Prefect's own retries do not cover a client's first connection, and each artifact opens a new client.

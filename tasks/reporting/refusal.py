@@ -1,4 +1,4 @@
-"""What a person sees of a plan that does not fit, besides the state's one line."""
+"""The report of a plan that does not fit, besides the state's one line."""
 
 from __future__ import annotations
 

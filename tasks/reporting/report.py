@@ -1,4 +1,4 @@
-"""What a person sees of a run in Prefect: plan, progress, metrics and timeline as artifacts, a log line a step."""
+"""The report of a run in Prefect: plan, progress, metrics and timeline as artifacts, a log line a step."""
 
 from __future__ import annotations
 
@@ -69,20 +69,20 @@ class RunReport:
         if run.checkpoint is None or self._journal is None:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
-        same = "under the same plan" if before == now else "under another plan, so equal within rounding"
-        self._log.info("go on from %s after %d steps, %s", checkpoint.folder, checkpoint.step, same)
+        under = "under the same plan" if before == now else "under another plan, so equal within rounding"
+        self._log.info("go on from %s after %d steps, %s", checkpoint.folder, checkpoint.step, under)
         for name in checkpoint.unfinished():
             self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
         self._metrics = self._journal.carry_over(checkpoint.folder.parent.parent, checkpoint.step)
         self._log.info("carried over the metrics of %d steps", len(self._metrics))
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
-        """A model is on its devices."""
+        """Say that a model is on its devices."""
         gib = max(outcome.device_bytes.values()) / (1 << 30)
         self._log.info("built %s in %.1f s; its devices hold up to %.2f GiB", instance.name, outcome.seconds, gib)
 
     def step_ended(self, metrics: Mapping[str, float]) -> None:
-        """One line in the log, the bar, and now and then the tables."""
+        """Write one line of the log, move the bar, and now and then publish the tables."""
         self._metrics.append(metrics)
         self._log.info("%s", step_line(metrics))
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
@@ -98,7 +98,7 @@ class RunReport:
             self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, newest)
 
     def finished(self) -> None:
-        """The last word of tables and pictures."""
+        """Publish tables and pictures a last time."""
         self._publish()
 
     def _publish(self) -> None:
@@ -116,34 +116,34 @@ class RunReport:
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
-    """`step 3 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
+    """Return `step 3 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
     short = {name: name.rpartition(".")[2] for name in metrics if name not in ("step", "seconds")}
-    shown = [f"{word} {metrics[name]:.4g}" for name, word in short.items() if not word.startswith("initial_")]
-    return " · ".join([f"step {metrics['step']:.0f}", f"{metrics['seconds']:.1f} s", *shown])
+    values = [f"{word} {metrics[name]:.4g}" for name, word in short.items() if not word.startswith("initial_")]
+    return " · ".join([f"step {metrics['step']:.0f}", f"{metrics['seconds']:.1f} s", *values])
 
 
 def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:
-    """The last steps as rows of a table, newest first."""
+    """Return the last steps as rows of a table, newest first."""
     return [{name: f"{value:.4g}" for name, value in step.items()} for step in reversed(steps[-ROWS_SHOWN:])]
 
 
 def timeline_markdown(spans: tuple[TaskRunSpan, ...]) -> str:
-    """Task runs as a picture, one lane a device, in a form that Prefect's pages show."""
+    """Return task runs as a picture, one lane a device, in a form that Prefect's pages show."""
     bars = [Bar(_title(span), span.kind, span.devices, span.start, span.end) for span in spans]
     steps = [span.step for span in spans]
     return f"Steps {min(steps)} to {max(steps)}\n\n{picture(timeline_svg(bars))}"
 
 
 def _title(span: TaskRunSpan) -> str:
-    """The task run's; with what was predicted, which then shows on hovering beside what was measured."""
+    """Return the task run's name and, to see on hovering, its predicted seconds."""
     return span.title if span.predicted_seconds is None else f"{span.title} · predicted {span.predicted_seconds:.3g} s"
 
 
 def planned_timeline(predicted: Prediction) -> str:
-    """The first steps as an SVG, as the plan would have them."""
+    """Return the first steps as an SVG, as the plan would have them."""
     return timeline_svg(schedule_bars(predicted.schedule, STEPS_SHOWN))
 
 
 def picture(svg: str) -> str:
-    """An SVG as Markdown."""
+    """Return an SVG as Markdown."""
     return f"![timeline](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @computation("advantages", "returns")
 def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
-    """Generalised advantage estimation (Schulman et al. 2015, equation 16) of `rewards` and `values`."""
+    """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`."""
     mask_BT, values_BT = rewards.mask("rewards"), values["values"].float()
     raw_BT = gae_advantages(rewards["rewards"], values_BT, mask_BT, settings.gamma, settings.lam)
     returns_BT = (raw_BT + values_BT) * mask_BT
@@ -35,7 +35,9 @@ def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
 
 
 def gae_advantages(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Tensor:
-    """A_t = sum over k of (gamma * lam)^k * delta_(t+k), delta_t = r_t + gamma * V_(t+1) - V_t; V is 0 after the end.
+    """Return A_t = sum over k of (gamma * lam)^k * delta_(t+k), where delta_t = r_t + gamma * V_(t+1) - V_t.
+
+    V is 0 after the end.
 
     >>> import torch
     >>> one_row = (torch.tensor([[0.0, 1.0]]), torch.tensor([[0.5, 0.25]]), torch.ones(1, 2))
@@ -54,15 +56,15 @@ def gae_advantages(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """Share of the returns' variance that the values predict: 1 is perfect, 0 no better than a constant."""
+    """Return the share of the returns' variance that the values predict: 1 is perfect, 0 no better than a constant."""
     variance = float(masked_variance(returns_BT, mask_BT))
-    left = float(masked_variance(returns_BT - values_BT, mask_BT))
-    return 1 - left / variance if variance > 0 else 0.0
+    unexplained = float(masked_variance(returns_BT - values_BT, mask_BT))
+    return 1 - unexplained / variance if variance > 0 else 0.0
 
 
 @computation("advantages")
 def grpo_advantages(rollout: Batch, scores: Batch, settings: GRPO) -> Computed:
-    """Key `advantages`: a response's score relative to those of its group, at each of its tokens."""
+    """Make `advantages`: a response's score relative to those of its group, at each of its tokens."""
     scores_B = scores["scores"].float()
     advantages_B = group_advantages(scores_B, settings.samples_per_prompt, settings.scale_by_deviation)
     mask_BT = rollout.mask("logprobs")
@@ -76,7 +78,7 @@ def grpo_advantages(rollout: Batch, scores: Batch, settings: GRPO) -> Computed:
 
 
 def group_advantages(scores_B: Tensor, group_size: int, scale_by_deviation: bool, eps: float = 1e-4) -> Tensor:
-    """[B]: score less the group's mean, over its standard deviation. A group is `group_size` adjacent rows.
+    """Return [B]: score less the group's mean, over its standard deviation. A group is `group_size` adjacent rows.
 
     >>> import torch
     >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2, scale_by_deviation=False)
@@ -90,7 +92,7 @@ def group_advantages(scores_B: Tensor, group_size: int, scale_by_deviation: bool
 
 @computation("advantages")
 def remax_advantages(rewards: Batch, baselines: Batch, settings: ReMax) -> Computed:
-    """Key `advantages`: the rewards still to come at t..T (score and KL penalty), less the greedy response's score."""
+    """Make `advantages`: the rewards still to come at t..T (score and KL penalty), less the greedy response's score."""
     mask_BT = rewards.mask("rewards")
     to_come_BT = rewards["rewards"].flip(1).cumsum(1).flip(1)
     advantages_BT = (to_come_BT - baselines["scores"].float()[:, None]) * mask_BT

@@ -1,19 +1,35 @@
-"""How good a reward model is on pairs that it was not trained on.
+"""Evaluation on held-out data: of a policy by a reward model, and of a reward model by pairs.
 
 Shapes: B rows, P pairs (row 2p chosen, 2p+1 rejected).
 """
 
 from __future__ import annotations
 
-from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
 from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.settings import Settings
+
+EVALUATION = "evaluation"  # folder in the run's directory
+
+
+@computation()
+def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context: Context) -> Computed:
+    """Write `evaluation/step-000010.parquet`: responses to held-out prompts; metrics are means over them."""
+    scores_B = scores["scores"].float()
+    columns = text_columns(rollout, context.tokenizer) | {
+        "tokens": lists(rollout, "tokens"),
+        "reward": scores_B.tolist(),
+    }
+    write_rows(columns, EVALUATION, context)
+    response_tokens = rollout.mask("logprobs").sum(1).mean()
+    return Computed(metrics={"score": float(scores_B.mean()), "response_tokens": float(response_tokens)})
 
 
 @computation()
 def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
-    """Share of pairs whose chosen answer has the higher score (a tie is a half), and by how much on average."""
+    """Measure the share of pairs whose chosen answer scores higher (a tie is a half), and by how much on average."""
     scores_B = scores["scores"].float()
     margins_P = scores_B[0::2] - scores_B[1::2]
     accuracy_P = (margins_P > 0).float() + 0.5 * (margins_P == 0).float()

@@ -1,4 +1,4 @@
-"""What a person sets of each algorithm: the `algo` parameter of its flow, as one typed form."""
+"""The hyperparameters of each algorithm: the `algo` parameter of its flow, as one typed form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class KLControl(Settings):
 
 
 class Rollouts(Settings):
-    """How an algorithm that learns from its own responses gets them, and when it is evaluated."""
+    """Settings of an algorithm that learns from its own responses: how it gets them, and when it is evaluated."""
 
     batch_size: int = Field(32, ge=1, description="Prompts in each step.")
     sampling: Sampling = Field(default=Sampling(), description="How responses are drawn.")
@@ -28,7 +28,7 @@ class Rollouts(Settings):
 
     @property
     def temperature(self) -> float:
-        """Of the log-probabilities that are trained: those of the distribution sampled from."""
+        """The temperature of the log-probabilities that are trained: those of the distribution sampled from."""
         return self.sampling.temperature or 1.0
 
 

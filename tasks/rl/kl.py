@@ -16,24 +16,27 @@ MAX_ERROR = 0.2  # Ziegler et al. 2019: one step answers to at most 20% of devia
 
 
 def kl_k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """log p/q of tokens drawn from p: unbiased for KL(p, q); a single token's may be negative."""
+    """Return log p/q of tokens drawn from p: unbiased for KL(p, q); a single token's may be negative."""
     return logprobs_BT - ref_logprobs_BT
 
 
 def kl_k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """q/p - 1 - log q/p of tokens drawn from p: unbiased for KL(p, q), less noisy, never negative (Schulman 2020)."""
+    """Return q/p - 1 - log q/p of tokens drawn from p: unbiased for KL(p, q), less noisy, never negative.
+
+    Schulman 2020, "Approximating KL divergence".
+    """
     log_ratio_BT = ref_logprobs_BT - logprobs_BT
     return log_ratio_BT.expm1() - log_ratio_BT
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, control: KLControl) -> Tensor:
-    """KL per token by the estimator that `control` names."""
+    """Return the KL per token by the estimator that `control` names."""
     estimator = kl_k1 if control.estimator == "k1" else kl_k3
     return estimator(logprobs_BT, ref_logprobs_BT)
 
 
 def next_coefficient(coefficient: float, kl: float, num_responses: int, control: KLControl) -> float:
-    """The penalty's coefficient after `num_responses` responses whose KL was `kl` nats on average.
+    """Return the penalty's coefficient after `num_responses` responses whose KL was `kl` nats on average.
 
     >>> adaptive = KLControl(kind="adaptive", target=4.0, horizon=100.0)
     >>> round(next_coefficient(0.1, kl=4.4, num_responses=10, control=adaptive), 6)  # 0.1 * (1 + 0.1 * 10/100)

@@ -1,4 +1,4 @@
-"""Losses as sums over tokens or pairs and what they are means over, so that any split of the rows gives one gradient.
+"""Losses as sums over tokens or pairs and the weights they are means over: any split of the rows gives one gradient.
 
 Shapes: B rows, T response tokens (right-padded, `mask` 1.0 where one exists), P pairs (row 2p chosen, 2p+1 rejected).
 """
@@ -24,7 +24,7 @@ REF_LOGPROBS = "ref_inference.logprobs"  # what the call `inference(ref, ...)` m
 
 @loss("logprobs")
 def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossTerms:
-    """Clipped surrogate (Schulman et al. 2017, equation 7) over `advantages` and the old policy's `logprobs`.
+    """The clipped surrogate (Schulman et al. 2017, equation 7) over `advantages` and the old policy's `logprobs`.
 
     The old policy is the one that made the responses, however many steps ago: under it the advantages were sampled, so
     the ratio to it is what corrects for the difference, and the clip keeps the new policy near it.
@@ -46,7 +46,7 @@ def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
 def clipped_surrogate(
     logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss per token, and the ratio of new to old probability: the pessimistic of clipped and unclipped."""
+    """Return the loss per token, the pessimistic of clipped and unclipped, and the ratio of new to old probability."""
     ratio_BT = (logprobs_BT - old_logprobs_BT).exp()
     clipped_BT = ratio_BT.clamp(1 - clip, 1 + clip)
     return (-advantages_BT * ratio_BT).maximum(-advantages_BT * clipped_BT), ratio_BT
@@ -131,20 +131,20 @@ def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> Loss
 
 
 def log_sigmoid(logits: Tensor) -> Tensor:
-    """The log-probability of a yes."""
+    """Return the log-probability of a yes."""
     from torch.nn.functional import logsigmoid  # only here: a flow is traced, and planned, without torch
 
     return logsigmoid(logits)
 
 
 def token_terms(losses_BT: Tensor, mask_BT: Tensor, **metrics_BT: Tensor) -> LossTerms:
-    """A mean over tokens."""
+    """Return a mean over tokens."""
     masked = {name: values_BT * mask_BT for name, values_BT in metrics_BT.items()}
     return LossTerms((losses_BT * mask_BT).sum(), mask_BT.sum(), _sums(masked))
 
 
 def pair_terms(losses_P: Tensor, **metrics_P: Tensor) -> LossTerms:
-    """A mean over pairs."""
+    """Return a mean over pairs."""
     return LossTerms(losses_P.sum(), losses_P.new_tensor(len(losses_P)), _sums(metrics_P))
 
 

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Mean over all tokens; 0 without any."""
+    """Return the mean over all tokens; 0 without any."""
     return (values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)
 
 
 def masked_variance(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Unbiased variance over all tokens; 0 with fewer than two."""
+    """Return the unbiased variance over all tokens; 0 with fewer than two."""
     deviation_BT = (values_BT - masked_mean(values_BT, mask_BT)) * mask_BT
     return deviation_BT.square().sum() / (mask_BT.sum() - 1).clamp(min=1)
 
@@ -29,16 +29,16 @@ def whiten(values_BT: Tensor, mask_BT: Tensor, eps: float = 1e-8) -> Tensor:
 
 
 def row_sums(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """[B]: the sum over each row's tokens."""
+    """Return [B]: the sum over each row's tokens."""
     return (values_BT * mask_BT).sum(1)
 
 
 def row_means(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """[B]: the mean over each row's tokens; 0 for a row without any."""
+    """Return [B]: the mean over each row's tokens; 0 for a row without any."""
     return row_sums(values_BT, mask_BT) / mask_BT.sum(1).clamp(min=1)
 
 
 def last_token(mask_BT: Tensor) -> Tensor:
-    """[B, T]: 1.0 at each row's last token alone."""
+    """Return [B, T]: 1.0 at each row's last token alone."""
     remaining_BT = mask_BT.flip(1).cumsum(1).flip(1)
     return mask_BT * (remaining_BT == 1).float()

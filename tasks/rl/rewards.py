@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from prefect_rlhf.engines.compute import Computed, saved_state
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.operations import computation
-from prefect_rlhf.tasks.rl.hyperparameters import PPO, KLControl, ReMax
+from prefect_rlhf.tasks.rl.hyperparameters import PPO, ReMax
 from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
 from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, row_sums
 
@@ -29,16 +29,16 @@ class RunningScores:
     squares: float = 0.0
 
     def with_batch(self, scores_B: Tensor) -> RunningScores:
-        """These scores counted too."""
+        """Return the statistics with these scores counted too."""
         count, mean = len(scores_B), float(scores_B.double().mean())
         squares = float((scores_B.double() - mean).square().sum())
-        total, gap = self.count + count, mean - self.mean
+        total, shift = self.count + count, mean - self.mean
         return RunningScores(
-            total, self.mean + gap * count / total, self.squares + squares + gap**2 * self.count * count / total
+            total, self.mean + shift * count / total, self.squares + squares + shift**2 * self.count * count / total
         )
 
     def scale(self, scores_B: Tensor) -> Tensor:
-        """Scores with the mean taken off, in units of the standard deviation."""
+        """Return scores with the mean taken off, in units of the standard deviation."""
         deviation = math.sqrt(self.squares / max(self.count - 1, 1))
         return (scores_B - self.mean) / max(deviation, 1e-8)
 
@@ -46,7 +46,7 @@ class RunningScores:
 @saved_state
 @dataclass(frozen=True, slots=True)
 class RewardState:
-    """What one step leaves to the next."""
+    """The state that one step leaves to the next."""
 
     coefficient: float
     scores: RunningScores = RunningScores()
@@ -56,7 +56,7 @@ class RewardState:
 def kl_penalised_rewards(
     policy: Batch, reference: Batch, scores: Batch, settings: PPO | ReMax, state: RewardState | None = None
 ) -> Computed:
-    """Key `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
+    """Make `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
 
     The coefficient used is the one that the step before left (Ziegler et al. 2019, section 2.2).
     """
@@ -71,28 +71,23 @@ def kl_penalised_rewards(
         "reward": float(row_sums(rewards_BT, mask_BT).mean()),
         **rollout_metrics(logprobs_BT, kl_BT, scores_B, mask_BT),
     }
-    following = next_state(state, metrics["kl"], len(scores_B), settings.kl)
-    return Computed({"rewards": rewards_BT}, metrics, following)
+    coefficient = next_coefficient(state.coefficient, metrics["kl"], len(scores_B), settings.kl)
+    return Computed({"rewards": rewards_BT}, metrics, replace(state, coefficient=coefficient))
 
 
 def token_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
-    """[B, T]: minus coefficient * kl at each token, plus the score at the last."""
+    """Return [B, T]: minus coefficient * kl at each token, plus the score at the last."""
     return (scores_B[:, None] * last_token(mask_BT) - coefficient * kl_BT) * mask_BT
 
 
 def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax) -> Tensor:
-    """Scores as they enter the reward: scaled by all scores so far and clipped, if the settings say so."""
+    """Return scores as they enter the reward: scaled by all scores so far and clipped, if the settings say so."""
     scaled_B = running.scale(scores_B) if settings.normalise_scores else scores_B
     return scaled_B if settings.score_clip is None else scaled_B.clamp(-settings.score_clip, settings.score_clip)
 
 
-def next_state(state: RewardState, kl: float, num_responses: int, control: KLControl) -> RewardState:
-    """The state after a step whose responses had `kl` nats on average."""
-    return replace(state, coefficient=next_coefficient(state.coefficient, kl, num_responses, control))
-
-
 def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_BT: Tensor) -> dict[str, float]:
-    """What a step's responses were like. `entropy` is estimated by minus the mean log-probability of their tokens."""
+    """Return metrics of a step's responses; `entropy` is estimated by minus their tokens' mean log-probability."""
     return {
         "kl": float(row_sums(kl_BT, mask_BT).mean()),
         "kl_per_token": float(masked_mean(kl_BT, mask_BT)),
@@ -105,7 +100,7 @@ def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_B
 
 @computation()
 def compare_logprobs(rollout: Batch, recomputed: Batch, settings: PPO) -> Computed:
-    """How far generation's log-probabilities are from the training engine's, token by token, under the same weights."""
+    """Measure how far generation's log-probabilities are from the training engine's, under the same weights."""
     mask_BT = rollout.mask("logprobs")
     difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
     metrics = {

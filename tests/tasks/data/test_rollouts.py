@@ -6,7 +6,8 @@ import torch
 
 from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.data.rollouts import record_evaluation, record_rollouts
+from prefect_rlhf.tasks.data.rollouts import record_rollouts
+from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
 
