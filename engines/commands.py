@@ -37,7 +37,7 @@ class RowSource(Protocol):
     def __len__(self) -> int: ...
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
-        """Rows in the order asked for: `prompt_tokens` (lists of ids) or the columns of preference pairs."""
+        """Return rows in the order asked for: `prompt_tokens` (lists of ids) or the columns of preference pairs."""
         ...
 
 
@@ -98,7 +98,7 @@ class CallCommand:
 
     @property
     def doing(self) -> str:
-        """`actor_generate · step 3`, as errors name it."""
+        """The name in errors: `actor_generate · step 3`."""
         return f"{self.call.name} · step {self.step}"
 
 

@@ -1,4 +1,4 @@
-"""What the ranks ask of an engine: state its weights as regions, run a call, leave and re-enter device memory.
+"""The interface of an engine to its rank: state its weights as regions, run a call, leave and re-enter device memory.
 
 Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (right-padded), V vocabulary.
 """
@@ -62,11 +62,11 @@ class Sequences:
 
     @property
     def num_response_tokens(self) -> int:
-        """T: the longest response."""
+        """The length T of the longest response."""
         return int((self.lengths_B - self.prompt_lengths_B).max())
 
     def response_mask_BT(self) -> Tensor:
-        """1.0 where response token t exists."""
+        """A mask [B, T]: 1.0 where response token t exists."""
         import torch  # only here: what the controller and a plan know of engines needs none
 
         t = torch.arange(self.num_response_tokens, device=self.tokens_BS.device)
@@ -98,7 +98,7 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How one train_step walks its rows: `epochs` times over `mini_batches`, each one optimizer step.
+    """Settings of one train_step's walk over its rows: `epochs` times over `mini_batches`, each one optimizer step.
 
     `mini_batch_rows` are the numbers of this replica's rows in each, one after another; empty: all the same.
     """
@@ -114,7 +114,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How to continue a prompt. Temperature 0 is greedy."""
+    """Settings of the continuation of a prompt. Temperature 0 is greedy."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -131,7 +131,7 @@ class Generated:
 
 
 class Engine(Protocol):
-    """Holds one model instance's shard on this rank."""
+    """One model instance's shard on this rank."""
 
     instance: ModelInstance
 
@@ -140,7 +140,7 @@ class Engine(Protocol):
         ...
 
     def weights_written(self) -> None:
-        """Called after weights were written through `weights()`: drop caches, repack, refresh main weights."""
+        """Drop caches, repack, refresh main weights: called after weights were written through `weights()`."""
         ...
 
     def device_bytes(self) -> int:
@@ -161,7 +161,7 @@ class Engine(Protocol):
 
 
 class TrainingEngine(Engine, Protocol):
-    """inference and train_step. Every rank of the mesh makes the same calls in the same order."""
+    """An engine that runs inference and train_step. Every rank of the mesh makes the same calls in the same order."""
 
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
         """Run this data-parallel replica's rows.
@@ -177,7 +177,7 @@ class TrainingEngine(Engine, Protocol):
         """Take epochs * mini_batches optimizer steps on this replica's rows, which come mini-batch by mini-batch.
 
         Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank.
-        Under `initial_...` the same of the first mini-batch, before any update: there new and old policy have the same
+        Under `initial_...` those of the first mini-batch, before any update: there new and old policy have the same
         weights, so what a loss says of their difference is the difference of the two engines.
         """
         ...
@@ -188,7 +188,7 @@ class TrainingEngine(Engine, Protocol):
         ...
 
     def state_parts(self) -> Iterator[StatePart]:
-        """All that the optimizer keeps on this rank, in whatever pieces it is cut; no moments before the first step."""
+        """Yield all that the optimizer keeps on this rank, in whatever pieces; no moments before the first step."""
         ...
 
     def begin_after(self, num_updates: int) -> None:
@@ -197,7 +197,7 @@ class TrainingEngine(Engine, Protocol):
 
 
 class GenerationEngine(Engine, Protocol):
-    """generate. Every rank of a data-parallel replica makes the same calls in the same order."""
+    """An engine that runs generate. Every rank of a data-parallel replica makes the same calls in the same order."""
 
     def generate(
         self,

@@ -1,11 +1,20 @@
-"""Names of process groups that only their members make: the same on every member, whatever else it made before."""
+"""Process groups that only their members make: a world to make them in, and one name for each on every member."""
 
 from __future__ import annotations
 
 from collections import Counter
 from hashlib import sha1
 
+import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+
+def ensure_world() -> None:
+    """Make a world of one rank, which touches no network, where the process has none: Megatron and vLLM want one."""
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def name_groups_by_members() -> None:
@@ -16,11 +25,11 @@ def name_groups_by_members() -> None:
     """
     if getattr(dist.distributed_c10d._hash_ranks_to_str, "by_members", False):
         return
-    made: Counter[tuple[int, ...]] = Counter()
+    num_groups: Counter[tuple[int, ...]] = Counter()
 
     def name(ranks: list[int]) -> str:
-        made[tuple(ranks)] += 1
-        return sha1(f"{ranks}#{made[tuple(ranks)]}".encode()).hexdigest()
+        num_groups[tuple(ranks)] += 1
+        return sha1(f"{ranks}#{num_groups[tuple(ranks)]}".encode()).hexdigest()
 
     name.by_members = True  # type: ignore[attr-defined]
     dist.distributed_c10d._hash_ranks_to_str = name

@@ -31,7 +31,7 @@ WHOLE = "what was written; an earlier checkpoint may be whole"
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """Where a region of a parameter is stored. `kind` is `main`, `exp_avg` or `exp_avg_sq`."""
+    """The place of a region of a parameter on disk. `kind` is `main`, `exp_avg` or `exp_avg_sq`."""
 
     file: Path
     kind: str
@@ -46,7 +46,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """What one shard file holds. `num_updates` counts the optimizer's steps so far."""
+    """The content of one shard file. `num_updates` counts the optimizer's steps so far."""
 
     file: Path
     num_updates: int
@@ -55,7 +55,7 @@ class ShardIndex:
 
 
 def part_key(kind: str, parameter: str, region: Region) -> str:
-    """The name of a tensor in a shard file.
+    """Return the name of a tensor in a shard file.
 
     >>> part_key("main", "model.norm.weight", ((0, 64),))
     'main model.norm.weight [0:64]'
@@ -89,23 +89,23 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
 
 
 def read_index(index: Path, role: str) -> ShardIndex:
-    """The index of a shard whose file is there, and as long as it was. Raises InvalidInput in one line."""
+    """Read the index of a shard; its file must be there, as long as it was. Raises InvalidInput in one line."""
     file = index.with_suffix(".safetensors")
     field = f"checkpoint.{role}"
     try:
         content = json.loads(index.read_text())
         parts = tuple(_parse(file, key, value) for key, value in content["checksums"].items())
-        found = ShardIndex(file, content["num_updates"], content["num_bytes"], parts)
+        shard = ShardIndex(file, content["num_updates"], content["num_bytes"], parts)
     except OSError as error:
         raise InvalidInput(field, f"no file {index}", WHOLE) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidInput(field, f"{index} that is no index", WHOLE) from error
     if not file.is_file():
-        raise InvalidInput(field, f"no file {file} (of {_some(found.parts)})", WHOLE)
-    if file.stat().st_size != found.num_bytes:
-        seen = f"{file} of {file.stat().st_size} bytes (of {_some(found.parts)})"
-        raise InvalidInput(field, seen, f"{found.num_bytes} bytes, {WHOLE}")
-    return found
+        raise InvalidInput(field, f"no file {file} (of {_some(shard.parts)})", WHOLE)
+    if file.stat().st_size != shard.num_bytes:
+        seen = f"{file} of {file.stat().st_size} bytes (of {_some(shard.parts)})"
+        raise InvalidInput(field, seen, f"{shard.num_bytes} bytes, {WHOLE}")
+    return shard
 
 
 def check_coverage(role: str, indexes: Sequence[ShardIndex], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -125,17 +125,17 @@ def check_coverage(role: str, indexes: Sequence[ShardIndex], shapes: Mapping[str
 
 
 def check_shard(index: Path, role: str) -> int:
-    """Hold every tensor of a shard against its checksum; return the bytes read. Raises InvalidInput for the first."""
-    found = read_index(index, role)
+    """Compare every tensor of a shard with its checksum; return the bytes read. Raises InvalidInput at the first."""
+    shard = read_index(index, role)
     try:
-        with safe_open(found.file, framework="pt") as stored:
-            for part in found.parts:
+        with safe_open(shard.file, framework="pt") as stored:
+            for part in shard.parts:
                 if checksum(stored.get_tensor(part.key)) != part.checksum:
-                    raise InvalidInput(f"checkpoint.{role}", f"other content of {part.key} in {found.file}", WHOLE)
+                    raise InvalidInput(f"checkpoint.{role}", f"other content of {part.key} in {shard.file}", WHOLE)
     except SafetensorError as error:
-        seen = f"{found.file} that does not open (of {_some(found.parts)}; {error})"
+        seen = f"{shard.file} that does not open (of {_some(shard.parts)}; {error})"
         raise InvalidInput(f"checkpoint.{role}", seen, WHOLE) from error
-    return found.num_bytes
+    return shard.num_bytes
 
 
 class StoredState:
@@ -151,7 +151,7 @@ class StoredState:
             self._parts[part.kind, part.parameter].append(part)
 
     def read(self, kind: str, parameter: str, region: Region) -> Tensor:
-        """A region in float32 on the CPU, put together from shards that hold some of it; only its bytes are read."""
+        """Read a region in float32 on the CPU, from all shards that hold some of it; only its bytes are read."""
         whole, filled = torch.empty([stop - start for start, stop in region]), 0
         for part in self._parts[kind, parameter]:
             common = intersection(part.region, region)
@@ -171,12 +171,12 @@ class StoredState:
 
 
 def shard_indexes(folder: Path) -> list[Path]:
-    """The index files of a role's folder."""
+    """Return the index files of a role's folder."""
     return sorted(folder.glob("shard-*.json"))
 
 
 def checksum(values: Tensor) -> str:
-    """Of the bytes of a contiguous CPU tensor that no engine owns: numpy keeps a storage from being resized."""
+    """Hash the bytes of a contiguous CPU tensor that no engine owns: numpy keeps a storage from being resized."""
     return blake2b(values.contiguous().numpy().data, digest_size=8).hexdigest()
 
 
@@ -198,7 +198,7 @@ def flush_to_disk(path: Path) -> None:
 
 @contextmanager
 def _named(file: Path) -> Iterator[None]:
-    """An error of `write` or `fsync` does not say which file it was."""
+    """Name the file in an error of `write` or `fsync`, which does not say it."""
     try:
         yield
     except OSError as error:
@@ -213,7 +213,7 @@ def _parse(file: Path, key: str, value: str) -> StoredPart:
 
 
 def _some(parts: Sequence[StoredPart]) -> str:
-    """What is lost with a file, in few words."""
+    """Say in few words what is lost with a file."""
     names = list(dict.fromkeys(part.parameter for part in parts))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}{more}" if names else "nothing"

@@ -28,15 +28,15 @@ def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenize
 
 
 def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:
-    """For each distinct region the rank that gives it: the writer itself where it can, else the lowest.
+    """Choose for each distinct region the rank that gives it: the writer itself where it can, else the lowest.
 
     >>> holders({0: ((0, 2),), 1: ((2, 4),), 2: ((0, 2),), 3: ((2, 4),)}, writer=0)
     {((0, 2),): 0, ((2, 4),): 1}
     """
-    found: dict[Region, int] = {}
+    givers: dict[Region, int] = {}
     for rank in sorted(regions, key=lambda rank: (rank != writer, rank)):
-        found.setdefault(regions[rank], rank)
-    return found
+        givers.setdefault(regions[rank], rank)
+    return givers
 
 
 def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Iterator[tuple[str, Tensor]]:
@@ -56,7 +56,7 @@ def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Itera
 def _assembled(
     shape: tuple[int, ...], parts: Mapping[Region, int], received: Mapping[Region, Tensor], own: Shard | None
 ) -> Tensor:
-    """The whole parameter in memory of its own: a storage that numpy has seen cannot be resized, so not offloaded."""
+    """Assemble a parameter in memory of its own: a storage that numpy has seen cannot be resized, so not offloaded."""
     pieces = {region: received[region] if region in received else _values(own) for region in parts}
     whole = torch.empty(shape, dtype=next(iter(pieces.values())).dtype)
     origin = tuple((0, size) for size in shape)

@@ -61,7 +61,7 @@ def read_model_spec(
 
 
 def read_shape(role: str, path: str | Path) -> TransformerShape:
-    """The shape that a folder's config.json gives; nothing else of the folder is read. Raises as `read_model_spec`."""
+    """Read the shape in a folder's config.json, and nothing else of the folder. Raises as `read_model_spec`."""
     return _read_shape(_read_config(Path(path), role), f"{role}.config.json")
 
 
@@ -138,8 +138,8 @@ def _size(config: dict[str, Any], key: str, field: str, default: int | None = No
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
     """Rotary settings: `rope_parameters` since transformers 5, `rope_scaling` before."""
-    found: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return found
+    settings: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return settings
 
 
 def _refuse_variants(config: dict[str, Any], field: str) -> None:
@@ -170,7 +170,7 @@ def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
 
 
 def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
-    """config.json for a spec; token ids (bos, eos, pad) are those of the tokenizer's folder."""
+    """Make config.json for a spec; token ids (bos, eos, pad) are those of the tokenizer's folder."""
     shape = spec.shape
     source = json.loads((tokenizer / "config.json").read_text()) if (tokenizer / "config.json").is_file() else {}
     ids = {key: source[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in source}

@@ -30,7 +30,7 @@ MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor is stored, and its shape."""
+    """The file of a stored tensor, and its shape."""
 
     file: Path
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class StoredTensor:
 
 def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
     """Read the headers of all safetensors files in `folder`. Raises InvalidInput naming a missing or corrupt file."""
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file in _files(folder, field):
         header, data_bytes = _read_header(file, field)
         for name, entry in header.items():
@@ -46,8 +46,8 @@ def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
                 raise InvalidInput(field, file.name, f"a whole file; it ends inside tensor {name}")
             if entry["dtype"] not in FORMAT_BYTES:
                 raise InvalidInput(field, f"{name} of type {entry['dtype']}", "a tensor of type F32, BF16 or F16")
-            found[name] = StoredTensor(file, tuple(entry["shape"]))
-    return found
+            tensors[name] = StoredTensor(file, tuple(entry["shape"]))
+    return tensors
 
 
 class OpenTensors:
@@ -72,7 +72,7 @@ class OpenTensors:
         return name in self._tensors
 
     def read(self, name: str, region: Region) -> Tensor:
-        """The part `region` of a tensor, on the CPU, in the stored format. Only its bytes are read."""
+        """Read the part `region` of a tensor, on the CPU, in the stored format. Only its bytes are read."""
         if name not in self._tensors:
             raise InvalidInput(self._field, f"no tensor {name}", "a checkpoint that holds it")
         file = self._tensors[name].file
@@ -99,7 +99,7 @@ def write_folder_of_tensors(
     tensors: Iterable[tuple[str, Tensor]],
     max_file_bytes: int = MAX_FILE_BYTES,
 ) -> None:
-    """As `write_tensors`, into as many files with an index as keep each within `max_file_bytes`, or a single one."""
+    """Write as `write_tensors` does, into a single file, or several of at most `max_file_bytes` with an index."""
     parts = _parts(shapes, dtype, max_file_bytes)
     if len(parts) == 1:
         write_tensors(folder / SINGLE, shapes, dtype, tensors)
@@ -112,7 +112,7 @@ def write_folder_of_tensors(
 
 
 def _parts(shapes: Mapping[str, tuple[int, ...]], dtype: str, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:
-    """The tensors in their order, cut before each that would not fit any more."""
+    """Cut the tensors, in their order, before each that would not fit any more."""
     parts: list[dict[str, tuple[int, ...]]] = [{}]
     filled = 0
     for name, shape in shapes.items():
@@ -162,7 +162,7 @@ def _files(folder: Path, field: str) -> list[Path]:
 
 
 def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
-    """Tensor entries of one file, and how many bytes of data follow them."""
+    """Read the tensor entries of one file, and how many bytes of data follow them."""
     size = file.stat().st_size
     with file.open("rb") as stored:
         start = stored.read(8)
@@ -197,8 +197,8 @@ def _reserve(out: Any, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dic
 def _bytes_of(tensor: Tensor, dtype: str) -> memoryview:
     import torch  # only here: reading headers must not need it
 
-    wanted = torch.float32 if dtype == "float32" else torch.bfloat16
-    raw: memoryview = tensor.detach().cpu().to(wanted).contiguous().view(-1).view(torch.uint8).numpy().data
+    stored = torch.float32 if dtype == "float32" else torch.bfloat16
+    raw: memoryview = tensor.detach().cpu().to(stored).contiguous().view(-1).view(torch.uint8).numpy().data
     return raw
 
 

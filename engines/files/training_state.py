@@ -21,7 +21,9 @@ def save(engine: TrainingEngine, command: BuildCommand, folder: Path, rank: int)
     """Write this rank's shard into a role's folder; return the bytes."""
     members = dict(zip(command.ranks, command.instance.strategy.coordinates(), strict=True))
     number = command.ranks.index(rank)
-    return write_shard(folder, number, engine.num_updates, _own(engine.state_parts(), command.layout, members, rank))
+    return write_shard(
+        folder, number, engine.num_updates, _first_held(engine.state_parts(), command.layout, members, rank)
+    )
 
 
 def restore(engine: TrainingEngine, folder: Path) -> None:
@@ -39,10 +41,10 @@ def restore(engine: TrainingEngine, folder: Path) -> None:
             part.values.copy_(stored.read(part.kind, part.parameter, part.region).flatten())
 
 
-def _own(
+def _first_held(
     parts: Iterator[StatePart], layout: Layout, members: Mapping[int, Coordinate], rank: int
 ) -> Iterator[StatePart]:
-    """Those parts of which this rank is the first holder.
+    """Select the parts of which this rank is the first holder.
 
     Tensor-parallel ranks all hold a norm, the first and last stage a tied embedding; a replica's twins have its dp
     coordinate, since the optimizer shares each of these out over dp in the same way.

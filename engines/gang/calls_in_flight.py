@@ -11,7 +11,7 @@ from prefect_rlhf.placement.errors import RlhfError
 
 
 class CallsInFlight:
-    """Notes who is at what. Waiting for a free rank is the caller's business (a run's device locks)."""
+    """A record of the call that each rank's resource is at. Waiting for a free rank is the caller's business."""
 
     def __init__(self) -> None:
         self._doing: dict[tuple[int, Resource], str] = {}
@@ -20,16 +20,16 @@ class CallsInFlight:
     @contextmanager
     def noted(self, ranks: Iterable[int], resource: Resource, doing: str) -> Iterator[None]:
         """Keep these ranks' resource for a call while the block runs. Raises RlhfError where another call has it."""
-        wanted = [(rank, resource) for rank in ranks]
+        keys = [(rank, resource) for rank in ranks]
         with self._changing:
-            for key in wanted:
+            for key in keys:
                 if key in self._doing:
                     overlap = f"rank {key[0]} was asked for {doing} while it was at {self._doing[key]}"
                     raise RlhfError(f"{overlap}: calls that share the {resource} of a rank come one after another")
-            self._doing |= dict.fromkeys(wanted, doing)
+            self._doing |= dict.fromkeys(keys, doing)
         try:
             yield
         finally:
             with self._changing:
-                for key in wanted:
+                for key in keys:
                     del self._doing[key]

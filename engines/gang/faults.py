@@ -1,4 +1,4 @@
-"""Foreign errors become ours: the one place that knows how torch, vLLM and safetensors name their failures.
+"""Foreign errors become ours: this file alone knows how torch, vLLM and safetensors name their failures.
 
 Classes are named, not imported, so that naming vLLM's costs nothing where vLLM is not loaded.
 """
@@ -52,7 +52,7 @@ PHRASES: Mapping[str, Fault] = MappingProxyType(
 
 
 def as_ours(error: Exception) -> RlhfError:
-    """`error` itself when it is ours, else our name for it with its type and first line as the reason.
+    """Return `error` itself when it is ours, else our name for it, with its type and first line as the reason.
 
     >>> as_ours(MemoryError("no room\\nfor it"))
     OutOfDeviceMemory('MemoryError: no room')
@@ -63,13 +63,13 @@ def as_ours(error: Exception) -> RlhfError:
 
 
 def reason(error: BaseException) -> str:
-    """One line: the type and the first line of the message that says something."""
+    """Say in one line the type and the first line of the message that is not empty."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return ": ".join([type(error).__name__, *lines[:1]])
 
 
 def class_name(kind: type) -> str:
-    """`module.Class`, as FAULTS has it."""
+    """Return `module.Class`, as FAULTS has it."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

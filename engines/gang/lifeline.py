@@ -19,7 +19,7 @@ def exit_with(lifeline: int) -> None:
 
 @contextmanager
 def exiting_with(lifeline: int) -> Iterator[None]:
-    """The same for a block; afterwards this process has the threads it had before, so it may fork."""
+    """Do as `exit_with` while a block runs; afterwards this process has the threads it had before, so it may fork."""
     stopped, stop = os.pipe()
     thread = threading.Thread(target=_await_end, args=(lifeline, stopped), daemon=True, name="lifeline")
     thread.start()

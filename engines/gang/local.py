@@ -160,7 +160,7 @@ class _Processes:
     statuses: dict[int, int] = field(default_factory=dict)  # of the ranks that are known to be dead
 
     def how_it_died(self, rank: int) -> str:
-        """`was killed by SIGKILL` or `ended with status 1`, from the fork server's report, which is read once."""
+        """Say `was killed by SIGKILL` or `ended with status 1`, from the fork server's report, which is read once."""
         while rank not in self.statuses and select.select([self.deaths], [], [], 1.0)[0]:
             report = os.read(self.deaths, 4096)
             if not report:  # the fork server is gone
@@ -208,7 +208,7 @@ def _launch(settings: GangSettings, listener: socket.socket) -> _Processes:
 
 
 def _connection(end: socket.socket) -> Connection[Any, Any]:
-    """A message pipe over `end` on which no send or receive blocks for longer than a stopped rank deserves."""
+    """Make a message pipe over `end` on which no send or receive blocks for longer than a stopped rank deserves."""
     limit = struct.pack("ll", _PIPE_SECONDS, 0)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -14,7 +14,7 @@ StartMethod = Literal["fork", "spawn"]
 
 @dataclass(frozen=True, slots=True)
 class GangSettings:
-    """What the rank processes of a gang are, and how they start.
+    """The rank processes of a gang: how many, what they are, and how they start.
 
     `rank_factory(rank, size)` makes the object whose methods are called; it is importable, so that it crosses.
     `environment` is added to the ranks' environment, which is otherwise the controller's. Forked ranks find the modules

@@ -35,7 +35,7 @@ def open_gang(
     device: Backend | None = None,
     engines: Iterable[EngineKind] = ENGINES,
 ) -> Gang:
-    """`size` ranks on this machine: in this process when it is one, else a process for each.
+    """Start `size` ranks on this machine: in this process when it is one, else a process for each.
 
     Only `engines` are imported before there is work for them, so that others need not be installed.
 

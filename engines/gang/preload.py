@@ -44,7 +44,7 @@ ENGINES: tuple[EngineKind, ...] = tuple(_OF_ENGINE)
 
 
 def modules_of(engines: Iterable[EngineKind]) -> tuple[str, ...]:
-    """What ranks with these engines import.
+    """Name what ranks with these engines import.
 
     >>> [name for name in modules_of({"python"}) if name.startswith(("megatron", "vllm"))]
     []

@@ -86,7 +86,7 @@ def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoRe
 
 
 def use_device(start: Start) -> None:
-    """Settle what torch keeps for each thread: the number of its own threads, and the device."""
+    """Set what torch keeps for each thread: the number of its own threads, and the device."""
     torch.set_num_threads(start.gang.num_threads)
     if start.gang.device == "cuda":
         torch.cuda.set_device(start.rank % torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""How a replica's rows are cut into mini-batches and micro-batches.
+"""Mini-batches and micro-batches of a replica's rows.
 
 Shapes: B rows of the replica, b rows of a micro-batch, S tokens of a row, N response tokens of a micro-batch.
 """
@@ -28,23 +28,23 @@ class MicroBatch:
 
     @property
     def input_ids(self) -> Tensor:
-        """What the model is given: [1, N] packed tokens."""
+        """The model's input: [1, N] packed tokens."""
         return self.sequences.tokens_BS.t().flatten()[self.packing.token_N][None]
 
     def response_index(self) -> tuple[Tensor, Tensor]:
-        """(row, t) of each of the N response tokens."""
+        """Return (row, t) of each of the N response tokens."""
         lengths = self.sequences.lengths_B - self.sequences.prompt_lengths_B
         t = torch.arange(self.width, device=lengths.device)
         row_N, t_N = (t[None] < lengths[:, None]).nonzero(as_tuple=True)
         return row_N, t_N
 
     def columns(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """These rows of every column."""
+        """Return these rows of every column."""
         return {key: column[self.rows] for key, column in batch.items()}
 
 
 def mini_batch_rows(num_rows: int, mini_batches: int, sizes: Sequence[int] = ()) -> list[Tensor]:
-    """Positions of each mini-batch: chunks of these sizes in order, without them equal ones."""
+    """Return the positions of each mini-batch: chunks of these sizes, or equal ones without sizes."""
     if sizes:
         return list(torch.arange(num_rows).tensor_split(list(accumulate(sizes))[:-1]))
     if num_rows % mini_batches:
@@ -60,36 +60,35 @@ def micro_batches(
     With `equal_shapes` (pipelines) all are filled up to the same number of tokens.
     """
     groups = like_lengths(sequences.lengths_B.cpu()[rows].view(-1, rows_per_item), count)
-    chosen = [rows.view(-1, rows_per_item)[group].flatten() for group in groups]
-    most = max(int(sequences.lengths_B[group].sum()) for group in chosen)
-    width = sequences.num_response_tokens
-    return [_micro_batch(sequences, group, width, most if equal_shapes else None) for group in chosen]
+    rows_of = [rows.view(-1, rows_per_item)[group].flatten() for group in groups]
+    num_tokens = max(int(sequences.lengths_B[rows].sum()) for rows in rows_of) if equal_shapes else None
+    micros = []
+    for rows in rows_of:
+        prompts, lengths = sequences.prompt_lengths_B[rows], sequences.lengths_B[rows]
+        longest = int(lengths.max())
+        packing = Packing.of(lengths, longest, num_tokens)
+        cut = Sequences(sequences.tokens_BS[rows, :longest], prompts, lengths)
+        micros.append(MicroBatch(rows, cut, packing, width=sequences.num_response_tokens))
+    return micros
 
 
 def like_lengths(lengths: Tensor, count: int) -> list[Tensor]:
-    """Items, of which `lengths` [items, rows] are the tokens, in at most `count` groups: the longest first.
+    """Put items, of which `lengths` [items, rows] are the tokens, into at most `count` groups: the longest first.
 
     An item belongs to the group in whose equal part of all tokens its middle lies.
 
     >>> [group.tolist() for group in like_lengths(torch.tensor([[2], [9], [3], [4]]), count=2)]
     [[1], [3, 2, 0]]
     """
-    order = lengths.amax(1).argsort(descending=True, stable=True)
-    tokens = lengths.sum(1)[order]
+    by_length = lengths.amax(1).argsort(descending=True, stable=True)
+    tokens = lengths.sum(1)[by_length]
     twice_middle = 2 * tokens.cumsum(0) - tokens
     group = twice_middle * count // (2 * tokens.sum())
-    return [part for g in range(count) if len(part := order[group == g])]
-
-
-def _micro_batch(sequences: Sequences, rows: Tensor, width: int, num_tokens: int | None) -> MicroBatch:
-    lengths = sequences.lengths_B[rows]
-    longest = int(lengths.max())
-    picked = Sequences(sequences.tokens_BS[rows, :longest], sequences.prompt_lengths_B[rows], lengths)
-    return MicroBatch(rows, picked, Packing.of(lengths, longest, num_tokens), width)
+    return [part for g in range(count) if len(part := by_length[group == g])]
 
 
 def on_device(sequences: Sequences, device: torch.device) -> Sequences:
-    """The same rows on the device."""
+    """Copy the rows to the device."""
     return Sequences(
         sequences.tokens_BS.to(device), sequences.prompt_lengths_B.to(device), sequences.lengths_B.to(device)
     )

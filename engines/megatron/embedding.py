@@ -16,7 +16,7 @@ from prefect_rlhf.engines.megatron.gradients import GradientSink
 
 
 def embed(tokens_BS: Tensor, weight_VH: Tensor, tp: dist.ProcessGroup) -> Tensor:
-    """Rows of the weight as [S, B, H]. A rank adds zeros for the tokens that others hold."""
+    """Look rows of the weight up as [S, B, H]. A rank adds zeros for the tokens that others hold."""
     local_SB = tokens_BS.t().contiguous() - tp.rank() * weight_VH.shape[0]
     apply: Callable[..., Tensor] = _Embed.apply
     return apply(local_SB.flatten(), weight_VH, tp).view(*local_SB.shape, -1)
@@ -25,17 +25,17 @@ def embed(tokens_BS: Tensor, weight_VH: Tensor, tp: dist.ProcessGroup) -> Tensor
 class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local_N: Tensor, weight_VH: Tensor, tp: dist.ProcessGroup) -> Tensor:
-        here_N = (local_N >= 0) & (local_N < weight_VH.shape[0])
-        ctx.save_for_backward(local_N, here_N, weight_VH)
-        picked_NH = weight_VH.index_select(0, local_N * here_N)
+        held_N = (local_N >= 0) & (local_N < weight_VH.shape[0])
+        ctx.save_for_backward(local_N, held_N, weight_VH)
+        picked_NH = weight_VH.index_select(0, local_N * held_N)
         if tp.size() > 1:
-            picked_NH.mul_(here_N[:, None])
+            picked_NH.mul_(held_N[:, None])
             dist.all_reduce(picked_NH, group=tp)
         return picked_NH
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        local_N, here_N, weight_VH = ctx.saved_tensors
+        local_N, held_N, weight_VH = ctx.saved_tensors
         sink = GradientSink(weight_VH)
-        sink.add_at(local_N[here_N], gradients[0][here_N])
+        sink.add_at(local_N[held_N], gradients[0][held_N])
         return None, sink.result, None

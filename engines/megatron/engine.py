@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.plan import OffloadPart
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
-"""What the last stage makes of a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
+"""A function of the last stage on a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
 
 
 class MegatronEngine:
@@ -60,7 +61,7 @@ class MegatronEngine:
         self._wrapped: Any = self._model
         self._optimizer: MainOptimizer | None = None
         self._links: dict[str, HostLink] = {}
-        self._parked: dict[str, OffloadedTensors] = {}  # what has left device memory, by the names of `_segment`
+        self._offloaded: dict[str, OffloadedTensors] = {}  # by the names of `_segment`
         self._max_length, self._end_tokens = command.max_sequence_length, end_tokens(self._spec.path)
         self._caches: list[Tensor] = []  # of the generate that runs: each takes its own and frees it
         if self._spec.optimizer is None:
@@ -154,22 +155,22 @@ class MegatronEngine:
 
     def device_bytes(self) -> int:
         """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""
-        return storage_bytes([*self._on_device(), *self._caches])
+        return storage_bytes([*self._compute_weights(), *chain(*self._segment("optimizer")), *self._caches])
 
     def offload(self, part: OffloadPart = "all") -> int:
         """Empty a part's storages, keeping copies in host memory (gradients are not kept); return the bytes freed."""
         freed = 0
         for name in self._segments(part):
-            if name not in self._parked:
+            if name not in self._offloaded:
                 link = self._links.setdefault(name, HostLink(self._device))
-                self._parked[name] = OffloadedTensors(*self._segment(name), link)
-                freed += self._parked[name].num_bytes
+                self._offloaded[name] = OffloadedTensors(*self._segment(name), link)
+                freed += self._offloaded[name].num_bytes
         return freed
 
     def reload(self, part: OffloadPart = "all") -> int:
         """Bring a part back; return the bytes."""
-        away = [name for name in self._segments(part) if name in self._parked]
-        return sum(self._parked.pop(name).restore() for name in away)
+        offloaded = [name for name in self._segments(part) if name in self._offloaded]
+        return sum(self._offloaded.pop(name).restore() for name in offloaded)
 
     @property
     def _device(self) -> torch.device:
@@ -181,7 +182,7 @@ class MegatronEngine:
         return micro_batches(sequences, rows, count, rows_per_item, equal_shapes=in_pipeline)
 
     def _output(self, hidden: Tensor, micro: MicroBatch, *, output: Output, temperature: float) -> Tensor:
-        """Log-probabilities or values [b, T] of the response tokens, or scores [b]."""
+        """Compute log-probabilities or values [b, T] of the response tokens, or scores [b]."""
         weight, sequences, place_SB = head_weight(self._model), micro.sequences, micro.packing.place_SB
         packed_NH = hidden.flatten(0, 1)
         if output == "scores":
@@ -200,18 +201,18 @@ class MegatronEngine:
     def _step(
         self, micros: list[MicroBatch], columns: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
     ) -> tuple[dict[str, float], float]:
-        """One optimizer step; return the mini-batch's sums of loss, metrics and weight, and the gradient's norm."""
+        """Take one optimizer step; return the sums of loss, metrics and weight, and the gradient's norm."""
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
         self._wrapped.zero_grad_buffer()
 
-        def terms(hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        def loss_sums(hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
             output = self._output(hidden, micro, output=settings.output, temperature=settings.temperature)
-            found = loss(output, micro.columns(columns))
-            sums = {"loss": found.total, "weight": found.weight, **found.metrics}
-            one = torch.ones((), dtype=torch.int)  # Megatron's count of tokens, which is not used
-            return found.total, one, {name: value.detach() for name, value in sums.items()}
+            terms = loss(output, micro.columns(columns))
+            sums = {"loss": terms.total, "weight": terms.weight, **terms.metrics}
+            num_tokens = torch.ones((), dtype=torch.int)  # Megatron wants to count them, and does not use it
+            return terms.total, num_tokens, {name: value.detach() for name, value in sums.items()}
 
-        sums = self._sum_over_mesh(self._run(micros, terms, train=True))
+        sums = self._sum_over_mesh(self._run(micros, loss_sums, train=True))
         if not sums["weight"]:  # a mean over nothing moves nothing
             return sums, 0.0
         return sums, self._optimizer.step(sums["weight"])
@@ -254,13 +255,13 @@ class MegatronEngine:
         return sums
 
     def _segments(self, part: OffloadPart) -> tuple[str, ...]:
-        """The names of what a part moves; each comes and goes by itself."""
+        """Name the segments that a part moves; each comes and goes by itself."""
         if part == "optimizer" and self._optimizer is None:
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: it is not trained, so has no optimizer")
         return ("weights", "optimizer") if part == "all" else ("optimizer",)
 
     def _segment(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
-        """What of a segment is kept, and what comes back as zeros: gradients, which are zeroed before each step."""
+        """Return what of a segment is kept, and what comes back as zeros: gradients, zeroed before each step."""
         if name == "weights":
             return self._compute_weights(), []
         weights = {tensor.untyped_storage()._cdata for tensor in self._compute_weights()}
@@ -271,14 +272,9 @@ class MegatronEngine:
     def _compute_weights(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers()]
 
-    def _on_device(self) -> Iterator[Tensor]:
-        yield from self._compute_weights()
-        for tensors in self._segment("optimizer"):
-            yield from tensors
-
 
 def means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Sums of some optimizer steps over the sum of their `weight`.
+    """Divide the sums of some optimizer steps by the sum of their `weight`.
 
     >>> means([{"weight": 1.0, "loss": 2.0}, {"weight": 3.0, "loss": 6.0}])
     {'loss': 2.0}

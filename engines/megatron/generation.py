@@ -9,7 +9,7 @@ Shapes: B rows that go on, N tokens of a pass, H hidden, V vocabulary, R rows of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from prefect_rlhf.engines.sampling.sampler import choose, uniforms
 
 @dataclass(slots=True)
 class _InFlight:
-    """What of a group's latest pass is still on its way: hidden states to the next stage, the choice to all ranks."""
+    """Messages of a group's latest pass: hidden states on their way to the next stage, the choice to all ranks."""
 
     choice_2B: Tensor
     work: list[Any] = field(default_factory=list)
@@ -62,15 +62,16 @@ class Generation:
                 if group.size:
                     in_flight[index] = self._decode(group)
         rows = {row: (tokens, logprobs) for group in groups for row, tokens, logprobs in group.responses()}
-        return _in_order(rows)
+        responses = [rows[row] for row in sorted(rows)]
+        return Generated([tokens for tokens, _ in responses], [logprobs for _, logprobs in responses])
 
     def _prefill(self, group: RowGroup) -> _InFlight:
         flight = self._new_flight(group)
-        last = []
+        last_hidden = []
         for tokens_1N, step, last_B in group.prefills(self._rotary):
             hidden_N1H = self._forward(tokens_1N, step, flight)
-            last.append(hidden_N1H[last_B, 0])
-        self._choose(group, torch.cat(last), flight)
+            last_hidden.append(hidden_N1H[last_B, 0])
+        self._choose(group, torch.cat(last_hidden), flight)
         return flight
 
     def _decode(self, group: RowGroup) -> _InFlight:
@@ -80,11 +81,11 @@ class Generation:
         return flight
 
     def _new_flight(self, group: RowGroup) -> _InFlight:
-        """Tokens and log-probabilities travel together, both exact in float64."""
+        """Make room for tokens and log-probabilities, which travel together, both exact in float64."""
         return _InFlight(torch.empty(2, group.size, dtype=torch.float64, device=self._device))
 
     def _forward(self, tokens: Tensor, step: CachedPass, flight: _InFlight) -> Tensor:
-        """This stage's layers, [1, B, H] or [N, 1, H]; from the stage before, and on its way to the next one."""
+        """Run this stage's layers, [1, B, H] or [N, 1, H], on what the stage before sent; send to the next one."""
         pp, stage = self._groups.pp, self._groups.coordinate.pp
         if not self._groups.is_first_stage:
             config = self._model.config
@@ -112,7 +113,7 @@ class Generation:
             flight.work.append(dist.broadcast(flight.choice_2B, group=replica, group_src=chooser, async_op=True))
 
     def _logits(self, hidden_BH: Tensor) -> Tensor | None:
-        """[B, V] where tokens are chosen; the other ranks of the tensor-parallel group send their part of it."""
+        """Return logits [B, V] where tokens are chosen; other ranks of the tensor-parallel group send their part."""
         tp = self._groups.tp
         part_BV = hidden_BH @ head_weight(self._model).t()
         if tp.size() == 1:
@@ -120,8 +121,3 @@ class Generation:
         parts = [torch.empty_like(part_BV) for _ in range(tp.size())] if self._chooses else None
         dist.gather(part_BV, parts, group=tp, group_dst=0)
         return None if parts is None else torch.cat(parts, -1)[:, : self._vocab_size]  # padding lies at the end
-
-
-def _in_order(rows: Mapping[int, tuple[list[int], list[float]]]) -> Generated:
-    ordered = [rows[row] for row in sorted(rows)]
-    return Generated([tokens for tokens, _ in ordered], [logprobs for _, logprobs in ordered])

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.process_groups_config import ProcessGroupCollection
 
-from prefect_rlhf.engines.process_groups import name_groups_by_members
+from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members
 from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 COLLECTIVE_LIMIT = timedelta(minutes=10)
@@ -65,7 +65,7 @@ class Groups:
 
 def build_groups(ranks: Sequence[int], strategy: Strategy, rank: int) -> Groups:
     """Make the groups that `rank` is in. Every rank of `ranks`, and no other, must call this in the same order."""
-    _join_a_world()
+    ensure_world()
     name_groups_by_members()
     grid_PDT = torch.tensor(list(ranks)).view(strategy.pp, strategy.dp, strategy.tp)
     p, d, t = (int(index) for index in (grid_PDT == rank).nonzero()[0])
@@ -92,47 +92,39 @@ def _collection(grid_PDT: torch.Tensor, p: int, d: int, t: int, mesh: dist.Proce
 
 
 def _group(ranks: torch.Tensor) -> dist.ProcessGroup:
-    """The group of these ranks in the given order: sorted, a mesh such as [7, 2] would run its pipeline backwards.
+    """Return the group of these ranks in their order: sorted, a mesh such as [7, 2] would run its pipeline backwards.
 
     A process makes it once. A rank does one thing at a time and its peers do the same, so axes and instances can share
     it; and each group costs a communicator: on GPUs memory, with gloo a thread that wakes a hundred times a second.
     """
     members = tuple(ranks.flatten().tolist())
-    known = _made.of_world()
-    if members not in known:
+    groups = _groups.of_world()
+    if members not in groups:
         options: dict[str, Any] = {"use_local_synchronization": True, "sort_ranks": False, "timeout": COLLECTIVE_LIMIT}
-        known[members] = dist.new_group(list(members), **options)
-    return known[members]
+        groups[members] = dist.new_group(list(members), **options)
+    return groups[members]
 
 
-class _Made:
-    """The groups that this process made in the present world, by their members."""
+class _GroupsOfWorld:
+    """A table of the groups that this process made in the present world, by their members."""
 
     def __init__(self) -> None:
         self._world: dist.ProcessGroup | None = None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def of_world(self) -> dict[tuple[int, ...], dist.ProcessGroup]:
-        """Empty after a new `init_process_group`."""
+        """The groups by members; empty after a new `init_process_group`."""
         if self._world is not dist.group.WORLD:
             self._world, self._groups = dist.group.WORLD, {}
         return self._groups
 
 
-_made = _Made()
-
-
-def _join_a_world() -> None:
-    """Megatron wants a default group even for a single rank: make one of size 1 where the process has none."""
-    if dist.is_initialized():
-        return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+_groups = _GroupsOfWorld()
 
 
 @contextmanager
 def only(mesh: dist.ProcessGroup) -> Iterator[None]:
-    """While open, `mesh` is the world to code that asks torch for its size or gathers objects over it.
+    """Let `mesh` be the world to code that asks torch for its size or gathers objects over it.
 
     Megatron's optimizer does both while it is built, and would wait for ranks outside the mesh.
     """

@@ -25,7 +25,7 @@ def token_logprobs(
     tp: dist.ProcessGroup,
     num_rows: int | None = None,
 ) -> Tensor:
-    """Log-probability [N] (float32) of each target under softmax(hidden @ weight.T / temperature).
+    """Compute the log-probability [N] (float32) of each target under softmax(hidden @ weight.T / temperature).
 
     The vocabulary is split over `tp`; of this rank's rows the first `num_rows` (all, unless given) are tokens, and the
     rest have no part in the softmax. Logits are made for a slice of the vocabulary at a time, and made again in the
@@ -37,7 +37,7 @@ def token_logprobs(
 
 
 def token_values(hidden_NH: Tensor, weight_1H: Tensor) -> Tensor:
-    """Output [N] (float32) of a scalar head."""
+    """Compute the output [N] (float32) of a scalar head."""
     return torch.nn.functional.linear(hidden_NH, weight_1H).squeeze(-1).float()
 
 
@@ -61,17 +61,17 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """d logprob / d logits = (1 at the target - softmax) * scale. Slopes multiply hidden states: fewer numbers."""
+        """Apply d logprob / d logits = (1 at the target - softmax) * scale; the few hidden states take the slopes."""
         hidden_NH, weight_VH, local_N, logsumexp_N = ctx.saved_tensors
         slope_N1 = (gradients[0] * ctx.scale)[:, None]
         sloped_NH = (hidden_NH * slope_N1).to(hidden_NH.dtype)
         mixed_NH = torch.zeros_like(hidden_NH, dtype=torch.float32)  # softmax @ weight
         sink = GradientSink(weight_VH)
         sink.add_all(_weight_gradients(ctx, mixed_NH, -sloped_NH))
-        here_N = (local_N >= 0) & (local_N < ctx.num_rows)
-        sink.add_at(local_N[here_N], sloped_NH[here_N])
+        held_N = (local_N >= 0) & (local_N < ctx.num_rows)
+        sink.add_at(local_N[held_N], sloped_NH[held_N])
         grad_hidden_NH = mixed_NH.neg_()
-        grad_hidden_NH[here_N] += weight_VH[local_N[here_N]]
+        grad_hidden_NH[held_N] += weight_VH[local_N[held_N]]
         grad_hidden_NH *= slope_N1
         if ctx.tp.size() > 1:
             dist.all_reduce(grad_hidden_NH, group=ctx.tp)
@@ -79,7 +79,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[Tensor]:
-    """softmax.T @ above for each slice of the vocabulary [C, H]; adds softmax @ weight to `mixed_NH` on the way."""
+    """Yield softmax.T @ above for each slice of the vocabulary [C, H]; add softmax @ weight to `mixed_NH`."""
     hidden_NH, weight_VH, _, logsumexp_N = ctx.saved_tensors
     for start, stop in _slices(hidden_NH, weight_VH[: ctx.num_rows]):
         slice_CH = weight_VH[start:stop]
@@ -89,13 +89,13 @@ def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[
 
 
 def _logits(hidden_NH: Tensor, slice_CH: Tensor, scale: float) -> Tensor:
-    """Logits [N, C] in float32, in memory of their own."""
+    """Compute logits [N, C] in float32, in memory of their own."""
     logits_NC = (hidden_NH @ slice_CH.t()).float()
     return logits_NC if scale == 1 else logits_NC.mul_(scale)
 
 
 def _partial_logsumexp(hidden_NH: Tensor, weight_VH: Tensor, local_N: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Over this rank's vocabulary: the logsumexp of the logits, and the target's logit or 0."""
+    """Compute over this rank's vocabulary the logsumexp of the logits, and the target's logit or 0."""
     picked_N = torch.zeros(local_N.shape, dtype=torch.float32, device=hidden_NH.device)
     parts = []
     for start, stop in _slices(hidden_NH, weight_VH):
@@ -120,7 +120,7 @@ def _combine(logsumexp_N: Tensor, picked_N: Tensor, tp: dist.ProcessGroup) -> Te
 
 
 def _slices(hidden_NH: Tensor, weight_VH: Tensor) -> list[tuple[int, int]]:
-    """Vocabulary slices whose logits are few enough for all N tokens at once."""
+    """Cut the vocabulary into slices whose logits are few enough for all N tokens at once."""
     limit = LOGITS_AT_ONCE_CUDA if hidden_NH.is_cuda else LOGITS_AT_ONCE_CPU
     width = max(128, limit // max(1, hidden_NH.shape[0]) // 128 * 128)
     size = weight_VH.shape[0]

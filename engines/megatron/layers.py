@@ -4,7 +4,7 @@ On CUDA they are torch's own fused kernels. On CPU each is one autograd function
 memory, which there costs more than the arithmetic.
 
 Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads of this rank, Q query heads for each of
-them, D head dimension.
+them, X = Q + 2 (queries, key, value), D head dimension.
 """
 
 from __future__ import annotations
@@ -35,18 +35,13 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None]:
         """Map [S, B, H] or packed [N, 1, H] to the same shape. Megatron passes the packing under its own name."""
         qkv, _ = self.linear_qkv(hidden_states)
-        qkv_NGXD = qkv.view(-1, self.num_query_groups_per_partition, *self._group_shape)
+        groups, dim = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
+        qkv_NGXD = qkv.view(-1, groups, self.num_attention_heads_per_partition // groups + 2, dim)
         if isinstance(packed_seq_params, Packing):
             mixed = self._attend_without_cache(qkv_NGXD, packed_seq_params)
         else:
             mixed = packed_seq_params.attend(self.layer_number, qkv_NGXD)
         return cast(tuple[Tensor, Tensor | None], self.linear_proj(mixed.view(*hidden_states.shape[:2], -1)))
-
-    @property
-    def _group_shape(self) -> tuple[int, int]:
-        """(X, D): queries, key and value of one group, and the size of each."""
-        queries = self.num_attention_heads_per_partition // self.num_query_groups_per_partition
-        return queries + 2, self.hidden_size_per_attention_head
 
     def _attend_without_cache(self, qkv_NGXD: Tensor, packing: Packing) -> Tensor:
         """Attend in a pass whose gradient may be wanted; return [N, G * Q * D]."""
@@ -70,7 +65,7 @@ class GatedSilu(torch.nn.Module):
         super().__init__()
 
     def forward(self, both: Tensor) -> Tensor:
-        """`both` holds gate first, then up."""
+        """Apply it to `both`, which holds gate first, then up."""
         if not both.is_cuda:
             return cpu_kernels.gated_silu(both)
         gate, up = both.chunk(2, dim=-1)

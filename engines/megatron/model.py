@@ -31,7 +31,7 @@ class Transformer(GPTModel):  # type: ignore[misc]
     """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, where they are needed."""
 
     def forward(self, tokens_BS: Tensor, packing: Packing) -> Tensor:
-        """Hidden states, or what the next stage is given. Only the first stage looks at the tokens."""
+        """Return hidden states, or the next stage's input. Only the first stage looks at the tokens."""
         embedded = None
         if self.pre_process:
             embedded = embed(tokens_BS, self.embedding.word_embeddings.weight, self.pg_collection.tp)
@@ -76,14 +76,14 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
 
 
 def head_weight(model: Transformer) -> Tensor:
-    """The weight that the last stage multiplies hidden states with."""
+    """Return the weight that the last stage multiplies hidden states with."""
     if model.share_embeddings_and_output_weights:
         return cast(Tensor, model.shared_embedding_or_output_weight())
     return cast(Tensor, model.output_layer.weight)
 
 
 def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
-    """How many of this rank's rows of the embedding and of the output are tokens; the rest are zeros for an even split.
+    """Count this rank's rows of the embedding and of the output that are tokens; the rest are zeros for an even split.
 
     Whatever makes logits must leave the rest out.
     """
@@ -92,7 +92,7 @@ def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
 
 
 def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
-    """Megatron's settings for the Llama family, with nothing random and nothing fused that needs CUDA."""
+    """Make Megatron's settings for the Llama family, with nothing random and nothing fused that needs CUDA."""
     shape, strategy, dtype = spec.shape, groups.strategy, DTYPES[spec.dtype]
     return TransformerConfig(
         num_layers=shape.num_layers,
@@ -128,7 +128,7 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
 
 
 def _layer_spec(spec: ModelSpec) -> ModuleSpec:
-    """Megatron's layer with the pieces of `layers`."""
+    """Make Megatron's layer with the pieces of `layers`."""
     layer = get_gpt_layer_local_spec(normalization="RMSNorm")
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm

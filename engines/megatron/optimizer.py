@@ -51,7 +51,8 @@ class MainOptimizer:
             clip = min(1.0, self._spec.max_grad_norm / (norm + 1e-6))
             for part in self._chain.chained_optimizers:
                 # fused AdamW divides gradients by this on its way, which saves Megatron's own passes over them
-                part.optimizer.grad_scale = torch.tensor(weight / clip, device=_device(part.optimizer))
+                device = part.optimizer.param_groups[0]["params"][0].device
+                part.optimizer.grad_scale = torch.tensor(weight / clip, device=device)
             self._chain.step_with_ready_grads()
         return norm
 
@@ -79,7 +80,7 @@ class MainOptimizer:
                 part.optimizer.state[main] = state | {"step": torch.tensor(float(num_updates), device=main.device)}
 
     def tensors(self) -> Iterator[Tensor]:
-        """Main weights and moments (made at the first step, perhaps while another thread counts bytes: hence lists)."""
+        """Yield main weights and moments (made at the first step, perhaps while a thread counts bytes: hence lists)."""
         for part in self._chain.chained_optimizers:
             for group in part.optimizer.param_groups:
                 yield from group["params"]
@@ -87,7 +88,7 @@ class MainOptimizer:
                 yield from (value for value in list(state.values()) if isinstance(value, Tensor))
 
     def _set_rates(self) -> None:
-        """Learning rate rises linearly over the warm-up; one-dimensional weights (norms) do not decay."""
+        """Raise the learning rate linearly over the warm-up; one-dimensional weights (norms) do not decay."""
         self._steps += 1
         warm = min(1.0, self._steps / self._spec.warmup_steps) if self._spec.warmup_steps else 1.0
         for group in self._chain.param_groups:
@@ -117,8 +118,3 @@ def _overrides(spec: OptimizerSpec) -> dict[ParamKey, dict[str, float]]:
     if spec.head_lr is not None:
         overrides[ParamKey(attr="is_scalar_head")] = {"max_lr": spec.head_lr}
     return overrides
-
-
-def _device(optimizer: torch.optim.Optimizer) -> torch.device:
-    device: torch.device = optimizer.param_groups[0]["params"][0].device
-    return device

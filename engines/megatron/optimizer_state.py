@@ -17,7 +17,7 @@ MOMENTS: tuple[StateKind, ...] = ("exp_avg", "exp_avg_sq")
 
 
 def state_parts(optimizer: Any, shards: Mapping[str, Shard]) -> Iterator[StatePart]:
-    """What a Megatron DistributedOptimizer holds on this rank, as flat views into its own tensors."""
+    """Yield what a Megatron DistributedOptimizer holds on this rank, as flat views into its own tensors."""
     for parameter, (group, place) in optimizer.model_param_group_index_map.items():
         main = optimizer.optimizer.param_groups[group]["params"][place]
         state = optimizer.optimizer.state.get(main, {})
@@ -30,7 +30,7 @@ def state_parts(optimizer: Any, shards: Mapping[str, Shard]) -> Iterator[StatePa
 
 
 def _pieces(parameter: Tensor, start: int, stop: int, shards: Mapping[str, Shard]) -> Iterator[tuple[str, Region, int]]:
-    """The regions that elements `start` to `stop` of a parameter are, each with its place in that range.
+    """Yield the regions that elements `start` to `stop` of a parameter are, each with its place in that range.
 
     Found by where the shards' views lie in the parameter's storage, so whatever is fused comes apart.
     """
@@ -49,7 +49,7 @@ def _pieces(parameter: Tensor, start: int, stop: int, shards: Mapping[str, Shard
 
 
 def _runs(view: Tensor) -> Iterator[tuple[int, int]]:
-    """The stretches of storage behind a view, in its row-major order: where each begins, and how many elements."""
+    """Yield the stretches of storage behind a view, in its row-major order: the begin of each, and its elements."""
     if view.is_contiguous():
         yield int(view.storage_offset()), view.numel()
         return
@@ -58,6 +58,6 @@ def _runs(view: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def _identity(tensor: Tensor) -> int:
-    """Of a tensor's storage; holds while it is emptied too."""
+    """Identify a tensor's storage, also while it is emptied."""
     identity: int = tensor.untyped_storage()._cdata
     return identity

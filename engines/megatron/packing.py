@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where each token of right-padded rows is among the packed ones.
+    """Places of the tokens of right-padded rows among the packed ones.
 
     The last `filler` of the packed tokens are copies of the first, that nothing is read from: a pipeline sends tensors
     of one shape only.
@@ -46,7 +46,7 @@ class Packing:
         )
 
     def pack(self, padded: Tensor) -> Tensor:
-        """[S, B, ...] to [N, ...]."""
+        """Map [S, B, ...] to [N, ...]."""
         flat = padded.flatten(0, 1)
         if self._is_view:
             return flat
@@ -54,7 +54,7 @@ class Packing:
         return apply(flat, self)
 
     def spread(self, packed: Tensor) -> Tensor:
-        """[N, ...] to [S, B, ...]; padding holds anything, and its gradient is dropped."""
+        """Map [N, ...] to [S, B, ...]; padding holds anything, and its gradient is dropped."""
         shape = (*self.place_SB.shape, *packed.shape[1:])
         if self._is_view:
             return packed.view(shape)

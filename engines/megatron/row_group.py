@@ -18,7 +18,7 @@ from prefect_rlhf.placement.engine_constants import PASS_TOKENS
 
 
 class RowGroup:
-    """`rows` are the rows' positions in the call. Row i of those that go on is in slot i of the cache."""
+    """A group of rows: `rows` are their positions in the call. Row i of those that go on is in slot i of the cache."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RowGroup:
 
     @property
     def size(self) -> int:
-        """B: the number of rows that go on."""
+        """The number B of rows that go on."""
         return len(self._going_B)
 
     @property
@@ -50,7 +50,7 @@ class RowGroup:
         return self.rows[self._going_B.cpu()]
 
     def prefills(self, rotary: Rotary) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
-        """Tokens [1, N], the pass over them and the place of each prompt's last token; few enough rows at a time."""
+        """Yield tokens [1, N], the pass over them and the place of each prompt's last token, some rows at a time."""
         longest = max(len(prompt) for prompt in self._prompts)
         count = max(1, PASS_TOKENS // longest)
         for slot in range(0, len(self._prompts), count):
@@ -61,7 +61,7 @@ class RowGroup:
             yield padded_SB.flatten()[prefill.packing.token_N][None], prefill, last_B
 
     def decode(self, rotary: Rotary) -> tuple[Tensor, Decode]:
-        """The newest tokens [B, 1], and the pass over them."""
+        """Return the newest tokens [B, 1], and the pass over them."""
         newest = self.num_steps - 1
         positions_B = self._lengths_R[self._going_B] + newest
         num_places = max(len(prompt) for prompt in self._prompts) + newest + 1
@@ -79,7 +79,7 @@ class RowGroup:
             self._leave(torch.isin(tokens_B, self._ends))
 
     def responses(self) -> Iterator[tuple[int, list[int], list[float]]]:
-        """(row's position in the call, tokens, log-probabilities) of every row."""
+        """Yield (position in the call, tokens, log-probabilities) of every row."""
         counts, tokens, logprobs = self._num_tokens_R.tolist(), self._tokens_RT.tolist(), self._logprobs_RT.tolist()
         for index, row in enumerate(self.rows.tolist()):
             yield row, tokens[index][: counts[index]], logprobs[index][: counts[index]]

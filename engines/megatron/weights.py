@@ -19,7 +19,7 @@ from prefect_rlhf.placement.model import ModelSpec
 
 
 def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Shard]:
-    """Every parameter this rank holds. Views stay valid until the model's storage moves."""
+    """Return every parameter this rank holds. Views stay valid until the model's storage moves."""
     return dict(_shards(model, spec, groups))
 
 
@@ -53,7 +53,7 @@ def _shards(model: Transformer, spec: ModelSpec, groups: Groups) -> Iterator[tup
 
 
 def _vocabulary(name: str, weight: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
-    """The rows that are tokens; nothing where all of them are padding."""
+    """Yield the rows that are tokens; nothing where all of them are padding."""
     start, stop = vocabulary_rows(spec, "megatron", groups.strategy.tp, groups.coordinate.tp)
     if start < stop:
         yield name, Shard(((start, stop), (0, weight.shape[1])), weight.detach()[: stop - start])
@@ -72,7 +72,7 @@ def _layer_shards(layer: torch.nn.Module, spec: ModelSpec, groups: Groups) -> It
 
 
 def _attention_shards(qkv: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
-    """Queries, keys and values out of the fused weight: [groups, rows of one group, hidden] sliced by rows."""
+    """Yield queries, keys and values out of the fused weight: [groups, rows of one group, hidden] sliced by rows."""
     shape = spec.shape
     per_group = shape.num_attention_heads // shape.num_kv_heads * shape.head_dim
     grouped = qkv.detach().view(-1, per_group + 2 * shape.head_dim, shape.hidden_size)
@@ -83,7 +83,7 @@ def _attention_shards(qkv: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[
 
 
 def _split(weight: Tensor, axis: int, groups: Groups) -> Shard:
-    """The part of a weight that is split evenly over tp along `axis`."""
+    """Return the part of a weight that is split evenly over tp along `axis`."""
     start = groups.coordinate.tp * weight.shape[axis]
     held = (start, start + weight.shape[axis])
     region = tuple(held if a == axis else (0, size) for a, size in enumerate(weight.shape))

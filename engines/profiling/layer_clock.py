@@ -1,4 +1,4 @@
-"""When passes are inside a model's layers, seen by hooks around a real engine's calls."""
+"""A clock of the passes inside a model's layers, by hooks around a real engine's calls."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class LayerClock:
-    """`forwards` and `backwards` are (start, end) of each pass through all layers, in seconds of `now`."""
+    """Times of passes: `forwards` and `backwards` are (start, end) of each through all layers, in seconds of `now`."""
 
     forwards: list[tuple[float, float]] = field(default_factory=list)
     backwards: list[tuple[float, float]] = field(default_factory=list)
     _entered: float = 0.0
 
     def enter(self, _: Any, positional: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        """Before the first layer."""
+        """Stamp the pass before the first layer."""
         for hidden in _tensors([*positional, *named.values()]):
             if hidden.requires_grad:  # its gradient is the last thing that a backward through the layers makes
                 hidden.register_hook(self._leave_backward)  # type: ignore[no-untyped-call]  # torch's
         self._entered = now()
 
     def leave(self, _: Any, __: Any, output: Any) -> None:
-        """After the last layer."""
+        """Stamp the pass after the last layer."""
         self.forwards.append((self._entered, now()))
         for hidden in _tensors(output if isinstance(output, tuple) else [output]):
             if hidden.requires_grad:
@@ -57,7 +57,7 @@ def clocked(layers: Sequence[torch.nn.Module]) -> Iterator[LayerClock]:
 
 
 def now() -> float:
-    """Seconds, once the device has done what it was given."""
+    """Return seconds, once the device has done what it was given."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -40,7 +40,7 @@ STEPS = 6  # of decoding, of which the first is the prefill's
 
 @dataclass(frozen=True, slots=True)
 class PassSeconds:
-    """Of one call of an engine: until its first layer, in the layers, what follows them.
+    """Seconds of one call of an engine: until its first layer, in the layers, and in what follows them.
 
     `ends` follows a forward: the head, of a generation the choice of tokens and all until the next pass. A generation
     has `decode`, of one step, and a train_step `backward`, both in the layers; `after` is until the call returns.
@@ -56,7 +56,7 @@ class PassSeconds:
 
 @final
 class ProfilingRank:
-    """What rlhf/profile asks of a rank. Methods are called on all ranks at once, unless they say otherwise."""
+    """A rank as rlhf/profile uses it. Methods are called on all ranks at once, unless they say otherwise."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -73,16 +73,16 @@ class ProfilingRank:
         write_folder(model.path, model, tensors, Path(model.path))
 
     def build(self, command: BuildCommand) -> RankReport:
-        """As a run builds it."""
+        """Build as a run does."""
         return self._work.build(command)
 
     def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int) -> PassSeconds:
-        """Log-probabilities of rows of which the second half is the response."""
+        """Time log-probabilities of rows of which the second half is the response."""
         engine = cast(TrainingEngine, self._engines[instance])
         return self._timed(engine, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats)
 
     def train(self, instance: ModelInstance, rows: int, length: int, repeats: int) -> PassSeconds:
-        """One optimizer step over one micro-batch of such rows."""
+        """Time one optimizer step over one micro-batch of such rows."""
         engine = cast(TrainingEngine, self._engines[instance])
 
         def step() -> None:
@@ -93,7 +93,7 @@ class ProfilingRank:
         return self._timed(engine, step, repeats)
 
     def generate(self, instance: ModelInstance, rows: int, context: int, repeats: int) -> PassSeconds:
-        """A few tokens after prompts that fill most of the context."""
+        """Time a few tokens after prompts that fill most of the context."""
         engine = cast(GenerationEngine, self._engines[instance])
         sampling = SamplingSettings(STEPS, stop_at_eos=False)
 
@@ -104,47 +104,47 @@ class ProfilingRank:
         return self._timed(engine, call, repeats)
 
     def repack(self, instance: ModelInstance) -> float:
-        """How much longer a generation takes that is the first one after weights were written."""
+        """Measure how much longer the first generation takes after weights were written."""
         engine = self._engines[instance]
         sampling = SamplingSettings(1, stop_at_eos=False)
 
-        def once() -> float:
+        def generate_once() -> float:
             began = now()
             engine.generate(_tokens(1, 4).tolist(), sampling, [0])
             return now() - began
 
-        once()
-        usual = min(once(), once())
+        generate_once()  # warms up
+        packed = min(generate_once(), generate_once())
         engine.weights_written()
-        return max(0.0, once() - usual)
+        return max(0.0, generate_once() - packed)
 
     def reallocate(self, command: MoveWeightsCommand) -> RankReport:
-        """As a run moves weights; alone of these methods it may be called on some ranks only."""
+        """Move weights as a run does; alone of these methods it may be called on some ranks only."""
         return self._work.reallocate(command)
 
     def offload(self, instance: ModelInstance) -> RankReport:
-        """As a run offloads."""
+        """Offload as a run does."""
         self._together()
         return self._work.offload(instance)
 
     def reload(self, instance: ModelInstance) -> RankReport:
-        """As a run reloads."""
+        """Reload as a run does."""
         self._together()
         return self._work.reload(instance)
 
     def send(self, num_bytes: int, repeats: int) -> float:
-        """Seconds to send so many bytes to the next rank while as many come from the one before."""
+        """Measure seconds to send so many bytes to the next rank while as many come from the one before."""
         outgoing, incoming = _bytes(num_bytes), _bytes(num_bytes)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         return self._median(lambda: send_receive({after: [outgoing]}, {before: [incoming]}), repeats)
 
     def all_reduce(self, num_bytes: int, size: int, repeats: int) -> float:
-        """Seconds to add up so many bytes of bfloat16 over each `size` consecutive ranks."""
+        """Measure seconds to add up so many bytes of bfloat16 over each `size` consecutive ranks."""
         group, values = self._group(size), torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=_device())
         return self._median(lambda: dist.all_reduce(values, group=group), repeats)
 
     def share(self, num_elements: int, size: int, repeats: int) -> float:
-        """Seconds to sum float32 gradients over `size` replicas, each its share, and to gather bfloat16 weights."""
+        """Measure seconds to sum float32 gradients over `size` replicas by shares, and to gather bfloat16 weights."""
         from prefect_rlhf.engines.megatron.cpu.gradient_buffers import gather_shares, sum_shares
 
         group = self._group(size)
@@ -162,17 +162,17 @@ class ProfilingRank:
         return built
 
     def _timed(self, engine: Any, call: Callable[[], object], repeats: int) -> PassSeconds:
-        """Medians over calls after the first, which warms up."""
-        found = []
+        """Return medians over calls after the first, which warms up."""
+        calls = []
         for _ in range(repeats + 1):
             self._together()
             with clocked(engine.layers) as clock:
                 began = now()
                 call()
                 ended = now()
-            found.append(_parts(began, ended, clock.forwards, clock.backwards))
+            calls.append(_parts(began, ended, clock.forwards, clock.backwards))
         names = PassSeconds.__dataclass_fields__
-        return PassSeconds(**{name: median(getattr(one, name) for one in found[1:]) for name in names})
+        return PassSeconds(**{name: median(getattr(seconds, name) for seconds in calls[1:]) for name in names})
 
     def _median(self, call: Callable[[], object], repeats: int) -> float:
         seconds = []
@@ -189,13 +189,13 @@ class ProfilingRank:
             dist.barrier()
 
     def _group(self, size: int) -> dist.ProcessGroup:
-        """This rank's group among those of `size` consecutive ranks."""
+        """Return this rank's group among those of `size` consecutive ranks."""
         if size not in self._groups:
             for first in range(0, self.size, size):
                 members = list(range(first, min(first + size, self.size)))
-                made = dist.new_group(members)  # of all ranks: every one of them makes every group
+                group = dist.new_group(members)  # of all ranks: each of them makes each group
                 if self.rank in members:
-                    self._groups[size] = made
+                    self._groups[size] = group
         return self._groups[size]
 
 
@@ -207,7 +207,7 @@ def summed_logprobs(output: Tensor, batch: Mapping[str, Tensor]) -> LossTerms:
 def _parts(
     began: float, ended: float, forwards: Sequence[tuple[float, float]], backwards: Sequence[tuple[float, float]]
 ) -> PassSeconds:
-    """What a call's seconds went to. Raises EngineFailed when no pass went through its layers."""
+    """Split a call's seconds. Raises EngineFailed when no pass went through its layers."""
     if not forwards:
         raise EngineFailed("no pass went through the layers that are timed")
     (first, left), steps = forwards[0], forwards[1:]
@@ -226,7 +226,7 @@ def _sequences(rows: int, length: int) -> Sequences:
 
 
 def _tokens(rows: int, length: int) -> Tensor:
-    """Other ones each time, so that no cache of prefixes knows them."""
+    """Draw other tokens each time, so that no cache of prefixes knows them."""
     return torch.randint(3, 32, (rows, length))
 
 

@@ -1,4 +1,4 @@
-"""Rows from rank to rank: each pair of ranks exchanges one header and then, for each number format, one payload.
+"""Exchange of rows between ranks: each pair sends one header and then, for each number format, one payload.
 
 How long rows are is known only where they are, so all headers go before all payloads.
 """
@@ -23,7 +23,10 @@ def exchange_rows(store: RowStore, command: TransferCommand, rank: int) -> int:
     """Do this rank's part of `command`; return the bytes received. Collective over the ranks it names."""
     sent = _by_peer((t.target, t) for t in command.transfers if t.source == rank)
     received = _by_peer((t.source, t) for t in command.transfers if t.target == rank)
-    outgoing = {peer: _Packet.pack(_rows(store, command.step, transfers)) for peer, transfers in sent.items()}
+    outgoing = {
+        peer: _Packet.pack([row for t in ts for key in t.keys for row in store.get(command.step, t.call, key, t.rows)])
+        for peer, ts in sent.items()
+    }
     headers = {peer: torch.empty(len(_names(transfers)), 2).long() for peer, transfers in received.items()}
     send_receive(
         {peer: [packet.header] for peer, packet in outgoing.items()}, {peer: [h] for peer, h in headers.items()}
@@ -59,14 +62,14 @@ class _Packet:
 
     @classmethod
     def empty(cls, header: Tensor) -> _Packet:
-        """Room for what `header` announces."""
+        """Make room for what `header` announces."""
         lengths, formats = header[:, 0], header[:, 1]
         numels = torch.where(lengths == _SCALAR, 1, lengths)
         used = sorted(set(formats.tolist()))
         return cls(header, tuple(torch.empty(int(numels[formats == i].sum()), dtype=_DTYPES[i]) for i in used))
 
     def unpack(self) -> Iterator[Tensor]:
-        """The rows, as copies of their own, so that a payload does not outlive the last of its rows in the store."""
+        """Yield copies of the rows, so that a payload does not outlive the last of its rows in the store."""
         rest = {payload.dtype: payload for payload in self.payloads}
         for length, format_ in self.header.tolist():
             dtype, numel = _DTYPES[format_], 1 if length == _SCALAR else length
@@ -75,16 +78,12 @@ class _Packet:
 
 
 def _by_peer(pairs: Iterator[tuple[int, RowTransfer]]) -> dict[int, list[RowTransfer]]:
-    found: dict[int, list[RowTransfer]] = {}
+    by_peer: dict[int, list[RowTransfer]] = {}
     for peer, transfer in pairs:
-        found.setdefault(peer, []).append(transfer)
-    return found
+        by_peer.setdefault(peer, []).append(transfer)
+    return by_peer
 
 
 def _names(transfers: Sequence[RowTransfer]) -> list[tuple[str, str, int]]:
-    """(call, key, row) of every row transferred, in the order both ends pack and unpack."""
+    """Name (call, key, row) of every row transferred, in the order both ends pack and unpack."""
     return [(t.call, key, row) for t in transfers for key in t.keys for row in t.rows]
-
-
-def _rows(store: RowStore, step: int, transfers: Sequence[RowTransfer]) -> list[Tensor]:
-    return [row for t in transfers for key in t.keys for row in store.get(step, t.call, key, t.rows)]

@@ -1,4 +1,4 @@
-"""What a call reads: for each of its ports the rows' columns, from the store or from a dataset."""
+"""Inputs of a call: for each of its ports the rows' columns, from the store or from a dataset."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ class CallInputs:
 
     @property
     def batches(self) -> list[Batch]:
-        """One Batch per port: a computation's positional arguments."""
+        """A Batch per port: a computation's positional arguments."""
         return [Batch(columns) for columns in self.columns]
 
     def first(self, key: str) -> Column | None:
-        """The column of the first port that has it."""
+        """Return the column of the first port that has it."""
         return next((columns[key] for columns in self.columns if key in columns), None)
 
     def response_lengths(self) -> list[int] | None:
-        """The number of response tokens of each row, where some port has the tokens."""
+        """Count the response tokens of each row, where some port has the tokens."""
         tokens, prompt_lengths = self.first("tokens"), self.first("prompt_length")
         if tokens is None or prompt_lengths is None:
             return None
         return [len(row) - int(prompt) for row, prompt in zip(tokens, prompt_lengths, strict=True)]
 
     def sequences(self, doing: str) -> Sequences:
-        """The rows' tokens, padded; zeros for what this rank's stage does not use.
+        """Return the rows' tokens, padded; zeros for what this rank's stage does not use.
 
         Raises RowsMissing when it uses tokens or prompt_length and no port has them.
         """
@@ -61,7 +61,7 @@ class CallInputs:
         return self.keys is None or key in self.keys
 
     def training_batch(self, sequences: Sequences) -> dict[str, Tensor]:
-        """What a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`.
+        """Make what a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`.
 
         Empty on the stages that have no loss.
         """
@@ -75,7 +75,7 @@ class CallInputs:
         return batch | {"mask": sequences.response_mask_BT()}
 
     def lengths_of(self, column: Tensor) -> list[int]:
-        """How long each row of a computed, padded column is: as long as its response, or as a column just as wide."""
+        """Return the length of each row of a computed, padded column: its response's, or of a column just as wide."""
         if column.dim() == 1:
             return [1] * len(column)
         candidates = [self.response_lengths() or []]
@@ -87,21 +87,20 @@ class CallInputs:
 
 def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> CallInputs:
     """Collect what `command.call` reads of `command.rows` on this rank."""
-    columns = [_read(port, command, store, datasets) for port in command.call.inputs]
+    columns: list[dict[str, Column]] = []
+    for port in command.call.inputs:
+        keys = [key for key in port.keys if command.keys is None or key in command.keys]
+        if port.source in datasets:
+            rows = datasets[port.source].read(command.row_ids)
+            columns.append({key: [torch.as_tensor(value) for value in rows[key]] for key in keys})
+        else:
+            columns.append({key: store.get(command.step, port.source, key, command.rows) for key in keys})
     return CallInputs(command.call.inputs, tuple(columns), command.lengths, command.keys)
 
 
 def read_prompts(command: CallCommand, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
-    """The prompt of each row of a generate, as token ids. Raises RowsMissing when no port is an open dataset."""
+    """Read the prompt of each row of a generate, as token ids. Raises RowsMissing when no port is an open dataset."""
     source = next((datasets[port.source] for port in command.call.inputs if port.source in datasets), None)
     if source is None:
         raise RowsMissing(f"{command.doing}: none of its inputs is a dataset that is open on this rank")
     return source.read(command.row_ids)["prompt_tokens"]
-
-
-def _read(port: Port, command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> dict[str, Column]:
-    keys = [key for key in port.keys if command.keys is None or key in command.keys]
-    if port.source not in datasets:
-        return {key: store.get(command.step, port.source, key, command.rows) for key in keys}
-    found = datasets[port.source].read(command.row_ids)
-    return {key: [torch.as_tensor(value) for value in found[key]] for key in keys}

@@ -35,7 +35,7 @@ class LoadedModel:
         return whole
 
     def digest(self) -> Digest:
-        """The whole digest of the weights as they are now."""
+        """Return the whole digest of the weights as they are now."""
         return digest(self.engine.weights(), self._factors)
 
     def offload(self, part: OffloadPart) -> int:
@@ -69,7 +69,7 @@ class LoadedModel:
             raise StaleWeights(f"{doing}: {name} is labelled v{self.version}, {content}")
 
     def take_fingerprint_seconds(self) -> float:
-        """Seconds spent on fingerprints since this was last asked."""
+        """Return the seconds spent on fingerprints since the last call of this."""
         seconds, self._fingerprint_seconds = self._fingerprint_seconds, 0.0
         return seconds
 

@@ -63,7 +63,7 @@ def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
 
 
 class Rank:
-    """One rank process's models and rows, and what can be done with them. Methods that do work return a RankReport."""
+    """The models and rows of one rank process, and the work done on them. Methods that do work return a RankReport."""
 
     def __init__(
         self, rank: int, size: int, engine_factory: Callable[[BuildCommand, int], Engine] = build_engine
@@ -209,7 +209,7 @@ class Rank:
         self._states |= {name: decode(state) for name, state in states.items()}
 
     def _model_of(self, command: CallCommand, part: OffloadPart | None = None) -> LoadedModel:
-        """The call's model, once its weights are those that the call reads and `part` is on the device."""
+        """Return the call's model, once its weights are those that the call reads and `part` is on the device."""
         assert command.instance is not None  # only compute has none
         model = self._model(command.instance, command.doing)
         model.require(command.reads, command.doing, part)
@@ -229,7 +229,7 @@ class Rank:
     def _report(
         self, began: float, *models: LoadedModel, command: CallCommand | TransferCommand | None = None
     ) -> RankReport:
-        """Time and memory of work with some models; the rows that nobody on this rank uses after it are freed first."""
+        """Report time and memory of work with some models, once the rows that the command frees are gone."""
         if command is not None:
             self.store.free(command.step, command.frees)
         return RankReport(

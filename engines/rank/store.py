@@ -1,4 +1,4 @@
-"""The rows a rank holds: what calls made, by step, call and key, until the last node that uses them here has run."""
+"""A rank's rows: what calls made, by step, call and key, until the last node that uses them on this rank has run."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class RowStore:
         self._rows: dict[int, dict[tuple[str, str], dict[int, Tensor]]] = defaultdict(lambda: defaultdict(dict))
 
     def put(self, step: int, call: str, key: str, rows: Mapping[int, Tensor]) -> None:
-        """Keep rows, beside those of the same key that are here already."""
+        """Keep rows, beside those of the same key that are kept already."""
         self._rows[step][call, key].update(rows)
 
     def get(self, step: int, call: str, key: str, rows: Sequence[int]) -> list[Tensor]:
-        """The rows asked for, in that order. Raises RowsMissing."""
+        """Return the rows asked for, in that order. Raises RowsMissing."""
         held = self._rows.get(step, {}).get((call, key), {})
         missing = [row for row in rows if row not in held]
         if missing:
-            known = ", ".join(f"{name}.{key}" for name, key in self.keys(step)) or "nothing"
-            raise RowsMissing(f"{call}.{key} of step {step}: row {missing[0]} is not on this rank, which holds {known}")
+            keys = ", ".join(f"{name}.{key}" for name, key in self.keys(step)) or "nothing"
+            raise RowsMissing(f"{call}.{key} of step {step}: row {missing[0]} is not on this rank, which holds {keys}")
         return [held[row] for row in rows]
 
     def keys(self, step: int) -> tuple[tuple[str, str], ...]:
-        """(call, key) of what is held of a step."""
+        """Name (call, key) of what is held of a step."""
         return tuple(self._rows.get(step, {}))
 
     def free(self, step: int, keys: Iterable[tuple[str, str]]) -> None:

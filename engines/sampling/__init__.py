@@ -1,1 +1,1 @@
-"""How a token is drawn, from which seed, and when a response ends: one rule for every engine."""
+"""Drawing tokens: the sampler, the seeds and the ends of responses, one rule for every engine."""

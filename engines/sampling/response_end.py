@@ -1,4 +1,4 @@
-"""When a response ends: at which tokens, and after how many; the same for every engine that generates."""
+"""The end of a response: at which tokens, and after how many; the same for every engine that generates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 
 def end_tokens(path: str) -> tuple[int, ...]:
-    """The end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json."""
+    """Read the end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json."""
     for name in ("generation_config.json", "config.json"):
         file = Path(path, name)
         ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None

@@ -1,4 +1,4 @@
-"""How a token is taken from logits: one rule for every engine that generates, in two passes over the vocabulary.
+"""Taking a token from logits: one rule for every engine that generates, in two passes over the vocabulary.
 
 A sampled token is where a number from the row's own random stream falls in the row's cumulative distribution; the k-th
 token of a response takes the stream's k-th number, whatever the row is batched with and wherever it runs.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  as everybody calls it
 
-_BLOCK = 256
+SUMMED_TOGETHER = 256  # tokens of a block
 
 
 def choose(
@@ -23,7 +23,7 @@ def choose(
     temperature_B1: Tensor | float = 1.0,
     top_p_B1: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [B] and their log-probabilities [B] (float32) under the distribution they are taken from.
+    """Take tokens [B]; return them and their log-probabilities [B] (float32) in the distribution they are taken from.
 
     Without uniforms the choice is greedy, from the model's own distribution: temperature and top_p play no part.
 
@@ -41,24 +41,24 @@ def choose(
 
 
 def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """The tokens at the uniforms' places in the cumulative distributions: first the block, then inside it.
+    """Find the tokens at the uniforms' places in the cumulative distributions: first the block, then inside it.
 
     >>> draw(torch.tensor([[0.25, 0.0, 0.75]] * 3), torch.tensor([0.2, 0.25, 0.999])).tolist()
     [0, 2, 2]
     """
-    num_missing = -probs_BV.shape[1] % _BLOCK
+    num_missing = -probs_BV.shape[1] % SUMMED_TOGETHER
     if num_missing:  # padding copies even when it adds nothing
         probs_BV = F.pad(probs_BV, (0, num_missing))
-    probs_BNK = probs_BV.view(len(probs_BV), -1, _BLOCK)
+    probs_BNK = probs_BV.view(len(probs_BV), -1, SUMMED_TOGETHER)
     sums_BN = probs_BNK.sum(-1).double()
     blocks_B, rest_B = _find(sums_BN, uniforms_B * sums_BN.sum(-1))
     inside_BK = probs_BNK[torch.arange(len(blocks_B), device=blocks_B.device), blocks_B].double()
     places_B, _ = _find(inside_BK, rest_B)
-    return blocks_B * _BLOCK + places_B
+    return blocks_B * SUMMED_TOGETHER + places_B
 
 
 def nucleus(logits_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
-    """The logits with minus infinity for all but the fewest likeliest tokens that together have `top_p`.
+    """Return the logits with minus infinity for all but the fewest likeliest tokens that together have `top_p`.
 
     Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, section 3.1.
 
@@ -73,12 +73,12 @@ def nucleus(logits_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
 
 
 def row_stream(seed: int) -> torch.Generator:
-    """The random stream of one row, on the host whatever the device."""
+    """Return the random stream of one row, on the host whatever the device."""
     return torch.Generator().manual_seed(stream_seed(seed))
 
 
 def stream_seed(seed: int) -> int:
-    """The seed as torch's generators take it: they know no more than 63 bits.
+    """Return the seed as torch's generators take it: they know no more than 63 bits.
 
     >>> stream_seed(-1) == stream_seed(2**63 - 1)
     True
@@ -87,24 +87,24 @@ def stream_seed(seed: int) -> int:
 
 
 def uniforms(seeds: Sequence[int], num_tokens: int) -> Tensor:
-    """[B, T]: the first numbers in [0, 1) of each row's stream."""
+    """Return [B, T], the first numbers in [0, 1) of each row's stream."""
     if not seeds:
         return torch.empty(0, num_tokens, dtype=torch.float64)
     return torch.stack([torch.rand(num_tokens, dtype=torch.float64, generator=row_stream(seed)) for seed in seeds])
 
 
 def _find(weights_BN: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
-    """The first index at which the running sum exceeds the target (so its weight is not 0), and what is left there."""
+    """Find the first index at which the running sum exceeds the target (so its weight is not 0), and what is left."""
     ends_BN = weights_BN.cumsum(-1)
     last_B = ends_BN[:, -1]
     targets_B = torch.minimum(targets_B, torch.nextafter(last_B, torch.zeros_like(last_B)))  # rounding may pass the end
-    found_B1 = torch.searchsorted(ends_BN, targets_B[:, None], right=True)
-    starts_B1 = ends_BN.gather(1, found_B1) - weights_BN.gather(1, found_B1)
-    return found_B1[:, 0], (targets_B - starts_B1[:, 0]).clamp_min(0)
+    index_B1 = torch.searchsorted(ends_BN, targets_B[:, None], right=True)
+    starts_B1 = ends_BN.gather(1, index_B1) - weights_BN.gather(1, index_B1)
+    return index_B1[:, 0], (targets_B - starts_B1[:, 0]).clamp_min(0)
 
 
 def _filtered(logits_BV: Tensor, temperature_B1: Tensor | float, top_p_B1: Tensor | float) -> Tensor:
-    """Logits of the distribution to sample from."""
+    """Return the logits of the distribution to sample from."""
     if not _is_one(temperature_B1):
         logits_BV = logits_BV.float() / temperature_B1
     return logits_BV if _is_one(top_p_B1) else nucleus(logits_BV.float(), top_p_B1)

@@ -1,4 +1,4 @@
-"""Randomness by meaning: what a row is drawn with depends on what it is, never on where it runs."""
+"""Seeds by meaning: the numbers a row is drawn with depend on what it is, never on where it runs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from prefect_rlhf.engines.commands import CallCommand
 
 
 def row_seeds(command: CallCommand) -> list[int]:
-    """A seed of 63 bits for each row of a generate: from the run's seed, the step, the dataset's row and the sample."""
-    samples = (row % command.samples_per_prompt for row in command.rows)
-    rows = zip(command.row_ids, samples, strict=True)
-    return [_seed(command.seed, command.step, row_id, sample) for row_id, sample in rows]
-
-
-def _seed(*meaning: int) -> int:
-    digest = blake2b(" ".join(map(str, meaning)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    """Return a seed of 63 bits for each row of a generate: from run's seed, step, the dataset's row and sample."""
+    seeds = []
+    for row, row_id in zip(command.rows, command.row_ids, strict=True):
+        meaning = command.seed, command.step, row_id, row % command.samples_per_prompt
+        digest = blake2b(" ".join(map(str, meaning)).encode(), digest_size=8).digest()
+        seeds.append(int.from_bytes(digest, "little") >> 1)
+    return seeds

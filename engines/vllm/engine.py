@@ -50,8 +50,8 @@ class VllmEngine:
         self._shards = shards(self._runner.get_model())
         _check_layout(self._shards, command, rank)
         self._cpu = None if torch.cuda.is_available() else CpuKernels(self._runner)
-        self._parked: OffloadedTensors | None = None  # what has left device memory, on CPU
-        self._asleep_bytes = 0  # what has left device memory, on CUDA
+        self._offloaded: OffloadedTensors | None = None  # on CPU
+        self._asleep_bytes = 0  # offloaded, on CUDA
         self._load(command.model.path, command.model.role)
 
     def weights(self) -> Mapping[str, Shard]:
@@ -92,9 +92,11 @@ class VllmEngine:
             for name, prompt, seed in zip(names, prompts, seeds, strict=True):
                 parameters = sampling_parameters(sampling, seed, self._end_tokens)
                 self._llm.add_request(name, tokens_input(list(prompt)), parameters)
-            finished = {output.request_id: output.outputs[0] for output in self._run()}
-        answers = [finished[name] for name in names]
-        return Generated([list(a.token_ids) for a in answers], [list(a.logprobs.logprobs) for a in answers])
+            finished: dict[str, Any] = {}
+            while self._llm.has_unfinished_requests():
+                finished |= {output.request_id: output.outputs[0] for output in self._llm.step()}
+        responses = [finished[name] for name in names]
+        return Generated([list(r.token_ids) for r in responses], [list(r.logprobs.logprobs) for r in responses])
 
     def device_bytes(self) -> int:
         """Bytes of weights, packed weights and key-value cache on the device now."""
@@ -106,7 +108,7 @@ class VllmEngine:
     def offload(self, part: OffloadPart = "all") -> int:
         """Move the weights to host memory and drop packed copies and key-value cache; return the bytes freed."""
         self._check_part(part)
-        if self._parked is not None or self._asleep_bytes:
+        if self._offloaded is not None or self._asleep_bytes:
             return 0
         freed = self.device_bytes()
         if self._cpu is None:
@@ -115,15 +117,15 @@ class VllmEngine:
             self._asleep_bytes = freed
         else:
             self._cpu.drop()
-            self._parked = OffloadedTensors(self._kept(), self._runner.kv_caches)
+            self._offloaded = OffloadedTensors(self._kept(), self._runner.kv_caches)
         return freed
 
     def reload(self, part: OffloadPart = "all") -> int:
         """Bring the weights back, with an empty key-value cache; return the bytes."""
         self._check_part(part)
-        if self._parked is not None:
-            self._parked.restore()
-            self._parked = None
+        if self._offloaded is not None:
+            self._offloaded.restore()
+            self._offloaded = None
         elif self._asleep_bytes:
             with self._group.entered():
                 self._llm.wake_up()
@@ -146,13 +148,6 @@ class VllmEngine:
                 shard.view.copy_(tensors.read(name, shard.region))
         self.weights_written()
 
-    def _run(self) -> list[Any]:
-        """Step until every request is finished; their outputs."""
-        outputs: list[Any] = []
-        while self._llm.has_unfinished_requests():
-            outputs += self._llm.step()
-        return outputs
-
     def _kept(self) -> list[Tensor]:
         """Parameters, and buffers such as rotary tables."""
         model = self._runner.get_model()
@@ -160,14 +155,14 @@ class VllmEngine:
 
 
 def _tensor_parallel_ranks(command: BuildCommand, rank: int) -> tuple[int, ...]:
-    """This rank's replica: tp varies fastest over the command's ranks."""
+    """Return this rank's replica: tp varies fastest over the command's ranks."""
     tp = command.instance.strategy.tp
     start = command.ranks.index(rank) // tp * tp
     return command.ranks[start : start + tp]
 
 
 def _check_layout(held: Mapping[str, Shard], command: BuildCommand, rank: int) -> None:
-    """What vLLM put on this rank must be what the command says, or weights would be sent to the wrong place."""
+    """Raise InvalidInput unless vLLM put on this rank what the command says: weights would go to the wrong place."""
     for name, region in command.layout.of_rank(rank).items():
         seen = held[name].region if name in held else None
         if seen != region:

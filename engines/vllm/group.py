@@ -26,7 +26,7 @@ from vllm.distributed import parallel_state
 from vllm.model_executor.layers import utils as vllm_layers
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
-from prefect_rlhf.engines.process_groups import name_groups_by_members
+from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members
 
 _GLOBALS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
 _ENTERED = threading.RLock()  # those globals are the process's: copies to the host wait while another engine generates
@@ -41,7 +41,7 @@ class RankGroup:
     """
 
     def __init__(self, ranks: Sequence[int], rank: int) -> None:
-        _ensure_world()
+        ensure_world()
         self.ranks = tuple(ranks)
         self.index = self.ranks.index(rank)
         self.ident = _agree_on_ident(self.ranks, rank)
@@ -128,13 +128,6 @@ def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
     vars(layer)["cpu_linear"] = torch.nn.functional.linear
 
 
-def _ensure_world() -> None:
-    """A process alone needs a world too, which touches no network."""
-    if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-
-
 def _agree_on_ident(ranks: tuple[int, ...], rank: int) -> str:
     """Agree through the world's store, which also counts how often each rank has built on these ranks."""
     store = distributed_c10d._get_default_store()
@@ -158,7 +151,7 @@ def _random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def _threads_kept() -> Iterator[None]:
-    """vLLM's CPU worker replaces `torch.set_num_threads` by nothing."""
+    """Restore `torch.set_num_threads`, which vLLM's CPU worker replaces by nothing."""
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
         yield
@@ -169,7 +162,7 @@ def _threads_kept() -> Iterator[None]:
 
 @contextmanager
 def _environment_kept() -> Iterator[None]:
-    """vLLM's CPU platform sets LD_PRELOAD and more, for child processes that it does not start here."""
+    """Restore the environment: vLLM's CPU platform sets LD_PRELOAD and more, for processes it does not start here."""
     before = dict(os.environ)
     try:
         yield

@@ -17,7 +17,7 @@ from prefect_rlhf.engines.sampling.sampler import choose
 
 
 class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to the type checker
-    """Takes each row's token by `choose`, with the next number of the row's own generator.
+    """A sampler that takes each row's token by `choose`, with the next number of the row's own generator.
 
     Knows what `SamplingSettings` can ask for: greedy or not, temperature, top_p, and the log-probability of the sampled
     token alone. vLLM's sampler draws noise for every token of the vocabulary and ranks the sampled one.
@@ -38,6 +38,6 @@ class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to th
 
 
 def _uniforms(metadata: SamplingMetadata, num_rows: int) -> Tensor:
-    """One number in [0, 1) from each row's generator."""
+    """Draw a number in [0, 1) from each row's generator."""
     generators = [metadata.generators[row] for row in range(num_rows)]
     return torch.stack([torch.rand((), dtype=torch.float64, generator=generator) for generator in generators])

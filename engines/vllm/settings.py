@@ -14,7 +14,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 
 def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
-    """An engine with room for the command's rows at once, eager only on CPU."""
+    """Describe an engine with room for the command's rows at once, eager only on CPU."""
     on_cuda = torch.cuda.is_available()
     length = command.max_sequence_length
     return EngineArgs(
@@ -39,7 +39,7 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple[int, ...]) -> SamplingParams:
-    """One row's sampling: token ids in and out, no text, and the sampled token's log-probability alone."""
+    """Describe one row's sampling: token ids in and out, no text, and the sampled token's log-probability alone."""
     return SamplingParams(
         max_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
@@ -63,7 +63,7 @@ def check_command(command: BuildCommand) -> None:
 
 
 def _cache_bytes(command: BuildCommand) -> int:
-    """Key-value cache for max_rows sequences of max_sequence_length at once, and vLLM's null block."""
+    """Size the key-value cache for max_rows sequences of max_sequence_length at once, and vLLM's null block."""
     shape, tp = command.model.shape, command.instance.strategy.tp
     heads = max(1, shape.num_kv_heads // tp)
     item_bytes: int = getattr(torch, command.model.dtype).itemsize

@@ -1,4 +1,4 @@
-"""vLLM's own weights under their Hugging Face names."""
+"""Weights of a vLLM model under their Hugging Face names."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 
 def shards(model: Any) -> dict[str, Shard]:
-    """Every weight of a Llama-family vLLM model as regions of its Hugging Face parameters.
+    """Return every weight of a Llama-family vLLM model as regions of its Hugging Face parameters.
 
     The views are slices of vLLM's storage, so writing them is writing the model. A tied lm_head is no parameter.
     """
-    found: dict[str, Shard] = {}
+    by_name: dict[str, Shard] = {}
     for name, module in model.named_modules():
         if name == "lm_head" and module.weight is model.model.embed_tokens.weight:
             continue
-        found.update(_shards_of(name, module))
-    _check_complete(model, found)
-    return found
+        by_name.update(_shards_of(name, module))
+    _check_complete(model, by_name)
+    return by_name
 
 
 def _shards_of(name: str, module: nn.Module) -> Iterator[tuple[str, Shard]]:
@@ -45,7 +45,7 @@ def _shards_of(name: str, module: nn.Module) -> Iterator[tuple[str, Shard]]:
 
 
 def _qkv(prefix: str, module: QKVParallelLinear) -> Iterator[tuple[str, Shard]]:
-    """Rows of one rank: its query heads, its key heads, its value heads (shared with neighbours when tp > kv heads)."""
+    """Yield the rows of one rank: its query, key and value heads (shared with neighbours when tp > kv heads)."""
     queries = module.num_heads * module.head_size
     keys = module.num_kv_heads * module.head_size
     q, k, v = module.weight.data.split([queries, keys, keys])
@@ -56,19 +56,19 @@ def _qkv(prefix: str, module: QKVParallelLinear) -> Iterator[tuple[str, Shard]]:
 
 
 def _gate_up(prefix: str, module: MergedColumnParallelLinear) -> Iterator[tuple[str, Shard]]:
-    """Rows of one rank: its part of gate, its part of up."""
+    """Yield the rows of one rank: its part of gate, its part of up."""
     for name, part in zip(("gate_proj", "up_proj"), module.weight.data.chunk(2), strict=True):
         yield f"{prefix}{name}.weight", _rows(module.tp_rank * len(part), part)
 
 
 def _rows(start: int, part: Tensor) -> Shard:
-    """A shard split along axis 0 only."""
+    """Make a shard split along axis 0 only."""
     return Shard(((start, start + len(part)), *((0, size) for size in part.shape[1:])), part)
 
 
-def _check_complete(model: nn.Module, found: dict[str, Shard]) -> None:
-    """A parameter that no shard views would never be updated."""
-    viewed = {shard.view.untyped_storage().data_ptr() for shard in found.values()}
+def _check_complete(model: nn.Module, by_name: dict[str, Shard]) -> None:
+    """Raise InvalidInput for a parameter that no shard views: it would never be updated."""
+    viewed = {shard.view.untyped_storage().data_ptr() for shard in by_name.values()}
     for name, parameter in model.named_parameters():
         if parameter.untyped_storage().data_ptr() not in viewed:
             raise InvalidInput("model", name, "the parameters of the Llama family without biases")

@@ -61,7 +61,7 @@ def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[st
 
 
 def sample(shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> dict[str, int]:
-    """A digest of one row in 64 of each shard (of one part of it where it is fused with others); of a vector, of all.
+    """Digest one row in 64 of each shard (of one part of it where it is fused with others); of a vector, of all.
 
     The key decides which rows. It is comparable only with a sample of the same shards under the same key.
     """
@@ -70,7 +70,7 @@ def sample(shards: Mapping[str, Shard], key: str, table: Factors | None = None) 
 
 
 def factors(axis: str, size: int) -> Tensor:
-    """The first `size` factors of an axis (`row` or `column`) as int64: splitmix64 of the index, made odd."""
+    """Return the first `size` factors of an axis (`row` or `column`) as int64: splitmix64 of the index, made odd."""
     x = torch.arange(1, size + 1) * _signed(0x9E3779B97F4A7C15) + _signed(_hash(axis))
     x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
     x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
@@ -78,7 +78,7 @@ def factors(axis: str, size: int) -> Tensor:
 
 
 def name_factor(name: str) -> int:
-    """The odd multiplier of a parameter."""
+    """Return the odd multiplier of a parameter."""
     return _hash(f"parameter {name}") | 1
 
 
@@ -97,7 +97,7 @@ def shard_digest(name: str, shard: Shard, table: Factors) -> int:
 
 
 def _global_rows(shard: Shard) -> range:
-    """The rows of a shard: the index on the first of two axes; 0 for a vector."""
+    """Return the rows of a shard: the index on the first of two axes; 0 for a vector."""
     if len(shard.region) == 1:
         return range(1)
     if len(shard.region) == 2:
@@ -106,7 +106,7 @@ def _global_rows(shard: Shard) -> range:
 
 
 def _is_word_aligned(shard: Shard) -> bool:
-    """Whether the view can be read as words of 8 bytes without a copy."""
+    """Return whether the view can be read as words of 8 bytes without a copy."""
     view = shard.view
     lanes = WORD_BYTES // view.element_size()
     strides_fit = view.stride(-1) == 1 and all(stride % lanes == 0 for stride in view.stride()[:-1])
@@ -114,7 +114,7 @@ def _is_word_aligned(shard: Shard) -> bool:
 
 
 def _weigh_words(words: Tensor, row_factors: Tensor, column_factors: Tensor) -> int:
-    """The sum of words * row factor * column factor; leading axes of `words` are the row axis, split."""
+    """Sum words * row factor * column factor; leading axes of `words` are the row axis, split."""
     rows = torch.cat([_row_sums(part, column_factors) for part in _matrices(words)])
     return _weighed(rows, row_factors)
 
@@ -139,7 +139,7 @@ def _weighed(rows: Tensor, factors: Tensor) -> int:
 
 
 def _weigh_elements(shard: Shard, row_factors: Tensor, column_factors: Tensor) -> int:
-    """The definition, element by element: for regions that cut a word, and views that cut a row."""
+    """Follow the definition, element by element: for regions that cut a word, and views that cut a row."""
     size = shard.view.element_size()
     lanes = WORD_BYTES // size
     first, last = shard.region[-1]
@@ -160,18 +160,18 @@ def _sample_of(view: Tensor, start: int, table: Factors) -> int:
     while words.dim() > 2:  # a view of a fused weight: one of its parts
         words = words[start % len(words)]
     matrix = words if words.dim() == 2 else words[None]
-    picked = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
-    rows = _row_sums(picked, table.columns(0, picked.shape[1], view.device))
+    chosen = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]
+    rows = _row_sums(chosen, table.columns(0, chosen.shape[1], view.device))
     return _weighed(rows, table.rows(0, len(rows), view.device)) % FINGERPRINT_MODULUS
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical shift right of a signed tensor."""
+    """Shift a signed tensor right, logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _signed(value: int) -> int:
-    """The int64 with these 64 bits."""
+    """Return the int64 with these 64 bits."""
     return value - FINGERPRINT_MODULUS if value >= FINGERPRINT_MODULUS // 2 else value
 
 

@@ -1,4 +1,4 @@
-"""Device memory of an engine's tensors: how much they hold, moving it to host memory and back.
+"""Offload of an engine's tensors: from device memory to host memory and back.
 
 Tensors keep their identity: storages are emptied and refilled, so views, optimizer references and hooks stay valid.
 On a GPU the copies run on a stream of their own, beside whatever another call computes.
@@ -89,7 +89,7 @@ class OffloadedTensors:
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """The distinct storages behind tensors, many of which may be views of one flat buffer."""
+    """Return the distinct storages behind tensors, many of which may be views of one flat buffer."""
     return list({tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values())
 
 
@@ -101,5 +101,5 @@ def _shared(num_bytes: int) -> Tensor:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """The storage as a flat tensor of bytes."""
+    """View the storage as a flat tensor of bytes."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

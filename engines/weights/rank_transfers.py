@@ -27,7 +27,7 @@ class WeightMessage:
 
     @property
     def like(self) -> Tensor:
-        """Some tensor of the same format on the same device."""
+        """A tensor of the same format on the same device."""
         return self.pieces[0][0]
 
     @property
@@ -52,7 +52,7 @@ class WeightMessage:
             copy_rows([part], piece)
 
     def _parts(self, buffer: Tensor) -> list[tuple[Blocks, Tensor]]:
-        """Each piece with its part of the buffer, as rows."""
+        """Return each piece with its part of the buffer, as rows."""
         sizes = [sum(block.numel() for block in piece) for piece in self.pieces]
         parts = torch.split(buffer, sizes)
         return [(piece, part.view(-1, *piece[0].shape[1:])) for piece, part in zip(self.pieces, parts, strict=True)]

@@ -84,7 +84,7 @@ def _blocks(messages: Iterable[WeightMessage]) -> list[Tensor]:
 
 
 def _table(blocks: Sequence[Tensor]) -> Tensor:
-    """[blocks, 4]: where each begins, its number of rows, the bytes of a row, and those from row to row."""
+    """Tabulate blocks as [blocks, 4]: address, number of rows, bytes of a row, bytes from row to row."""
     return torch.tensor([_rows(block) for block in blocks], dtype=torch.int64).view(-1, 4)
 
 
@@ -100,13 +100,13 @@ def _read(head: Tensor, table: Tensor, messages: Sequence[WeightMessage]) -> Ten
     host, pid = head[:2].tolist()
     if host != _host():
         return torch.zeros(1, dtype=torch.int64)
-    wanted = _table(_blocks(compress(messages, head[HEAD:].tolist())))
-    copied = all(_copy(pid, remote, local) for remote, local in _calls(_segments(table), _segments(wanted)))
+    own = _table(_blocks(compress(messages, head[HEAD:].tolist())))
+    copied = all(_copy(pid, remote, local) for remote, local in _calls(_segments(table), _segments(own)))
     return torch.tensor([int(copied)])
 
 
 def _segments(table: Tensor) -> tuple[Integers, Integers]:
-    """The address of each row, and its bytes."""
+    """Return the address of each row, and its bytes."""
     begin, rows, size, stride = table.numpy().T
     row = np.arange(rows.sum()) - np.repeat(rows.cumsum() - rows, rows)
     return np.repeat(begin, rows) + row * np.repeat(stride, rows), np.repeat(size, rows)
@@ -160,7 +160,7 @@ def _process_vm_readv() -> ctypes._NamedFuncPointer | None:
 
 @cache
 def _host() -> int:
-    """The same number for processes that know each other by number: those of one boot and one process namespace."""
+    """Return one number for processes that know each other by number: those of one boot and one process namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         return crc32(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino}".encode())

@@ -24,7 +24,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 class _TorchOnCpu:
-    """Stands for the module `torch` inside Megatron modules that say `device="cuda"`."""
+    """A stand-in for the module `torch` inside Megatron modules that say `device="cuda"`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -39,7 +39,7 @@ class _TorchOnCpu:
 
 
 class _WeightGradients:
-    """Stands for Apex's CUDA module of this interface, through which Megatron's linear layers fill gradient buffers."""
+    """A stand-in for Apex's CUDA module, through which Megatron's linear layers fill gradient buffers."""
 
     @staticmethod
     def wgrad_gemm_accum_fp32(inputs_NH: torch.Tensor, above_NF: torch.Tensor, main_grad_FH: torch.Tensor) -> None:
@@ -68,7 +68,7 @@ def install() -> None:
 
 @contextmanager
 def cuda_type_names() -> Iterator[None]:
-    """While open, tensors on the CPU call their type `torch.cuda.FloatTensor`, as the optimizers expect."""
+    """Let tensors on the CPU call their type `torch.cuda.FloatTensor`, as the optimizers expect."""
     if torch.cuda.is_available():
         yield
         return

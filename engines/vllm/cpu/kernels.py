@@ -1,4 +1,4 @@
-"""What an engine on CPU runs instead of vLLM's defaults, which are made for a compiler that is off here."""
+"""Kernels of an engine on CPU in place of vLLM's defaults, which are made for a compiler that is off there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CpuKernels:
         runner.sampler = RowSampler(runner.sampler.logprobs_mode)
 
     def weights_written(self) -> None:
-        """What is packed is not what is readable any more."""
+        """Say that the packed weights are not the readable ones any more."""
         self._stale = True
 
     def pack(self) -> None:
@@ -59,7 +59,7 @@ class CpuKernels:
 
 
 def _rms_norm(norm: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """vLLM's own kernel for CPU, in place of eight small operations; like them it may overwrite x and residual."""
+    """Call vLLM's own kernel for CPU, in place of eight small operations; like them it may overwrite x and residual."""
     if residual is None:
         out = torch.empty_like(x)
         torch.ops._C.rms_norm(out, x, norm.weight, norm.variance_epsilon)
