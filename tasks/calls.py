@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from prefect_rlhf.engines.engine import Output
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Call, Operation
 from prefect_rlhf.placement.model import OptimizerSpec
-from prefect_rlhf.tasks.operations import Bound, Operator, OutputName, operation
+from prefect_rlhf.tasks.operations import Bound, Operator, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace
 
@@ -65,7 +66,7 @@ def inference(
     model: object,
     rows: object,
     *,
-    output: OutputName,
+    output: Output,
     temperature: float = 1.0,
     batch_size: int | None = None,
     every: int | None = None,
@@ -161,7 +162,7 @@ def train_step(
     )
 
 
-def _check_head(trace: Trace, role: str, output: OutputName, call: str) -> None:
+def _check_head(trace: Trace, role: str, output: Output, call: str) -> None:
     head = "lm" if output == "logprobs" else "scalar"
     if head not in trace.models[role].head:
         raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {head}")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
+from prefect_rlhf.engines.engine import Output
 from prefect_rlhf.engines.registry import Registry
 from prefect_rlhf.placement.graph import Operation
 from prefect_rlhf.tasks.settings import Settings
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
-OutputName = Literal["logprobs", "values", "scores"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Operator(Generic[Arguments, Result]):
     function: Callable[Arguments, Result]
     kind: Literal["loss", "computation"]
     outputs: tuple[str, ...] = ()
-    output: OutputName = "logprobs"
+    output: Output = "logprobs"
     rows_per_item: int = 1
     stateful: bool = False
 
@@ -78,7 +78,7 @@ class Bound:
 
 
 def loss(
-    output: OutputName, *, rows_per_item: int = 1, name: str = ""
+    output: Output, *, rows_per_item: int = 1, name: str = ""
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
     """Mark `f(output, batch, settings) -> LossTerms` as a loss on the model's `output`.
 

@@ -1,4 +1,4 @@
-"""What measurements are made on: a gang whose ranks have a part of a model, trained and for generation.
+"""The bench of measurements: a gang whose ranks have a part of a model, trained and for generation.
 
 A tensor-parallel part is timed as a model of its own, with that part of the heads, feed-forward columns and vocabulary:
 so it needs no other ranks, and its time is without communication. Each rank of the gang works on a copy of its own.
@@ -38,7 +38,7 @@ DEADLINE_SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Up to which sizes passes are timed, in powers of two, and as parts of which degrees of tensor parallelism."""
+    """The largest sizes at which passes are timed, in powers of two up to them, and degrees of tensor parallelism."""
 
     most_rows: int = 32
     longest: int = 128
@@ -54,7 +54,7 @@ class Sizes:
 
 
 def powers(first: int, last: int) -> tuple[int, ...]:
-    """Powers of two from one to the first that is not below another.
+    """Return the powers of two (times `first`) from `first` to the one that is not below `last`.
 
     >>> powers(16, 100)
     (16, 32, 64, 128)
@@ -63,7 +63,7 @@ def powers(first: int, last: int) -> tuple[int, ...]:
 
 
 def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
-    """The tp-th part of a shape, with as many layers as caches cannot hold. Raises InvalidInput where tp divides not.
+    """Return the tp-th part of a shape, with more layers than caches hold. Raises InvalidInput where tp divides not.
 
     >>> from prefect_rlhf.placement.model import KNOWN_SHAPES
     >>> part = part_of(KNOWN_SHAPES["llama-7b"], 2, "bfloat16")
@@ -95,7 +95,7 @@ class Bench:
     step: Callable[[str], None]
 
     def instance(self, rank: int, engine: EngineKind, role: str = "model") -> ModelInstance:
-        """The copy of a rank."""
+        """Return the copy of a rank."""
         return ModelInstance(role, engine, DeviceMesh(0, 1, rank, 1), Strategy())
 
     def each(self, method: str, arguments: Callable[[int], tuple[Any, ...]]) -> list[Any]:
@@ -108,32 +108,32 @@ class Bench:
 
     def call(self, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> list[Any]:
         """Let some ranks do something at once."""
-        made = self.gang.call(method, arguments, doing=f"profile: {method}", deadline_seconds=DEADLINE_SECONDS)
-        return [made[rank] for rank in sorted(made)]
+        results = self.gang.call(method, arguments, doing=f"profile: {method}", deadline_seconds=DEADLINE_SECONDS)
+        return [results[rank] for rank in sorted(results)]
 
     def passes(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
-        """The mean over ranks of a call's parts."""
+        """Time a call; return the mean over ranks of its parts."""
         self.step(f"{engine} {method}: {rows} x {length} tokens")
         repeats = 1 if rows * length >= MANY_TOKENS else REPEATS
-        made = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats))
+        by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats))
         names = PassSeconds.__dataclass_fields__
-        return PassSeconds(**{name: mean(getattr(one, name) for one in made) for name in names})
+        return PassSeconds(**{name: mean(getattr(seconds, name) for seconds in by_rank) for name in names})
 
     def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
-        """A copy on each rank; without CUDA graphs, whose replays nobody sees pass through layers."""
+        """Build a copy on each rank; without CUDA graphs, whose replays nobody sees pass through layers."""
 
-        def order(rank: int) -> tuple[BuildCommand]:
+        def command(rank: int) -> tuple[BuildCommand]:
             model = self.model if engine == "megatron" and role == "model" else replace(self.model, optimizer=None)
             instance = self.instance(rank, engine, role)
             layout = layout_of(instance, model, self.lease)
             length = sizes.lengths[-1] + STEPS
             return (BuildCommand(model, instance, (rank,), layout, length, sizes.rows[-1], cuda_graphs=False),)
 
-        self.each("build", order)
+        self.each("build", command)
 
 
 @contextmanager
-def bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Callable[[str], None]) -> Iterator[Bench]:
+def open_bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Callable[[str], None]) -> Iterator[Bench]:
     """Open a gang that has built what is timed; its model is random, in a folder of its own."""
     size = subject.num_devices
     with (
@@ -142,9 +142,9 @@ def bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Callable
     ):
         path = str(Path(folder, "model"))
         model = ModelSpec("model", path, "lm", part, subject.dtype, optimizer=OptimizerSpec())
-        made = Bench(gang, model, DeviceMesh(0, 1, 0, size), step)
-        made.call("write_model", {0: (model,)})
+        bench = Bench(gang, model, DeviceMesh(0, 1, 0, size), step)
+        bench.call("write_model", {0: (model,)})
         for engine in ENGINES:
-            made.build(engine, sizes)
-        made.build("megatron", sizes, "copy")
-        yield made
+            bench.build(engine, sizes)
+        bench.build("megatron", sizes, "copy")
+        yield bench
