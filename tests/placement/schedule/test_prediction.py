@@ -8,6 +8,7 @@ from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import estimate, predict
 from tests.strategies import TWO_DEVICES, ppo
@@ -55,7 +56,7 @@ def test_a_call_says_what_of_its_time_is_the_controllers():
 
 def test_the_timeline_of_a_run_that_goes_on_begins_where_it_does():
     resumed = predict(augment(GRAPH, PLAN, 6, first_step=4), WORKLOAD, SOURCES)
-    assert len(resumed.schedule.bars(1)) == len(list(augment(GRAPH, PLAN, 6, first_step=4).of_step(4)))
+    assert len(schedule_bars(resumed.schedule, 1)) == len(list(augment(GRAPH, PLAN, 6, first_step=4).of_step(4)))
 
 
 def test_devices_that_nobody_knows_are_named():
