@@ -8,7 +8,7 @@ in every call, generation included (DeepSpeed-Chat), and as this planner would r
 from __future__ import annotations
 
 from benchmarks.paper_case import Case
-from benchmarks.paper_checks import Check, Comparison, shown
+from benchmarks.paper_checks import Check, Comparison, format_seconds
 from prefect_rlhf.placement.cost.collectives import share_seconds
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
@@ -27,8 +27,8 @@ RATIOS = (0.25, 0.375, 0.5, 0.75)  # of the devices, for generation and inferenc
 def interleaving(model: str, nodes: int) -> Comparison:
     """Table I: the reference model on one half, the reward model on the other."""
     case = _case(model, nodes)
-    found = {name: case.preset(PRESETS[name]) for name in ("flattening", "interleaving")}
-    seconds = {name: one and one.seconds for name, one in found.items()}
+    plans = {name: case.preset(PRESETS[name]) for name in ("flattening", "interleaving")}
+    seconds = {name: plan and plan.seconds for name, plan in plans.items()}
     flat, ours = seconds["flattening"], seconds["interleaving"]
     check = Check(
         f"APP, table I: {model} on {case.num_devices} devices",
@@ -36,10 +36,9 @@ def interleaving(model: str, nodes: int) -> Comparison:
         seconds,
         flat is not None and ours is not None and ours <= flat,
     )
-    row = {name: shown(value) for name, value in seconds.items()}
-    return Comparison(
-        "APP, table I: interleaving", [{"model": model, "devices": str(case.num_devices), **row}], [check]
-    )
+    cells = {name: format_seconds(value) for name, value in seconds.items()}
+    row = {"model": model, "devices": str(case.num_devices), **cells}
+    return Comparison("APP, table I: interleaving", [row], [check])
 
 
 def separation(nodes: int) -> Comparison:
@@ -48,16 +47,16 @@ def separation(nodes: int) -> Comparison:
     for model in ("llama-33b", "llama-65b"):
         zero, flat = zero_3_seconds(_case(model, nodes)), _case(model, nodes).preset(PRESETS["flattening"])
         ahead = _case(model, nodes, staleness=1)
-        every = [one for ratio in RATIOS if (one := ahead.preset(preset_named(f"separation:{ratio}"))) is not None]
-        best = min((one.seconds for one in every), default=None)
+        plans = (ahead.preset(preset_named(f"separation:{ratio}")) for ratio in RATIOS)
+        best = min((plan.seconds for plan in plans if plan is not None), default=None)
         gains[model] = None if best is None else zero / best
         rows.append(
             {
                 "model": model,
                 "devices": str(ahead.num_devices),
-                "flattening, ZeRO 3": shown(zero),
-                "flattening": shown(flat and flat.seconds),
-                "separation": shown(best),
+                "flattening, ZeRO 3": format_seconds(zero),
+                "flattening": format_seconds(flat and flat.seconds),
+                "separation": format_seconds(best),
                 "against ZeRO 3": "-" if best is None else f"{zero / best:.1f}x",
             }
         )

@@ -1,4 +1,4 @@
-"""A setting of a paper's experiments, and what the planner makes of it: seconds of the best plan, and of presets."""
+"""One setting of a paper's experiments, and its plans: the best one, and those of presets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.paper_plans import Found, best_with_moves
+from benchmarks.paper_plans import TimedPlan, best_with_moves
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
@@ -52,7 +52,7 @@ class Case:
     execution: type[Execution] = Execution
     recompute: bool = False
     engines: tuple[EngineKind, ...] = ("vllm", "megatron")
-    _known: dict[str, PlanSpace] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
+    _spaces: dict[str, PlanSpace] = field(default_factory=dict, init=False, repr=False, compare=False, hash=False)
 
     @property
     def num_devices(self) -> int:
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def cluster(self) -> ClusterShape:
-        """Its devices, each with the memory of its datasheet."""
+        """The devices, each with the memory of its datasheet."""
         memory = self.hardware.device.memory_bytes
         return ClusterShape("paper", self.num_nodes, self.hardware.devices_per_node, memory)
 
@@ -69,46 +69,46 @@ class Case:
         return CostSources.equal_nodes(self.hardware, self.num_nodes)
 
     def graph(self) -> DataflowGraph:
-        """Traced from the flow that runs, without its evaluation calls."""
+        """Trace the flow that runs, without its evaluation calls."""
         flow, settings = _FLOWS[self.algorithm](self)
-        names = flow.fn.algorithm.body.__annotations__
+        names = flow.algorithm.body.__annotations__
         models = {role: self._model(role) for role, kind in names.items() if kind == "Model"}
         data = {name: _DATA[kind](name) for name, kind in names.items() if kind in _DATA}
         arguments: dict[str, Any] = {name: object() for name in (*models, *data)}
         more = {"staleness": self.staleness} if "staleness" in names else {}
         return training(flow.algorithm.trace({**arguments, "algo": settings, **more}, models, data))
 
-    def _executed(self, placement: Placement) -> Execution:
-        return replace(self.execution.of(placement), recompute=self.recompute)
-
     def space(self) -> PlanSpace:
-        """All plans on the paper's engines; counted once."""
-        if "all" not in self._known:
+        """Return all plans on the paper's engines; they are counted once."""
+        if "all" not in self._spaces:
             site = Site(self.cluster, self.cluster.whole, self.sources)
-            context = CostContext.of(Question(self.graph(), site, self.workload), self._executed)
+            context = CostContext.of(Question(self.graph(), site, self.workload), self._execution_of)
             calls = (call for call in context.graph if call.kind != "compute")
             candidates = {call.name: tuple(self._candidates(call, context)) for call in calls}
-            self._known["all"] = PlanSpace(context, candidates)
-        return self._known["all"]
+            self._spaces["all"] = PlanSpace(context, candidates)
+        return self._spaces["all"]
+
+    def _execution_of(self, placement: Placement) -> Execution:
+        return replace(self.execution.of(placement), recompute=self.recompute)
 
     def _candidates(self, call: Call, context: CostContext) -> Iterator[Candidate]:
-        """Of a call that generates, those on the paper's engine."""
+        """Those that fit; of a call that generates, on the paper's engine."""
         for candidate in fitting_candidates(call, context):
             if call.kind != "generate" or candidate.placement.engine in self.engines:
                 yield candidate
 
-    def searched(self) -> Found | None:
-        """The best plan in which nothing is offloaded."""
+    def searched(self) -> TimedPlan | None:
+        """Return the best plan in which nothing is offloaded."""
         return best_with_moves(self.space().most, self.space().context, WHOLE_EVALUATIONS)
 
-    def preset(self, rule: Preset) -> Found | None:
-        """The best plan that a preset admits."""
+    def preset(self, rule: Preset) -> TimedPlan | None:
+        """Return the best plan that a preset admits; None where none fits."""
         space = self.space()
         try:
             for problem in preset_problems(rule, self.cluster.whole, space):
-                found = best_with_moves(problem, space.context, PRESET_EVALUATIONS)
-                if found is not None:
-                    return found
+                plan = best_with_moves(problem, space.context, PRESET_EVALUATIONS)
+                if plan is not None:
+                    return plan
         except InvalidInput:
             return None
         return None

@@ -1,9 +1,9 @@
-"""What a comparison with a paper says: rows of a table, and orders that the paper reports, each held or not."""
+"""A comparison with a paper: rows of a table, and orders that the paper reports, each held or not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 Row = Mapping[str, str]
 
@@ -16,9 +16,6 @@ class Check:
     expected: str
     values: Mapping[str, float | str | None]
     holds: bool
-
-    def as_json(self) -> dict[str, object]:
-        return asdict(self)
 
     def __str__(self) -> str:
         return f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.name}: {self.expected}"
@@ -33,6 +30,6 @@ class Comparison:
     checks: Sequence[Check]
 
 
-def shown(seconds: float | None) -> str:
-    """For a table; a dash where nothing fits."""
+def format_seconds(seconds: float | None) -> str:
+    """Write seconds for a table; a dash where nothing fits."""
     return "-" if seconds is None else f"{seconds:.1f}"

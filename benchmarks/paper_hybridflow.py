@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.paper_case import Case
-from benchmarks.paper_checks import Check, Comparison, shown
+from benchmarks.paper_checks import Check, Comparison, format_seconds
 from benchmarks.paper_engines import EarlyVllmExecution, HybridFlowExecution
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
@@ -31,7 +31,7 @@ BEST = {
     "llama-13b": {16: "colocate", 32: "colocate", 64: "colocate", 96: "split", 128: "standalone"},
     "llama-34b": {32: "colocate", 64: "colocate", 96: "split", 128: "split"},
 }
-"""What section 8.3 reports, by model and devices."""
+"""The best placement that section 8.3 reports, by model and devices."""
 SHARDS = {"llama-7b": 2, "llama-13b": 4}
 """Generation's best tensor-parallel size after training with p 1, t 8, d 2 (figure 15)."""
 VLLM_SHARE = 0.9  # of a device, by default
@@ -42,28 +42,28 @@ def placements(model: str, devices: int) -> Comparison:
     rows = round(1024 / devices) * devices
     case = Case(
         "PPO",
-        model,
-        model,
-        devices // 8,
-        HARDWARE,
-        rows,
-        WORKLOAD,
-        8,
+        actor=model,
+        critic=model,
+        num_nodes=devices // 8,
+        hardware=HARDWARE,
+        batch=rows,
+        workload=WORKLOAD,
+        mini_batches=8,
         execution=HybridFlowExecution,
         recompute=True,
         engines=("vllm",),
     )
-    found = {name: case.preset(PRESETS[rule]) for name, rule in PLACEMENTS.items()}
-    seconds = {name: one and one.seconds for name, one in found.items()}
+    plans = {name: case.preset(PRESETS[rule]) for name, rule in PLACEMENTS.items()}
+    seconds = {name: plan and plan.seconds for name, plan in plans.items()}
     fitting = {name: value for name, value in seconds.items() if value is not None}
     best = min(fitting, key=fitting.__getitem__, default="none")
     expected = BEST[model][devices]
     check = Check(
         f"HybridFlow, figure 12: {model} on {devices} devices", f"{expected} is best", seconds, best == expected
     )
-    row = {name: shown(value) for name, value in seconds.items()}
-    whole = {"model": model, "devices": str(devices), **row, "best": best, "paper": expected}
-    return Comparison("HybridFlow, figure 12: placements", [whole], [check])
+    cells = {name: format_seconds(value) for name, value in seconds.items()}
+    row = {"model": model, "devices": str(devices), **cells, "best": best, "paper": expected}
+    return Comparison("HybridFlow, figure 12: placements", [row], [check])
 
 
 def shards(model: str) -> Comparison:
@@ -73,12 +73,13 @@ def shards(model: str) -> Comparison:
     check = Check(
         f"HybridFlow, figure 15: {model}", f"tp {SHARDS[model]} generates fastest", seconds, best == str(SHARDS[model])
     )
-    row = {"model": model, **{f"tp {tp}": shown(value) for tp, value in seconds.items()}, "best": f"tp {best}"}
-    return Comparison("HybridFlow, figure 15: generation", [{**row, "paper": f"tp {SHARDS[model]}"}], [check])
+    cells = {f"tp {tp}": format_seconds(value) for tp, value in seconds.items()}
+    row = {"model": model, **cells, "best": f"tp {best}", "paper": f"tp {SHARDS[model]}"}
+    return Comparison("HybridFlow, figure 15: generation", [row], [check])
 
 
 def _generation_seconds(model: str, tp: int) -> float:
-    """The cache takes what trained and frozen models leave; the transition is its table 2."""
+    """Seconds of transition (its table 2) and generation, whose cache takes what trained and frozen models leave."""
     sizes = ModelSizes.of_shape(known_shape(model))
     times, work = DatasheetTimes.of(sizes, HARDWARE), CallWork("generate", 1024, WORKLOAD)
     training, execution = Execution(Strategy(2, 8), 2, 8), EarlyVllmExecution(Strategy(16 // tp, tp), 2, 8)

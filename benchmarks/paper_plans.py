@@ -33,42 +33,48 @@ Placements = Mapping[str, Placement]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TimedPlan:
     """Seconds of an iteration, and the placements of the calls with a model."""
 
     seconds: float
     placements: Placements
 
 
-def best_with_moves(posed: PlanProblem, context: CostContext, evaluations: int) -> Found | None:
-    """The fastest of the plans that the rounds of searches find; None where the first finds none."""
-    best: Found | None = None
+def best_with_moves(problem: PlanProblem, context: CostContext, evaluations: int) -> TimedPlan | None:
+    """Return the fastest plan that the rounds of searches find; None where the first finds none."""
+    best: TimedPlan | None = None
     for _ in range(ROUNDS):
-        result = search(posed.problem, NO_LIMIT_SECONDS, max_gap=NOTHING, max_evaluations=evaluations)
+        result = search(problem.problem, NO_LIMIT_SECONDS, max_gap=NOTHING, max_evaluations=evaluations)
         if result.plan is None:
             break
-        placements = posed.placements(result.plan)
-        made = timed(placements, context)
-        if best is None or made.seconds < best.seconds:
-            best = Found(made.seconds, placements)
-        if made.seconds * ITERATIONS <= result.makespan_seconds * (1 + NOTHING):
+        placements = problem.placements(result.plan)
+        estimate = timed(placements, context)
+        if best is None or estimate.seconds < best.seconds:
+            best = TimedPlan(estimate.seconds, placements)
+        if estimate.seconds * ITERATIONS <= result.makespan_seconds * (1 + NOTHING):
             break
-        known = _with_known_moves(posed, placements, made)
-        if known is None:
-            break
-        posed = known
+        nodes = tuple(
+            _with_known_move(node, problem, placements, estimate) if isinstance(node, PairNode) else node
+            for node in problem.problem.nodes
+        )
+        if all(new is old for new, old in zip(nodes, problem.problem.nodes, strict=True)):
+            break  # moves were counted as they are
+        problem = replace(problem, problem=replace(problem.problem, nodes=nodes))
     return best
 
 
 def timed(placements: Placements, context: CostContext) -> Estimate:
-    """Its augmented graph, each call as the context's engines run it."""
-    graph = context.graph
+    """Estimate a plan on its augmented graph, each call as the context's engines run it."""
+    graph, site, workload = context.graph, context.site, context.question.workload
     first = next(iter(placements.values())).mesh.devices()[0]
-    whole = completed(graph, placements, context.site.cluster.whole, first)
-    plan = aligned(ExecutionPlan("paper", context.site.cluster, whole), graph)
-    calls = {name: _call_seconds(name, placement, context) for name, placement in placements.items()}
-    calls |= {call.name: 0.0 for call in graph if call.kind == "compute"}
-    moves = NodeCosts(graph, plan, context.question.workload, context.site.sources)
+    whole = completed(graph, placements, site.cluster.whole, first)
+    plan = aligned(ExecutionPlan("paper", site.cluster, whole), graph)
+    calls = {call.name: 0.0 for call in graph if call.kind == "compute"}
+    for name, placement in placements.items():
+        call = graph.call(name)
+        work, sizes = CallWork.of(call, workload), ModelSizes.of(graph.model(call.role or ""))
+        calls[name] = site.sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
+    moves = NodeCosts(graph, plan, workload, site.sources)
 
     def seconds(node: Node) -> float:
         return calls[node.call.name] if node.call and node.kind == node.call.kind else moves.seconds(node)
@@ -76,51 +82,36 @@ def timed(placements: Placements, context: CostContext) -> Estimate:
     return estimate_with(graph, plan, seconds)
 
 
-def _call_seconds(name: str, placement: Placement, context: CostContext) -> float:
-    call = context.graph.call(name)
-    work, sizes = CallWork.of(call, context.question.workload), ModelSizes.of(context.graph.model(call.role or ""))
-    return context.site.sources.call_cost(work, context.execution(placement), sizes, placement.mesh).total
-
-
-def _with_known_moves(posed: PlanProblem, placements: Placements, made: Estimate) -> PlanProblem | None:
-    """The problem with the moves of a timed plan as they are; None where it counts them so already."""
-    nodes = tuple(
-        _known(node, posed, placements, made) if isinstance(node, PairNode) else node for node in posed.problem.nodes
-    )
-    if all(new is old for new, old in zip(nodes, posed.problem.nodes, strict=True)):
-        return None
-    return replace(posed, problem=replace(posed.problem, nodes=nodes))
-
-
-def _known(node: PairNode, posed: PlanProblem, placements: Placements, made: Estimate) -> PairNode:
-    """The node with what the timed plan's move takes, for all options of the two calls with its layouts."""
+def _with_known_move(node: PairNode, problem: PlanProblem, placements: Placements, estimate: Estimate) -> PairNode:
+    """Set what the timed plan's move takes, for all options of the two calls with its layouts."""
     source, target = placements[node.first], placements[node.second]
-    role = next(call.role for call in posed.problem.calls if call.name == node.second)
-    lie = 2 if source.mesh == target.mesh else int(source.mesh.overlaps(target.mesh))
-    took = max((slot.seconds for slot in made.schedule.slots if _feeds(slot.node, target, role)), default=0.0)
-    alike = np.ix_(*(_with_layout(posed.candidates[name], placements[name]) for name in (node.first, node.second)))
-    known = node.microseconds.copy()
-    known[lie][alike] = np.maximum(known[lie][alike], int(took * MICROSECONDS))
-    return node if np.array_equal(known, node.microseconds) else replace(node, microseconds=known)
+    role = next(call.role for call in problem.problem.calls if call.name == node.second)
+    relation = 2 if source.mesh == target.mesh else int(source.mesh.overlaps(target.mesh))
+    slots = (slot for slot in estimate.schedule.slots if _feeds(slot.node, target, role))
+    seconds = max((slot.seconds for slot in slots), default=0.0)
+    alike = np.ix_(*(_with_layout(problem.candidates[name], placements[name]) for name in (node.first, node.second)))
+    microseconds = node.microseconds.copy()
+    microseconds[relation][alike] = np.maximum(microseconds[relation][alike], int(seconds * MICROSECONDS))
+    return node if np.array_equal(microseconds, node.microseconds) else replace(node, microseconds=microseconds)
 
 
 def _feeds(node: Node, target: Placement, role: str | None) -> bool:
     """Whether it moves a role's weights to where a call reads them."""
-    to = node.target
+    written = node.target
     return (
         node.kind == "reallocate"
-        and to is not None
-        and to.role == role
-        and (to.mesh, to.strategy, to.engine) == (target.mesh, target.strategy, target.engine)
+        and written is not None
+        and written.role == role
+        and (written.mesh, written.strategy, written.engine) == (target.mesh, target.strategy, target.engine)
     )
 
 
-def _with_layout(every: Sequence[Candidate], placement: Placement) -> list[int]:
+def _with_layout(candidates: Sequence[Candidate], placement: Placement) -> list[int]:
     """Positions of the candidates with its engine and strategy, on meshes like its own."""
-    return [
-        at
-        for at, one in enumerate(every)
-        if (one.placement.engine, one.placement.strategy) == (placement.engine, placement.strategy)
-        and one.placement.mesh.num_nodes == placement.mesh.num_nodes
-        and one.placement.mesh.devices_per_node == placement.mesh.devices_per_node
-    ]
+    layout = _layout(placement)
+    return [at for at, candidate in enumerate(candidates) if _layout(candidate.placement) == layout]
+
+
+def _layout(placement: Placement) -> tuple[object, ...]:
+    mesh = placement.mesh
+    return placement.engine, placement.strategy, mesh.num_nodes, mesh.devices_per_node

@@ -7,13 +7,12 @@ pre-training its micro-batches have one size, that of table 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from benchmarks.paper_case import Case
-from benchmarks.paper_checks import Check, Comparison, Row, shown
+from benchmarks.paper_checks import Check, Comparison, Row, format_seconds
 from benchmarks.paper_engines import RealExecution
-from benchmarks.paper_plans import Found
+from benchmarks.paper_plans import TimedPlan
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.plans.presets import PRESETS
@@ -42,27 +41,27 @@ def beyond_ppo(algorithm: str) -> Case:
     return _case(algorithm, "70b", 16, 512, CONTEXTS[0], ALGORITHMS[algorithm])
 
 
-def heuristic(case: Case) -> Found | None:
-    """All calls in one strategy and in equal micro-batches of at most `TOKENS`; in more where no strategy fits.
+def heuristic(case: Case) -> TimedPlan | None:
+    """Place all calls in one strategy and in equal micro-batches of at most `TOKENS`; in more where no strategy fits.
 
-    Of the strategies that fit, the one with the most data parallelism.
+    Of the strategies that fit, the one with the most data parallelism is taken.
     """
     rows = max(call.num_rows for call in case.graph() if call.role is not None)
     cuts = 1
     while rows * case.workload.mean_length > cuts * TOKENS * case.num_devices:
         cuts *= 2
     while cuts <= MOST:
-        found = case.preset(replace(HEURISTIC, micro_batches=cuts))
-        if found is not None:
-            return found
+        plan = case.preset(replace(HEURISTIC, micro_batches=cuts))
+        if plan is not None:
+            return plan
         cuts *= 2
     return None
 
 
 def contexts(size: str) -> Comparison:
     """Figure 8: one size, all contexts."""
-    found = {context: _gain(weak_scaling(size, context)) for context in CONTEXTS}
-    gains = {str(context): gain for context, (_, gain) in found.items()}
+    compared = {context: _gain(weak_scaling(size, context)) for context in CONTEXTS}
+    gains = {str(context): gain for context, (_, gain) in compared.items()}
     first, last = gains[str(CONTEXTS[0])], gains[str(CONTEXTS[-1])]
     check = Check(
         f"ReaL, figure 8: {size}",
@@ -70,48 +69,49 @@ def contexts(size: str) -> Comparison:
         gains,
         first is not None and last is not None and first < last,
     )
-    rows = [{"actor": size, "context": str(context), **row} for context, (row, _) in found.items()]
+    rows = [{"actor": size, "context": str(context), **row} for context, (row, _) in compared.items()]
     return Comparison(f"ReaL, figures 7 and 8: PPO, {size}", rows, [check])
 
 
 def algorithms() -> Comparison:
     """Figure 16."""
-    found = {algorithm: _gain(beyond_ppo(algorithm)) for algorithm in ALGORITHMS}
-    rows = [{"algorithm": algorithm, **row} for algorithm, (row, _) in found.items()]
-    return Comparison(
-        "ReaL, figure 16: beyond PPO", rows, list(_orders({name: gain for name, (_, gain) in found.items()}))
-    )
-
-
-def _orders(gains: Mapping[str, float | None]) -> Iterator[Check]:
-    known = {name: gain for name, gain in gains.items() if gain is not None}
+    compared = {algorithm: _gain(beyond_ppo(algorithm)) for algorithm in ALGORITHMS}
+    rows = [{"algorithm": algorithm, **row} for algorithm, (row, _) in compared.items()]
+    gains = {algorithm: gain for algorithm, (_, gain) in compared.items()}
+    known = {algorithm: gain for algorithm, gain in gains.items() if gain is not None}
     most, least = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
     whole = len(known) == len(gains)
-    yield Check("ReaL, figure 16: most", "ReMax gains most", gains, whole and most == "ReMax")
-    yield Check("ReaL, figure 16: least", "GRPO gains least", gains, whole and least == "GRPO")
+    checks = [
+        Check("ReaL, figure 16: most", "ReMax gains most", gains, whole and most == "ReMax"),
+        Check("ReaL, figure 16: least", "GRPO gains least", gains, whole and least == "GRPO"),
+    ]
+    return Comparison("ReaL, figure 16: beyond PPO", rows, checks)
 
 
 def _gain(case: Case) -> tuple[Row, float | None]:
     searched, plain = case.searched(), heuristic(case)
-    row = {"searched": shown(searched and searched.seconds), "heuristic": shown(plain and plain.seconds)}
+    row = {
+        "searched": format_seconds(searched and searched.seconds),
+        "heuristic": format_seconds(plain and plain.seconds),
+    }
     if searched is None or plain is None:
         return {**row, "strategy": "-", "gain": "-"}, None
     gain = plain.seconds / searched.seconds - 1
-    one = next(iter(plain.placements.values()))
-    return {**row, "strategy": f"{one.strategy} x {one.micro_batches}", "gain": f"{gain:.0%}"}, gain
+    placement = next(iter(plain.placements.values()))
+    strategy = f"{placement.strategy} x {placement.micro_batches}"
+    return {**row, "strategy": strategy, "gain": f"{gain:.0%}"}, gain
 
 
 def _case(algorithm: str, size: str, nodes: int, batch: int, context: int, mini_batches: int) -> Case:
-    actor, workload = f"llama3-{size}", Workload.fixed(PROMPT, context - PROMPT)
     return Case(
         algorithm,
-        actor,
-        "llama3-7b",
-        nodes,
-        HARDWARE,
-        batch,
-        workload,
-        mini_batches,
+        actor=f"llama3-{size}",
+        critic="llama3-7b",
+        num_nodes=nodes,
+        hardware=HARDWARE,
+        batch=batch,
+        workload=Workload.fixed(PROMPT, context - PROMPT),
+        mini_batches=mini_batches,
         execution=RealExecution,
         recompute=True,
         engines=("megatron",),

@@ -1,4 +1,4 @@
-"""What the estimator says of the papers' settings, without devices: tables, and whether the papers' orders come out.
+"""The estimator in the papers' settings, without devices: tables, and whether the papers' orders come out.
 
     python -m benchmarks.papers [--only real|hybridflow|app]
 
@@ -10,7 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 
 from benchmarks import paper_app, paper_hybridflow, paper_real
@@ -43,19 +44,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=PAPERS, help="one paper; by default all")
     options = parser.parse_args()
-    found = [compare() for paper in ([options.only] if options.only else PAPERS) for compare in PAPERS[paper]()]
-    print(text(found))
-    print(json.dumps([check.as_json() for one in found for check in one.checks]))
+    papers = [options.only] if options.only else PAPERS
+    comparisons = [compare() for paper in papers for compare in PAPERS[paper]()]
+    print(text(comparisons))
+    print(json.dumps([asdict(check) for comparison in comparisons for check in comparison.checks]))
     return 0
 
 
-def text(found: list[Comparison]) -> str:
-    """One table for each title, then every order."""
-    rows: dict[str, list[Row]] = defaultdict(list)
-    for one in found:
-        rows[one.title] += one.rows
-    tables = [f"{title} (seconds an iteration)\n{table([dict(row) for row in every])}" for title, every in rows.items()]
-    return "\n\n".join([*tables, "\n".join(str(check) for one in found for check in one.checks)])
+def text(comparisons: Sequence[Comparison]) -> str:
+    """Write one table for each title, then every order."""
+    by_title: dict[str, list[Row]] = defaultdict(list)
+    for comparison in comparisons:
+        by_title[comparison.title] += comparison.rows
+    tables = [
+        f"{title} (seconds an iteration)\n{table([dict(row) for row in rows])}" for title, rows in by_title.items()
+    ]
+    orders = "\n".join(str(check) for comparison in comparisons for check in comparison.checks)
+    return "\n\n".join([*tables, orders])
 
 
 if __name__ == "__main__":
