@@ -33,23 +33,19 @@ def main() -> int:
         return 2
     for estimate in (*calls, *eager, *ends):
         print(line(estimate, options.explain))
-    result = {"calls": [as_json(call) for call in calls], "end_to_end": [as_json(end) for end in ends]}
-    print(json.dumps(result))
+    print(json.dumps({"calls": [as_json(call) for call in calls], "end_to_end": [as_json(end) for end in ends]}))
     return 0
 
 
 def estimates(published: Published) -> tuple[list[Estimate], list[Estimate]]:
-    """Every call in the file's order, and every plan end to end."""
-    calls, ends = [], []
-    for plan in published.plans:
-        found = estimate_calls(published, plan)
-        calls += found
-        ends.append(estimate_end_to_end(published, plan, found))
-    return calls, ends
+    """Estimate every call in the file's order, and every plan end to end."""
+    by_plan = {plan: estimate_calls(published, plan) for plan in published.plans}
+    ends = [estimate_end_to_end(published, plan, calls) for plan, calls in by_plan.items()]
+    return [call for calls in by_plan.values() for call in calls], ends
 
 
 def without_graphs(published: Published) -> list[Estimate]:
-    """The calls whose time without CUDA graphs the file has apart from its plans."""
+    """Estimate the calls whose time without CUDA graphs the file has apart from its plans."""
     return [
         replace(call, name=f"{call.name} (eager)", measured_seconds=measured[call.name])
         for plan, measured in published.without_cuda_graph.items()
@@ -63,8 +59,8 @@ def line(estimate: Estimate, explain: bool) -> str:
     """One row of the table."""
     measured = "      -" if estimate.measured_seconds is None else f"{estimate.measured_seconds:7.1f}"
     ratio = "    -" if estimate.ratio is None else f"{estimate.ratio:5.2f}"
-    what = f"{estimate.plan:<12} {estimate.name:<22}"
-    row = f"{what} {estimate.predicted_seconds:7.1f} s, measured {measured}, ratio {ratio}"
+    call = f"{estimate.plan:<12} {estimate.name:<22}"
+    row = f"{call} {estimate.predicted_seconds:7.1f} s, measured {measured}, ratio {ratio}"
     terms = ", ".join(f"{name} {seconds:.2f}" for name, seconds in estimate.terms.by_term().items())
     return f"{row}  {terms}" if explain and terms else row
 

@@ -1,6 +1,6 @@
 """Two kinds of nodes: APP's table III (33B models, 8 A100 alone, and with 8 V100 of 32 GB), planned without devices.
 
-Run: python -m benchmarks.heterogeneous [--batch-sizes 16 32] [--budget-seconds 10]
+    python -m benchmarks.heterogeneous [--batch-sizes 16 32] [--budget-seconds 10] [--model llama-33b]
 
 The paper (Xiao et al. 2023, arXiv:2312.11819, section VI-B) keeps all four models at 33B, prompts and responses at 256
 tokens, one epoch of one batch, and takes the largest batch that fits; it does not say which. Nor does it say what
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.planning.what_if import read_question
@@ -49,9 +50,8 @@ def settings(calls: list[str]) -> Iterator[Setting]:
     yield Setting("both kinds", BOTH, {})
 
 
-def planned(setting: Setting, model: str, batch_size: int, budget_seconds: float) -> Planned:
-    """The plan for PPO with four models of one size. Raises InvalidInput where none fits."""
-    update = {"update": {"mini_batches": 1, "epochs": 1}}
+def search_plan(setting: Setting, model: str, batch_size: int, budget_seconds: float) -> Planned:
+    """Plan PPO with four models of one size. Raises InvalidInput where no plan fits."""
     question = read_question(
         ppo,
         PlanOptions(
@@ -61,51 +61,43 @@ def planned(setting: Setting, model: str, batch_size: int, budget_seconds: float
             prompt_length="256",
             response_length="256",
             batch_size=batch_size,
-            parameters={"algo": update},
+            parameters={"algo": {"update": {"mini_batches": 1, "epochs": 1}}},
         ),
     )
     trained = replace(question, graph=training(question.graph))
     return plan_graph(trained, budget_seconds, pins=setting.pins)
 
 
-def row(setting: Setting, batch_size: int, found: Planned) -> dict[str, object]:
-    """What a plan says, and which calls it puts on which kind."""
-    nodes = {
-        name: {KINDS[device.node] for device in placed.mesh.devices()}
-        for name, placed in found.plan.placements
-        if placed.engine != "python"
+def row(setting: Setting, batch_size: int, planned: Planned) -> dict[str, Any]:
+    """A plan's seconds and rate, and the calls that it puts on V100s."""
+    kinds = {
+        name: {KINDS[device.node] for device in placement.mesh.devices()}
+        for name, placement in planned.plan.placements
+        if placement.engine != "python"
     }
     return {
         "setting": setting.name,
         "batch_size": batch_size,
-        "seconds": found.seconds,
-        "samples_per_second": batch_size / found.seconds,
-        "lower_bound_seconds": found.lower_bound_seconds,
-        "on_v100": sorted(name for name, kinds in nodes.items() if "V100" in kinds),
+        "seconds": planned.seconds,
+        "samples_per_second": batch_size / planned.seconds,
+        "lower_bound_seconds": planned.lower_bound_seconds,
+        "on_v100": sorted(name for name, used in kinds.items() if "V100" in used),
     }
 
 
-def words(found: Mapping[str, object]) -> dict[str, str]:
-    """A row for people."""
-    shown = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in found.items()}
-    on_v100 = found["on_v100"]
-    assert isinstance(on_v100, list)  # see row
-    return shown | {"on_v100": ", ".join(on_v100) or "-"}
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row of the printed table."""
+    words = {name: f"{value:.3f}" if isinstance(value, float) else str(value) for name, value in row.items()}
+    return words | {"on_v100": ", ".join(row["on_v100"]) or "-"}
 
 
-def gain(rows: list[dict[str, object]], setting: str) -> float | None:
-    """By how much its best throughput is above that of the A100s alone; None where one of them has no plan."""
+def gain(rows: Sequence[Mapping[str, Any]], setting: str) -> float | None:
+    """The best throughput of a setting over that of the A100s alone, less 1; None where one of them has no plan."""
     best = {
-        name: max((_rate(one) for one in rows if one["setting"] == name), default=0.0)
+        name: max((row["samples_per_second"] for row in rows if row["setting"] == name), default=0.0)
         for name in ("a100 alone", setting)
     }
     return best[setting] / best["a100 alone"] - 1 if all(best.values()) else None
-
-
-def _rate(found: Mapping[str, object]) -> float:
-    rate = found["samples_per_second"]
-    assert isinstance(rate, float)  # see row
-    return rate
 
 
 def main() -> None:
@@ -116,21 +108,19 @@ def main() -> None:
     parser.add_argument("--budget-seconds", type=float, default=10.0, help="of search, for each plan")
     options = parser.parse_args()
     calls = ["actor_generate", "critic_inference", "actor_train", "critic_train"]
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     for setting in settings(calls):
         for batch_size in options.batch_sizes:
             try:
-                rows.append(
-                    row(setting, batch_size, planned(setting, options.model, batch_size, options.budget_seconds))
-                )
+                planned = search_plan(setting, options.model, batch_size, options.budget_seconds)
+                rows.append(row(setting, batch_size, planned))
             except InvalidInput as error:
                 print(f"{setting.name}, batch {batch_size}: {error}")
-    print(table([words(one) for one in rows]))
+    print(table([cells(line) for line in rows]))
     gains = {name: gain(rows, name) for name in ("app", "both kinds")}
-    for name, by in gains.items():
-        print(
-            f"{name}: {'no plan to compare' if by is None else f'{by:+.1%}'} in samples per second over the A100s alone"
-        )
+    for name, above in gains.items():
+        words = "no plan to compare" if above is None else f"{above:+.1%}"
+        print(f"{name}: {words} in samples per second over the A100s alone")
     paper = PAPERS["app"] / PAPERS["a100 alone"] - 1
     print(f"the paper: {paper:+.1%} ({PAPERS['a100 alone']} to {PAPERS['app']} samples per second)")
     print(json.dumps({"rows": rows, "gains": gains, "paper": paper}))

@@ -32,21 +32,16 @@ LIMIT_SECONDS = 3600
 
 def main() -> None:
     """Measure, compare, print."""
-    arguments = parse_arguments()
-    work = PPOWork(model=arguments.model, prompts=arguments.prompts, steps=arguments.steps)
-    check_files(work)
-    sides = [arguments.only] if arguments.only else ["trl", "ours"]
-    print(json.dumps(summary({side: measure(side, work) for side in sides})))
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["ours", "trl"])
     parser.add_argument("--steps", type=int, default=PPOWork.steps)
     parser.add_argument("--model", default=PPOWork.model)
     parser.add_argument("--prompts", default=PPOWork.prompts)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    work = PPOWork(model=arguments.model, prompts=arguments.prompts, steps=arguments.steps)
+    check_files(work)
+    sides = [arguments.only] if arguments.only else ["trl", "ours"]
+    print(json.dumps(summary({side: measure(side, work) for side in sides})))
 
 
 def measure(side: str, work: PPOWork) -> Measured:

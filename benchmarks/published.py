@@ -51,16 +51,16 @@ class ClusterTable(_Table):
     inter_node: str = ""
 
     def hardware(self) -> Hardware:
-        """Its devices and network."""
-        kind = datasheet(self.device, "cluster.device")
-        return Hardware(kind, self.gpus_per_node, self._network() if self.nodes > 1 else None)
+        """The devices and the network between nodes."""
+        device = datasheet(self.device, "cluster.device")
+        return Hardware(device, self.gpus_per_node, self._network() if self.nodes > 1 else None)
 
     def _network(self) -> Network:
-        found = _NETWORK.search(self.inter_node)
-        if found is None:
+        match = _NETWORK.search(self.inter_node)
+        if match is None:
             raise InvalidInput("cluster.inter_node", self.inter_node, "a bandwidth such as `RoCE 3.2 Tbit/s per node`")
-        bits = float(found[1]) * (1e12 if found[2].upper() == "T" else 1e9)
-        bits *= 1 if found[3].lower() == "node" else self.gpus_per_node
+        bits = float(match[1]) * (1e12 if match[2].upper() == "T" else 1e9)
+        bits *= 1 if match[3].lower() == "node" else self.gpus_per_node
         if not bits:
             raise InvalidInput("cluster.inter_node", self.inter_node, "a bandwidth above 0")
         return Network(self.inter_node, bits / 8)
@@ -76,7 +76,7 @@ class ModelTable(_Table):
     max_position_embeddings: Positive = 8192
 
     def shape(self) -> TransformerShape:
-        """Its shape; the base of the rotary embedding and the norm's epsilon cost nothing."""
+        """The model's shape; the base of the rotary embedding and the norm's epsilon cost nothing."""
         head_dim = self.hidden_size // self.num_attention_heads
         sizes = self.model_dump()
         return TransformerShape(**sizes, head_dim=head_dim, rope_theta=5e5, rms_norm_eps=1e-5, tied_embeddings=False)
@@ -98,7 +98,7 @@ class MeshTable(_Table):
     gpus_per_node: Positive
 
     def mesh(self) -> DeviceMesh:
-        """As a mesh."""
+        """The mesh that the four numbers say."""
         return DeviceMesh(self.first_node, self.num_nodes, self.first_gpu, self.gpus_per_node)
 
 
@@ -154,7 +154,7 @@ class Estimate:
 
 
 def read_published(path: Path) -> Published:
-    """The file's content; raises InvalidInput, one line, for a missing or malformed one."""
+    """Read a file; raises InvalidInput, one line, for a missing or malformed one."""
     try:
         published = Published.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -170,17 +170,17 @@ def read_published(path: Path) -> Published:
 
 
 def estimate_calls(published: Published, plan: str, cuda_graphs: bool | None = None) -> list[Estimate]:
-    """Every call of a plan, in the file's order; `cuda_graphs` overrides what the file's workload says."""
+    """Estimate every call of a plan, in the file's order; `cuda_graphs` overrides what the file's workload says."""
     hardware = published.cluster.hardware()
-    found = []
+    estimates = []
     for call in published.plans[plan].calls:
         terms = _cost(published, call, hardware, cuda_graphs)
-        found.append(Estimate(plan, call.name, terms, terms.total, call.measured_seconds))
-    return found
+        estimates.append(Estimate(plan, call.name, terms, terms.total, call.measured_seconds))
+    return estimates
 
 
 def estimate_end_to_end(published: Published, plan: str, calls: Sequence[Estimate]) -> Estimate:
-    """The plan's critical path through its calls, and the iteration's explicit overhead."""
+    """Estimate a plan: the critical path through its calls, and the iteration's explicit overhead."""
     table = published.plans[plan]
     path = critical_path_seconds(table.calls, [call.predicted_seconds for call in calls])
     return Estimate(plan, "end_to_end", Seconds(), path + ITERATION_SECONDS, table.measured_end_to_end_seconds)
@@ -192,18 +192,14 @@ def critical_path_seconds(calls: Sequence[CallTable], seconds: Sequence[float]) 
     A call starts once the phase before it has ended and its mesh is free, in the file's order (ReaL, algorithm 1).
     """
     order = sorted(range(len(calls)), key=lambda index: _PHASES[calls[index].kind])
-    placed: list[tuple[int, float]] = []
+    placed: list[tuple[CallTable, float]] = []
     for index in order:
         call, mesh = calls[index], calls[index].mesh.mesh()
         earlier = [
-            end for other, end in placed if _before(calls[other], call) or calls[other].mesh.mesh().overlaps(mesh)
+            end for other, end in placed if _PHASES[other.kind] < _PHASES[call.kind] or other.mesh.mesh().overlaps(mesh)
         ]
-        placed.append((index, max(earlier, default=0.0) + seconds[index]))
+        placed.append((call, max(earlier, default=0.0) + seconds[index]))
     return max(end for _, end in placed)
-
-
-def _before(one: CallTable, other: CallTable) -> bool:
-    return _PHASES[one.kind] < _PHASES[other.kind]
 
 
 def _cost(published: Published, call: CallTable, hardware: Hardware, cuda_graphs: bool | None) -> Seconds:

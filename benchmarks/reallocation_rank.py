@@ -1,4 +1,4 @@
-"""What a rank does in `benchmarks.reallocation`: it holds two copies of a model and moves the one into the other."""
+"""A rank of `benchmarks.reallocation`: it holds two copies of a model and moves the one into the other."""
 
 from __future__ import annotations
 

@@ -18,12 +18,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    TrainerCallback,
-)
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
 from benchmarks.ppo_work import PPOWork
@@ -54,12 +49,12 @@ class Stopwatch(TrainerCallback):
         self.current[name] += time.perf_counter() - began
 
     def median(self, name: str) -> float:
-        """Over all steps but the first, which warms up."""
+        """The median over all steps but the first, which warms up."""
         return statistics.median(step.get(name, 0.0) for step in self.steps[1:])
 
 
 def watch(watch: Stopwatch, names: Callable[..., str | None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, timed under the name that `names` gives its first argument; not timed when that is None."""
+    """Time `function` under the name that `names` gives its first argument; not at all when that is None."""
 
     def timed(first: Any, *rest: Any, **named: Any) -> Any:
         name = names(first)
@@ -72,7 +67,7 @@ def watch(watch: Stopwatch, names: Callable[..., str | None], function: Callable
 
 
 def make_trainer(work: PPOWork) -> PPOTrainer:
-    """TRL's trainer with four models of the same folder."""
+    """Make TRL's trainer with four models of the same folder."""
     tokenizer = AutoTokenizer.from_pretrained(work.model, padding_side="left")
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)  # must not be the token that ends a response
     policy, ref = (AutoModelForCausalLM.from_pretrained(work.model, dtype=torch.bfloat16) for _ in range(2))
