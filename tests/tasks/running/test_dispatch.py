@@ -7,7 +7,6 @@ import pytest
 
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
-from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.row_uses import row_uses
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -45,6 +44,7 @@ TWO_NODES = {
     "actor_train_step": on("n0-1:0-1", "megatron", dp=2, tp=2),
     "critic_train_step": on("n0-1:0-1", "megatron", dp=4),
 }
+ROLES = ("actor", "critic", "ref", "reward")
 PLANS = {"colocated": (FOUR, COLOCATED), "pipelines": (FOUR, PIPELINES), "two nodes": (SLOW_HALF, TWO_NODES)}
 
 
@@ -130,12 +130,26 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
     assert abs(sum(tokens[0]) - sum(tokens[1])) <= 2 * max(map(row_world.length, range(40)))
 
 
-def test_what_a_step_needs_no_more_is_forgotten(gang, tmp_path):
-    """Lengths and counts of a finished step do not pile up over a long run."""
-    dispatcher = started(gang, "colocated", tmp_path, 1)
-    for node in augment(dispatcher.run.augmented.graph, dispatcher.run.augmented.plan, 1):
-        if node.kind != "export":
-            dispatcher.execute(node)
-    assert dispatcher.rows.lengths(0)
-    dispatcher.finish_step(0, oldest=1)
-    assert not dispatcher.rows.lengths(0)
+def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
+    """Rows of finished steps and fingerprints of old versions do not pile up over a long run."""
+    dispatcher = started(gang, "colocated", tmp_path, num_steps=5)
+    rows, fingerprints = dispatcher.rows, dispatcher.fingerprints
+    for step in range(5):
+        for node in dispatcher.run.augmented.of_step(step):
+            if node.kind != "export":
+                dispatcher.execute(node)
+        assert rows.lengths(step)
+        dispatcher.finish_step(step, oldest=step + 1)
+        assert not any((rows._lengths, rows._row_ids, rows._uses_left, rows._versions))
+        versions = {role: sorted(v for other, v in fingerprints._learned if other == role) for role in ROLES}
+        trained = list(range(max(0, step), step + 2))  # what the next step reads, and the one before
+        assert versions == {"actor": trained, "critic": trained, "ref": [0], "reward": [0]}
+
+
+def test_calls_on_the_same_rows_share_their_numbers(gang, tmp_path):
+    """They are computed once a step, not once a call."""
+    dispatcher = started(gang, "colocated", tmp_path)
+    rows, calls = dispatcher.rows, dispatcher.run.augmented.graph.calls
+    numbers = {id(rows.row_ids(call, 1)) for call in calls}
+    assert len(numbers) == 1
+    assert rows.row_ids(calls[0], 0) != rows.row_ids(calls[0], 1)
