@@ -17,7 +17,7 @@ BYTES_PER_GIB = 1 << 30
 
 
 class ClusterFields(BaseModel):
-    """What a Cluster block and the worker's job variables say of a cluster."""
+    """Fields that a Cluster block and the worker's job variables have."""
 
     cluster: str = Field(
         "local", title="Cluster", pattern=r"^[\w.-]+$", description="Its name; runs that say the same name share it."
@@ -40,7 +40,7 @@ class ClusterFields(BaseModel):
         return ClusterShape(self.cluster, self.num_nodes, self.devices_per_node, memory)
 
     def lease_book(self) -> LeaseBook:
-        """Who holds which of its devices."""
+        """Return the book that says who holds which of its devices."""
         return LeaseBook(Path(self.lease_directory), self.shape)
 
 

@@ -14,7 +14,7 @@ PATH = "Parquet file, or a folder of them."
 
 
 class DatasetFields(BaseModel):
-    """What every dataset says."""
+    """Fields of every dataset."""
 
     path: str = Field(description=PATH)
     split_column: str | None = Field("split", description="Column that names each row's split; empty reads all rows.")
@@ -23,13 +23,13 @@ class DatasetFields(BaseModel):
 
 
 class PromptsFields(DatasetFields):
-    """What Prompts and a PromptsBlock say."""
+    """Fields of Prompts and a PromptsBlock."""
 
     prompt_column: str = Field("prompt", description="Column with the prompt's text.")
 
 
 class PreferencesFields(DatasetFields):
-    """What Preferences and a PreferencesBlock say."""
+    """Fields of Preferences and a PreferencesBlock."""
 
     prompt_column: str | None = Field("prompt", description="Column with the text before both answers, if any.")
     chosen_column: str = Field("chosen", description="Column with the better answer.")
@@ -82,7 +82,7 @@ class Prompts(DeploymentParameter, PromptsFields):
     path: str = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int) -> Dataset:
-        """These prompts as source `name` of a graph; `num_items` is how many the file holds.
+        """Return these prompts as source `name` of a graph; `num_items` is how many the file holds.
 
         >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640)
         Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1)
@@ -98,5 +98,5 @@ class Preferences(DeploymentParameter, PreferencesFields):
     path: str = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int) -> Dataset:
-        """These pairs as source `name` of a graph; `num_items` is how many the file holds."""
+        """Return these pairs as source `name` of a graph; `num_items` is how many the file holds."""
         return Dataset(name, ("tokens", "prompt_length"), num_items, rows_per_item=2)

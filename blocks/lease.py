@@ -1,4 +1,4 @@
-"""Leasing devices for a run that no worker started: in Python, in a notebook, from the command line."""
+"""Leases of devices for a run that no worker started: in Python, in a notebook, from the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _current: ContextVar[Lease | None] = ContextVar("rlhf_lease", default=None)  # w
 
 
 class LeaseTimeout(RlhfError, TimeoutError):
-    """The mesh was still held by others when the longest wait was over."""
+    """A wait for a mesh that others still held when it was over."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Who holds which devices of a cluster: one locked file per device, so that a dead holder holds nothing.
+"""The lease book of a cluster: one locked file per device, so that a dead holder holds nothing.
 
 A lock (flock) belongs to the open file, not to the process: a child that inherits the descriptors keeps the devices
 even when its parent is killed, and the kernel frees them when the last such process is gone.
@@ -25,7 +25,7 @@ BOOK_LOCK_SECONDS = 5.0  # the book is locked for some file operations; longer m
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a device: the flow run and a process of it, or of its worker, and since when (ISO 8601)."""
+    """The holder of a device: the flow run and a process of it, or of its worker, and since when (ISO 8601)."""
 
     flow_run_id: str
     flow_run: str
@@ -42,7 +42,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The mesh cannot be had now; try again. `holders` says whom to wait for."""
+    """A mesh that cannot be had now; try again. `holders` says whom to wait for."""
 
     wanted: str
     cluster: str

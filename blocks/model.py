@@ -12,7 +12,7 @@ from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, 
 
 
 class ModelFields(BaseModel):
-    """What a Model and a ModelBlock say."""
+    """Fields of Model and a ModelBlock."""
 
     path: str = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
     head: Head = Field("lm", description="lm gives tokens, scalar one number a token; lm+scalar can only be planned.")
@@ -47,5 +47,5 @@ class Model(DeploymentParameter, ModelFields):
     path: str = Field("", description="Hugging Face folder: config.json, safetensors and tokenizer.")
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
-        """This model as the one of `role`; `shape` is what the folder's config.json says."""
+        """Return this model as the one of `role`; `shape` is what the folder's config.json says."""
         return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer)

@@ -1,4 +1,4 @@
-"""Tells the server that a flow run is over when its worker is dead: what its keeper turns into at the end.
+"""Tell the server that a flow run is over when its worker is dead: what its keeper turns into at the end.
 
 python -m prefect_rlhf.blocks.worker.close_run FLOW_RUN_ID
 """

@@ -1,4 +1,4 @@
-"""What is run for one flow run: the form's values, the run's own, and the environment made of both."""
+"""The configuration of one flow run: the form's values, the run's own, and the environment made of both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "7"}  # waits 2, 4, ... 128 s: a serve
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What the worker needs to know of a flow run."""
+    """Facts of a flow run that its worker needs."""
 
     id: str = ""
     name: str = ""
@@ -37,13 +37,13 @@ class RunFacts:
 
 
 class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
-    """Which mesh a flow run gets, and the process that runs it."""
+    """The mesh that a flow run gets, and the process that runs it."""
 
     _run: RunFacts = PrivateAttr(RunFacts())
 
     @property
     def run(self) -> RunFacts:
-        """Set by `prepare_for_flow_run`."""
+        """Facts of the flow run, set by `prepare_for_flow_run`."""
         return self._run
 
     @property
@@ -106,5 +106,5 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
     @staticmethod
     def _base_flow_run_command() -> str:
-        """The engine itself; Prefect's newer `flow-run execute` would put a runner of its own in between."""
+        """Return the engine's own command; Prefect's newer `flow-run execute` would put a runner in between."""
         return "python -m prefect.engine"

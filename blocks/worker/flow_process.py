@@ -65,13 +65,13 @@ class FlowProcess:
         return self._keeper.returncode is not None
 
     async def ended(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the run's processes are gone, or for `timeout_seconds`; whether they are."""
+        """Wait until the run's processes are gone, or for `timeout_seconds`; return whether they are."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._keeper.wait(), timeout_seconds)
         return self.has_ended
 
     async def stop(self) -> None:
-        """SIGTERM, the grace, SIGKILL. Returns when nothing is left, within the grace and some seconds."""
+        """Send SIGTERM, after the grace SIGKILL. Returns when nothing is left, some seconds after the grace at most."""
         if self._keeper.stdin is not None:
             self._keeper.stdin.write(keeper.STOP)
             self._keeper.stdin.close()

@@ -1,4 +1,4 @@
-"""Runs one command and outlives nothing of it: started as a script between the worker and the flow run's process.
+"""Run one command and outlive nothing of it: started as a script between the worker and the flow run's process.
 
     python keeper.py FLOW_RUN_ID GRACE_SECONDS DESCRIPTORS COMMAND...
 
@@ -92,7 +92,7 @@ def _stop_requests() -> int:
 
 
 def _first_of(ended: int, stops: tuple[int, ...], timeout_seconds: float | None) -> bool:
-    """Wait for one of the descriptors; True when it is `ended`."""
+    """Wait for one of the descriptors; return whether it is `ended`."""
     ready, _, _ = select.select([ended, *stops], [], [], timeout_seconds)
     return ended in ready
 

@@ -1,4 +1,4 @@
-"""How a flow run's process ended."""
+"""The end of a flow run's process."""
 
 from __future__ import annotations
 

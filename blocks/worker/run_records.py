@@ -42,7 +42,7 @@ class RunRecords:
             return None
 
     async def is_cancelled(self) -> bool:
-        """Whether a person asked to cancel the run, or it is cancelled already."""
+        """Return whether a person asked to cancel the run, or it is cancelled already."""
         state = await self.state()
         return state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED)
 

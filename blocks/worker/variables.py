@@ -1,4 +1,4 @@
-"""What the form of a gpu-mesh work pool asks, and a deployment's or a run's job variables may override."""
+"""The form of a gpu-mesh work pool, which a deployment's or a run's job variables may override."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from prefect_rlhf.blocks.cluster import ClusterFields
 
 
 class MeshFields(ClusterFields):
-    """What the variables and the configuration share: which devices, and how the flow run's process is treated.
+    """Fields that the variables and the configuration share: which devices, and how the flow run's process is treated.
 
     No field is optional: Prefect's templates drop empty values, and its form cannot show a nullable word.
     """

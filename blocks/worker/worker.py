@@ -38,7 +38,7 @@ LATE_EVENTS_SECONDS = 2.0  # a dead process's last task run events reach the ser
 
 
 class CancelledWhileWaiting(RlhfError):
-    """The run was cancelled before it had its lease."""
+    """A run that was cancelled before it had its lease."""
 
 
 @final
@@ -75,8 +75,8 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         records = RunRecords(self.client, flow_run.id)
         logger = self.get_flow_run_logger(flow_run)
         try:
-            leased = None if configuration.run.dry_run else await self._wait_for_lease(configuration, records, logger)
-            lease = _lease(configuration, leased)
+            locked = None if configuration.run.dry_run else await self._wait_for_lease(configuration, records, logger)
+            lease = _lease(configuration, locked)
         except CancelledWhileWaiting:
             await records.cancelled()
             return _never_started(started)
@@ -88,10 +88,10 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             f"Lease {lease.id}: {lease.mesh.name} of cluster {lease.cluster.name} ({len(lease.devices)} devices)"
         )
         try:
-            return await self._run_on(lease, leased, configuration, records, started)
+            return await self._run_on(lease, locked, configuration, records, started)
         finally:
-            if leased is not None:
-                leased.release()
+            if locked is not None:
+                locked.release()
 
     async def _wait_for_lease(
         self, configuration: GpuMeshConfiguration, records: RunRecords, logger: PrefectLogAdapter
@@ -121,21 +121,21 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
     async def _run_on(
         self,
         lease: Lease,
-        leased: LeasedMesh | None,
+        locked: LeasedMesh | None,
         configuration: GpuMeshConfiguration,
         records: RunRecords,
         started: TaskStatus[int | str],
     ) -> GpuMeshResult:
         try:
-            async with self._process(lease, leased, configuration, records) as process:
+            async with self._process(lease, locked, configuration, records) as process:
                 started.started(process.identifier)
                 cancelled = await self._watch(process, records)
         except asyncio.CancelledError:
             with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS):
                 await records.crashed("The worker was stopped.")
             raise
-        if leased is not None:
-            leased.release()  # before the server is told: nothing of the run is left
+        if locked is not None:
+            locked.release()  # before the server is told: nothing of the run is left
         if cancelled:
             await records.cancelled()
             return GpuMeshResult(identifier=process.identifier, status_code=0)
@@ -145,9 +145,9 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
 
     @contextlib.asynccontextmanager
     async def _process(
-        self, lease: Lease, leased: LeasedMesh | None, configuration: GpuMeshConfiguration, records: RunRecords
+        self, lease: Lease, locked: LeasedMesh | None, configuration: GpuMeshConfiguration, records: RunRecords
     ) -> AsyncIterator[FlowProcess]:
-        """The flow run's process; when the body is left, nothing of it remains."""
+        """Start the flow run's process; when the body is left, nothing of it remains."""
         port, token = self._control.register(records.id)
         control = {"PREFECT__CONTROL_PORT": str(port), "PREFECT__CONTROL_TOKEN": token}
         with tempfile.TemporaryDirectory(prefix="gpu-mesh-") as folder:
@@ -157,7 +157,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
                 environment={**configuration.environment(lease), **control},
                 working_dir=configuration.working_dir or folder,
                 grace_seconds=configuration.grace_seconds,
-                descriptors=leased.descriptors if leased else (),
+                descriptors=locked.descriptors if locked else (),
                 stream_output=configuration.stream_output,
             )
             try:
@@ -192,10 +192,10 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             raise InfrastructureNotFound(str(error)) from error
 
 
-def _lease(configuration: GpuMeshConfiguration, leased: LeasedMesh | None) -> Lease:
-    """Return the lease of `leased`; of a dry run, of the mesh that it would get. Raises InvalidInput without any."""
-    if leased is not None:
-        return configuration.lease(leased.id, leased.mesh)
+def _lease(configuration: GpuMeshConfiguration, locked: LeasedMesh | None) -> Lease:
+    """Return the lease of `locked`; of a dry run, of the mesh that it would get. Raises InvalidInput without any."""
+    if locked is not None:
+        return configuration.lease(locked.id, locked.mesh)
     return configuration.lease("dry-run", configuration.lease_book().candidates(configuration.wanted)[0])
 
 

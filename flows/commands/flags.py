@@ -1,4 +1,4 @@
-"""What all commands share: parameters from a file and single ones by name, lists of numbers, and words on stderr."""
+"""Flags that all commands share: parameters of a file and single ones by name, numbers, and words on stderr."""
 
 from __future__ import annotations
 

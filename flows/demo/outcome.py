@@ -1,4 +1,4 @@
-"""What a PPO run changed, read from the files it left: rewards, an independent judge, KL, samples, and seconds."""
+"""The outcome of a PPO run, read from the files it left: rewards, an independent judge, KL, samples, and seconds."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Sentence:
 
     @property
     def split(self) -> str:
-        """Decided by the text alone, so the same sentence is never in both."""
+        """`train` or `held_out`, by the text alone: the same sentence is never in both."""
         digest = blake2b(self.text.lower().encode(), digest_size=8).digest()
         return "held_out" if int.from_bytes(digest, "little") % 10 < HELD_OUT_TENTHS else "train"
 

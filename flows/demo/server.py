@@ -36,7 +36,7 @@ class DemoServer:
 
     @property
     def daemons(self) -> tuple[Daemon, Daemon]:
-        """Worker first: it must end before the server it reports to."""
+        """Worker and server, in the order of their end: a worker reports to its server."""
         return Daemon("worker", self.home / "processes"), Daemon("server", self.home / "processes")
 
     def environment(self) -> dict[str, str]:

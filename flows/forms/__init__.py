@@ -1,1 +1,1 @@
-"""What a person may set: the typed parameters of every flow, and their check."""
+"""Forms: the typed parameters of every flow, and their check."""

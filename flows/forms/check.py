@@ -1,4 +1,4 @@
-"""Checking a flow's parameters against their types: the first mistake, in one line."""
+"""The check of a flow's parameters against their types: the first mistake, in one line."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Form(Settings):
 
 
 class RunOptions(Form):
-    """Shown in the form of each deployment, after the algorithm's own parameters."""
+    """Options of every run, which each deployment's form shows after the algorithm's own parameters."""
 
     steps: int = Field(10, ge=0, description="Iterations of the algorithm.")
     plan: str = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")

@@ -1,4 +1,4 @@
-"""What a person may say of a plan that is only asked about: the form of `rlhf/plan`, and the flags of the command."""
+"""The options of a plan that is only asked about: the form of `rlhf/plan`, and the flags of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where measured times are kept: one file for each model shape, format, kind and number of devices."""
+"""Measured times on disk: one file for each model shape, format, kind and number of devices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Machine:
         return cls(kind, datasheet(gpu_name(), "kind").name, "", versions)
 
     def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int) -> Subject:
-        """Return what a profile is of: a model on `num_devices` of this machine's devices."""
+        """Return the subject of a profile: a model on `num_devices` of this machine's devices."""
         return Subject(shape, dtype, self.kind, self.device, num_devices, self.processor, self.versions)
 
 

@@ -1,4 +1,4 @@
-"""What a run was asked for, read and checked: its inputs, its graph, and the checkpoint where it goes on."""
+"""The request for a run, read and checked: its inputs, its graph, and the checkpoint where it goes on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from prefect_rlhf.tasks.trace import Algorithm
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What a run was asked for, checked; `checkpoint` is where it goes on, None for a run from the start."""
+    """A checked request for a run; `checkpoint` is where it goes on, None for a run from the start."""
 
     options: RunOptions
     lease: Lease
@@ -42,11 +42,11 @@ class RunRequest:
 
     @property
     def question(self) -> Question:
-        """The question which plan is best for the run. Raises InvalidInput where nobody knows the hardware."""
+        """The question which plan is best for this run. Raises InvalidInput where nobody knows the hardware."""
         return Question(self.graph, Site.of_lease(self.lease, self.sources), self.workload)
 
     def training_run(self, augmented: AugmentedGraph, run_dir: Path, checkpoint: Checkpoint | None) -> TrainingRun:
-        """Return what is fixed while `augmented` runs."""
+        """Return the values that are fixed while `augmented` runs."""
         return TrainingRun(
             augmented=augmented,
             lease=self.lease,
