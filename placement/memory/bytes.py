@@ -1,21 +1,22 @@
-"""Bytes as the certificate counts them: what of a device may be filled, and how they are written for people."""
+"""Bytes of a device: how many a plan may fill, and how they are written for people."""
 
 from __future__ import annotations
 
 from math import ceil
 
-GIB, MIB = 1 << 30, 1 << 20
+from prefect_rlhf.placement.cost.hardware import GIB
 
+MIB = 1 << 20
 RESERVED_SHARE = 0.08  # of a device: contexts and buffers of CUDA and collectives, fragments that nothing fits in
 
 
 def usable_bytes(device_bytes: int) -> int:
-    """What of a device's memory a plan may fill."""
+    """Return how much of a device's memory a plan may fill."""
     return int(device_bytes * (1 - RESERVED_SHARE))
 
 
 def enough_bytes(filled_bytes: int) -> int:
-    """The memory, in whole GiB, of which a plan may fill so much.
+    """Return the memory, in whole GiB, of which a plan may fill so much.
 
     >>> enough_bytes(73 * GIB) // GIB, enough_bytes(74 * GIB) // GIB
     (80, 81)
@@ -24,7 +25,7 @@ def enough_bytes(filled_bytes: int) -> int:
 
 
 def byte_size(num_bytes: int) -> str:
-    """In the unit that people would choose.
+    """Write bytes in the unit that people would choose.
 
     >>> byte_size(3 << 29), byte_size(5 << 20)
     ('1.50 GiB', '5.00 MiB')

@@ -19,20 +19,15 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.memory.bytes import (
-    byte_size,
-    usable_bytes,
-)
+from prefect_rlhf.placement.memory.bytes import byte_size, usable_bytes
 from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
-from prefect_rlhf.placement.memory.needs import (
-    ByteShare,
-    _Need,
-    _needs,
-)
-from prefect_rlhf.placement.memory.windows import _opened, _Order, _Window, _windows
+from prefect_rlhf.placement.memory.needs import ByteShare, Need, node_needs
+from prefect_rlhf.placement.memory.windows import Precedence, Window, windows
 from prefect_rlhf.placement.mesh import Device, DeviceMesh, lanes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.table import table
+
+STEPS_CERTIFIED = 3  # beyond the staleness: the first, one between, and the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class Peak:
 
     @property
     def resident_bytes(self) -> int:
-        """What instances keep; the rest passes with the node."""
+        """Bytes that instances keep; the rest passes with the node."""
         return sum(share.num_bytes for share in self.shares if not share.passing)
 
     @property
@@ -76,12 +71,12 @@ class Certificate:
 
     @property
     def device_bytes(self) -> int:
-        """What the fullest device has; 0 where no device holds anything."""
+        """Memory of the fullest device; 0 where no device holds anything."""
         return self.fullest.device_bytes if self.fullest else 0
 
     @property
     def usable_bytes(self) -> int:
-        """What of the fullest device may be filled."""
+        """How much of the fullest device may be filled."""
         return usable_bytes(self.device_bytes)
 
     @property
@@ -94,139 +89,142 @@ class Certificate:
         return max(self.peaks, key=lambda peak: peak.num_bytes / max(1, peak.usable_bytes), default=None)
 
     def rows(self) -> list[dict[str, str]]:
-        """For a table: each device with its peak, the node, and what holds most; equal devices share a row."""
+        """Return a row for each device: its peak, the node, and what holds most; equal devices share a row."""
         nameless = {DeviceMesh.parse(peak.device).devices()[0]: replace(peak, device="") for peak in self.peaks}
         alike: dict[Peak, list[str]] = defaultdict(list)
         for lane in lanes(nameless):
             alike[nameless[lane.devices()[0]]].append(lane.name)
-        return [_row(names, peak) for peak, names in alike.items()]
+        rows = []
+        for peak, names in alike.items():
+            largest = sorted(peak.shares, key=lambda share: -share.num_bytes)[:3]
+            rows.append(
+                {
+                    "devices": ", ".join(names),
+                    "peak": byte_size(peak.num_bytes),
+                    "of": byte_size(peak.usable_bytes),
+                    "at": peak.node,
+                    "largest": "; ".join(
+                        f"{share.owner} {share.what} {byte_size(share.num_bytes)}" for share in largest
+                    ),
+                }
+            )
+        return rows
 
     def table(self) -> str:
-        """The rows as aligned text, then what the fullest device holds, the largest first."""
+        """Return the rows as aligned text, then what the fullest device holds, the largest first."""
         lines = [table(self.rows())]
         if self.fullest is not None:
             lines.append(f"{self.fullest.device} at {self.fullest.node} holds:")
-            held = sorted(self.fullest.shares, key=lambda share: -share.num_bytes)
-            lines += [f"  {byte_size(share.num_bytes):>10}  {share.owner}: {share.what}" for share in held]
+            largest_first = sorted(self.fullest.shares, key=lambda share: -share.num_bytes)
+            lines += [f"  {byte_size(share.num_bytes):>10}  {share.owner}: {share.what}" for share in largest_first]
         return "\n".join(lines)
 
     def to_json(self) -> str:
-        """Machine-readable: the same with every share in bytes."""
+        """Return the certificate for a machine, with every share in bytes."""
         peaks = [{**asdict(peak), "num_bytes": peak.num_bytes} for peak in self.peaks]
         whole = {"plan": self.plan, "fits": self.fits, "device_bytes": self.device_bytes}
         return json.dumps({**whole, "usable_bytes": self.usable_bytes, "peaks": peaks})
 
 
-def certify(augmented: AugmentedGraph, workload: Workload, kind: Backend) -> Certificate:
+def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
+    """Certify a plan; three steps beyond the staleness stand for a run of any number."""
+    return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, backend)
+
+
+def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> Certificate:
     """Count every device of the plan.
 
     A few steps suffice: enough that every kind of step is there, since what follows repeats.
     """
-    held = _holdings(augmented, workload.longest, kind)
-    order, windows = _Order(augmented), _windows(augmented)
-    needs = _needs(augmented, held, workload, kind)
-    cluster = augmented.plan.cluster
-    counted: dict[object, _Fullest] = {}
-    peaks, most, excess = [], [], 0
+    plan = augmented.plan
+    held = _resident_bytes(augmented, workload.longest, backend)
+    needs = node_needs(augmented, held, workload, backend)
+    precedence, all_windows = Precedence(augmented), windows(augmented)
+    fullest: dict[object, _FullestMoment] = {}
+    peaks, most_resident, excess = [], [], 0
     for device in sorted(held.keys() | needs.keys()):
-        here = _Here(tuple(held.get(device, ())), tuple(needs.get(device, ())))
-        if here.signature not in counted:
-            counted[here.signature] = here.fullest(order, windows)
-        found = counted[here.signature]
-        peaks.append(Peak(str(device), found.node, found.shares, cluster.memory_bytes(device.node)))
-        most.append((str(device), found.most_resident))
-        excess += sum(max(0, total - peaks[-1].usable_bytes) for total in found.totals)
-    return Certificate(augmented.plan.name, tuple(peaks), tuple(most), excess)
+        load = _DeviceLoad(tuple(held.get(device, ())), tuple(needs.get(device, ())))
+        if load.signature not in fullest:
+            fullest[load.signature] = load.fullest_moment(precedence, all_windows)
+        moment = fullest[load.signature]
+        peaks.append(Peak(str(device), moment.node, moment.shares, plan.cluster.memory_bytes(device.node)))
+        most_resident.append((str(device), moment.most_resident))
+        excess += sum(max(0, total - peaks[-1].usable_bytes) for total in moment.totals)
+    return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess)
+
+
+def _resident_bytes(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[Device, list[ResidentBytes]]:
+    """What instances keep on each device while they are there."""
+    resident: dict[Device, list[ResidentBytes]] = defaultdict(list)
+    graph, plan = augmented.graph, augmented.plan
+    for instance, calls in instances(graph, plan).items():
+        cuts = [plan[call.name].micro_batches for call in calls]
+        model, speeds = graph.model(instance.role), plan.cluster.node_speeds
+        for kept in instance_holdings(instance, calls, model, max_length, backend, speeds, cuts):
+            resident[kept.device].append(kept)
+    return resident
 
 
 @dataclass(frozen=True, slots=True)
-class _Fullest:
+class _FullestMoment:
+    """The node that runs at a device's fullest moment, and the shares then; `totals` are those while each node runs."""
+
     node: str
     shares: tuple[ByteShare, ...]
     most_resident: int
-    totals: tuple[int, ...] = ()  # while each node runs
+    totals: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class _Here:
+class _DeviceLoad:
     """One device: what instances keep on it while they are there, and what the nodes that run on it need."""
 
     held: tuple[ResidentBytes, ...]
-    needs: tuple[_Need, ...]
+    needs: tuple[Need, ...]
 
     @property
     def signature(self) -> object:
-        """Equal for devices that count the same."""
-        return tuple((holding.instance, holding.what, holding.num_bytes) for holding in self.held), self.needs
+        """A value that is equal for devices that count the same."""
+        return tuple((kept.instance, kept.what, kept.num_bytes) for kept in self.held), self.needs
 
-    def fullest(self, order: _Order, windows: Sequence[_Window]) -> _Fullest:
-        """The moment with most bytes, and the most that instances keep at any moment."""
-        mine = [window for window in windows if any(h.instance == window.instance for h in self.held)]
-        stays = _shares(self._stays(mine))
-        best, most, totals = _Fullest("between nodes", stays, 0), _total(stays), []
+    def fullest_moment(self, precedence: Precedence, all_windows: Sequence[Window]) -> _FullestMoment:
+        """Find the moment with most bytes, and the most that instances keep at any moment."""
+        of_device = {kept.instance for kept in self.held}
+        visits = [window for window in all_windows if window.instance in of_device]
+        parts = {window.instance: window.part for window in visits}
+        staying = [k for k in self.held if k.instance not in parts or not k.moves_with(parts[k.instance])]
+        shares = _shares(staying)
+        fullest, most, totals = _FullestMoment("between nodes", shares, 0), _total(shares), []
         for need in self.needs:
-            there = (*stays, *_shares(self._visits(need.position, order, mine)))
-            most = max(most, _total(there))
-            totals.append(_total((*there, *need.shares)))
-            if totals[-1] > _total(best.shares):
-                best = _Fullest(need.node, (*there, *need.shares), 0)
-        return replace(best, most_resident=most, totals=tuple(totals))
+            open_then = [window for window in visits if precedence.may_be_open(window, need.position)]
+            resident = (*shares, *_shares(self._heaviest(open_then, precedence)))
+            most = max(most, _total(resident))
+            totals.append(_total((*resident, *need.shares)))
+            if totals[-1] > _total(fullest.shares):
+                fullest = _FullestMoment(need.node, (*resident, *need.shares), 0)
+        return replace(fullest, most_resident=most, totals=tuple(totals))
 
-    def _stays(self, windows: Sequence[_Window]) -> list[ResidentBytes]:
-        """What no window takes away."""
-        parts = {window.instance: window.part for window in windows}
-        return [h for h in self.held if h.instance not in parts or not h.moves_with(parts[h.instance])]
+    def _heaviest(self, able: Sequence[Window], precedence: Precedence) -> list[ResidentBytes]:
+        """The most that windows which may be open bring at once: a clique of those that may overlap, of most weight."""
+        chosen = list(able)
+        if len(able) > 1:
+            together: nx.Graph[Window] = nx.Graph()
+            for window in able:
+                together.add_node(window, weight=sum(kept.num_bytes for kept in self._brought_by(window)))
+            for index, window in enumerate(able):
+                overlapping = (other for other in able[:index] if precedence.may_overlap(window, other))
+                together.add_edges_from((window, other) for other in overlapping)
+            clique, _ = nx.max_weight_clique(together)
+            chosen = sorted(clique, key=lambda window: window.opened)
+        return [kept for window in chosen for kept in self._brought_by(window)]
 
-    def _visits(self, node: int, order: _Order, windows: Sequence[_Window]) -> list[ResidentBytes]:
-        """The most that may visit while a node runs: the heaviest windows that may be open then, and all at once."""
-        able = [window for window in windows if order.may_be_open(window, node)]
-        if len(able) < 2:
-            return [holding for window in able for holding in self._of(window)]
-        together: nx.Graph[_Window] = nx.Graph()
-        for window in able:
-            together.add_node(window, weight=sum(holding.num_bytes for holding in self._of(window)))
-        for index, one in enumerate(able):
-            together.add_edges_from((one, other) for other in able[:index] if order.may_overlap(one, other))
-        chosen, _ = nx.max_weight_clique(together)
-        return [holding for window in sorted(chosen, key=_opened) for holding in self._of(window)]
-
-    def _of(self, window: _Window) -> list[ResidentBytes]:
-        return [h for h in self.held if h.instance == window.instance and h.moves_with(window.part)]
-
-
-def _holdings(augmented: AugmentedGraph, max_length: int, kind: Backend) -> dict[Device, list[ResidentBytes]]:
-    held: dict[Device, list[ResidentBytes]] = defaultdict(list)
-    speeds = augmented.plan.cluster.node_speeds
-    for instance, calls in instances(augmented.graph, augmented.plan).items():
-        model = augmented.graph.model(instance.role)
-        cuts = [augmented.plan[call.name].micro_batches for call in calls]
-        for holding in instance_holdings(instance, calls, model, max_length, kind, speeds, cuts):
-            held[holding.device].append(holding)
-    return held
+    def _brought_by(self, window: Window) -> list[ResidentBytes]:
+        return [kept for kept in self.held if kept.instance == window.instance and kept.moves_with(window.part)]
 
 
 def _shares(held: Sequence[ResidentBytes]) -> tuple[ByteShare, ...]:
-    return tuple(ByteShare(holding.instance.name, holding.what, holding.num_bytes, False) for holding in held)
+    return tuple(ByteShare(kept.instance.name, kept.what, kept.num_bytes, False) for kept in held)
 
 
 def _total(shares: Sequence[ByteShare]) -> int:
     return sum(share.num_bytes for share in shares)
-
-
-def _row(devices: Sequence[str], peak: Peak) -> dict[str, str]:
-    largest = sorted(peak.shares, key=lambda share: -share.num_bytes)[:3]
-    return {
-        "devices": ", ".join(devices),
-        "peak": byte_size(peak.num_bytes),
-        "of": byte_size(peak.usable_bytes),
-        "at": peak.node,
-        "largest": "; ".join(f"{share.owner} {share.what} {byte_size(share.num_bytes)}" for share in largest),
-    }
-
-
-STEPS_CERTIFIED = 3  # beyond the staleness: the first, one between, and the last
-
-
-def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: Backend) -> Certificate:
-    """The certificate of a run of any number of steps."""
-    return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, kind)

@@ -1,7 +1,7 @@
-"""What a model instance keeps on each of its devices between calls, tensor by tensor as its engine keeps it, in bytes.
+"""Holdings: the bytes that a model instance keeps on each device between calls, tensor by tensor as its engine does.
 
-So with everything that a layout does not show: fused and padded buffers, rows of vocabulary padding, vLLM's tables and,
-on CPU, its packed copies.
+That includes what a layout does not show: fused and padded buffers, rows of vocabulary padding, vLLM's tables and, on
+CPU, its packed copies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
 
 OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
-"""What `offload: optimizer` moves."""
+"""The bytes that `offload: optimizer` moves."""
 
 _START = 64  # elements: Megatron aligns each weight in its flat buffer to this
 _BUCKET = 128  # and the buffer's end to a multiple of this and of dp
@@ -42,7 +42,7 @@ class ResidentBytes:
     num_bytes: int
 
     def moves_with(self, part: OffloadPart) -> bool:
-        """Whether an offload of `part` takes it away."""
+        """Return whether an offload of `part` takes them away."""
         return part == "all" or self.what in OPTIMIZER_PART
 
 
@@ -51,11 +51,11 @@ def instance_holdings(
     calls: Sequence[Call],
     model: ModelSpec,
     max_length: int,
-    kind: Backend,
+    backend: Backend,
     node_speeds: Sequence[float] = (),
     micro_batches: Sequence[int] = (),
 ) -> tuple[ResidentBytes, ...]:
-    """All that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.
+    """Count all that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.
 
     Where nodes have speeds, replicas have rows in proportion to them. `micro_batches` are the calls' own: vLLM's cache
     holds the rows of one at a time.
@@ -66,11 +66,11 @@ def instance_holdings(
         [-(-count // cuts) for count in counts(call.num_rows, speeds)]
         for call, cuts in zip(calls, micro_batches or (1,) * len(calls), strict=True)
     ]
-    rows = [max(each) for each in zip(*dealt, strict=True)]
+    rows = [max(of_replica) for of_replica in zip(*dealt, strict=True)]
     held = []
     for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True):
         if instance.engine == "vllm":
-            kept = _vllm(model, instance.strategy.tp, rows[at.dp], max_length, kind)
+            kept = _vllm(model, instance.strategy.tp, rows[at.dp], max_length, backend)
         else:
             kept = _megatron(model, instance, at.pp, trained)
         held += [ResidentBytes(device, instance, what, size) for what, size in kept if size]
@@ -97,7 +97,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
 
 
 @cache
-def _vllm(model: ModelSpec, tp: int, rows: int, max_length: int, kind: Backend) -> tuple[tuple[str, int], ...]:
+def _vllm(model: ModelSpec, tp: int, rows: int, max_length: int, backend: Backend) -> tuple[tuple[str, int], ...]:
     """Weights with rotary tables, the cache for all rows at once, and on CPU the copies that products are made from."""
     sizes, shape = ModelSizes.of(model), model.shape
     vocabulary = padded_vocabulary(model, "vllm", tp)
@@ -106,7 +106,7 @@ def _vllm(model: ModelSpec, tp: int, rows: int, max_length: int, kind: Backend) 
     linear = sizes.num_layers * sizes.layer_matrices // tp + vocabulary // tp * sizes.hidden
     blocks = rows * -(-max_length // CACHE_BLOCK) + _NULL_BLOCKS
     cached = blocks * CACHE_BLOCK * sizes.num_layers * sizes.cache_bytes_per_token(tp)
-    packed = linear * sizes.item if kind == "cpu" else 0
+    packed = linear * sizes.item if backend == "cpu" else 0
     return (("weights", tensors * sizes.item + tables), ("packed weights", packed), ("key-value cache", cached))
 
 

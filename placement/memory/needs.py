@@ -1,4 +1,4 @@
-"""What each node of an augmented graph needs on its devices while it runs."""
+"""Needs: the bytes that a node of an augmented graph fills on its devices while it runs, and only then."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.mesh import Device
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 
-STATIC = ("weights", "gradients", "optimizer")
+STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: what its instance keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ByteShare:
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # devices that need the same share one: it is equal to itself alone
-class _Need:
+class Need:
     """What a node needs on a device while it runs; `position` is the node's in the graph."""
 
     position: int
@@ -45,31 +45,31 @@ class _Need:
     shares: tuple[ByteShare, ...]
 
 
-def _needs(
-    augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]], workload: Workload, kind: Backend
-) -> dict[Device, list[_Need]]:
-    """What each node needs on each of its devices."""
-    needs: dict[Device, list[_Need]] = defaultdict(list)
-    of_move = cache(partial(_staged_by_move, augmented.graph))  # the same in every step
+def node_needs(
+    augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]], workload: Workload, backend: Backend
+) -> dict[Device, list[Need]]:
+    """Count what each node needs on each of its devices, of which instances keep `held`."""
+    needs: dict[Device, list[Need]] = defaultdict(list)
+    staged_by_move = cache(partial(_staged_by_move, augmented.graph))  # the same in every step
     for index, node in enumerate(augmented.nodes):
-        of_device = _of_call(augmented, node, workload, kind)
+        by_device = _active_bytes(augmented, node, workload, backend)
         if node.kind == "reallocate":
             assert node.source is not None and node.target is not None  # set for every reallocate
-            of_device = of_move(node.source, node.target)
+            by_device = staged_by_move(node.source, node.target)
         elif node.kind == "export":
-            of_device = {device: _staged_by_export(node, held.get(device, ())) for device in node.devices}
-        made: dict[tuple[tuple[str, int], ...], _Need] = {}
+            by_device = {device: _staged_by_export(node, held.get(device, ())) for device in node.devices}
+        need_of: dict[tuple[tuple[str, int], ...], Need] = {}
         for device in node.devices:
-            sizes = tuple(of_device[device].items()) if device in of_device else ()
-            if sizes not in made:
+            sizes = tuple(by_device[device].items()) if device in by_device else ()
+            if sizes not in need_of:
                 shares = (ByteShare(node.id, what, size, True) for what, size in sizes if size)
-                made[sizes] = _Need(index, node.id, tuple(shares))
-            needs[device].append(made[sizes])
+                need_of[sizes] = Need(index, node.id, tuple(shares))
+            needs[device].append(need_of[sizes])
     return needs
 
 
-def _of_call(
-    augmented: AugmentedGraph, node: Node, workload: Workload, kind: Backend
+def _active_bytes(
+    augmented: AugmentedGraph, node: Node, workload: Workload, backend: Backend
 ) -> dict[Device, Mapping[str, int]]:
     """Active bytes of a model function call, by device: equal for equal stages of replicas with equally many rows."""
     call, placement = node.call, node.placement
@@ -77,17 +77,16 @@ def _of_call(
         return {}
     sizes = ModelSizes.of(augmented.graph.model(call.role or ""))
     work, execution, engine = CallWork.of(call, workload), Execution.of(placement), placement.engine
-    kept = (*STATIC, "kv_cache") if engine == "vllm" else STATIC  # vLLM takes its cache once, for good
+    kept = (*STATIC_TERMS, "kv_cache") if engine == "vllm" else STATIC_TERMS  # vLLM takes its cache once, for good
     works = replica_works(work, placement, augmented.plan.cluster.node_speeds)
 
     @cache
-    def shares(rows: int, stage: int) -> Mapping[str, int]:
-        mine = replace(work, rows=rows)
-        found = call_bytes(mine, execution, sizes, engine, stage, on_cpu=kind == "cpu").by_term()
-        return {what.replace("_", " "): size for what, size in found.items() if what not in kept}
+    def active(rows: int, stage: int) -> Mapping[str, int]:
+        share = replace(work, rows=rows)
+        terms = call_bytes(share, execution, sizes, engine, stage, on_cpu=backend == "cpu").by_term()
+        return {what.replace("_", " "): size for what, size in terms.items() if what not in kept}
 
-    coordinates = zip(placement.devices, placement.strategy.coordinates(), strict=True)
-    return {device: shares(works[at.dp].rows, at.pp) for device, at in coordinates}
+    return {device: active(works[at.dp].rows, at.pp) for device, at in device_coordinates(placement)}
 
 
 def _staged_by_move(
@@ -109,5 +108,5 @@ def _staged_by_move(
 
 def _staged_by_export(node: Node, held: Sequence[ResidentBytes]) -> Mapping[str, int]:
     """What is written is gathered tensor by tensor."""
-    weights = sum(h.num_bytes for h in held if h.instance == node.instance and h.what == "weights")
+    weights = sum(kept.num_bytes for kept in held if kept.instance == node.instance and kept.what == "weights")
     return {"staged weights": min(BUCKET_BYTES, weights)}

@@ -1,4 +1,4 @@
-"""What would make a plan fit: changes of it, each counted by a certificate of its own."""
+"""Remedies: changes that would make a plan fit, each counted by a certificate of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement,
 from prefect_rlhf.placement.plans.check import check_plan
 
 REMEDIES_SHOWN = 5
-
-
 CHANGES_AT_MOST = 6  # that are tried together
 
 
@@ -38,15 +36,28 @@ class Remedy:
         return f"{self.change}: peak {byte_size(self.peak_bytes)}, {verdict}"
 
 
-def remedies(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: Backend) -> list[Remedy]:
-    """Changes that help, the best first; where none alone suffices, then some of them together."""
-    alone = sorted(_single(plan, graph, workload, kind), key=_excess)
-    shown = alone[:REMEDIES_SHOWN]
+def remedies(
+    plan: ExecutionPlan, certificate: Certificate, graph: DataflowGraph, workload: Workload, backend: Backend
+) -> list[Remedy]:
+    """Return changes that help, the best first; where none alone suffices, then some of them together."""
+
+    def single(plan: ExecutionPlan, now: Certificate) -> Iterator[Remedy]:
+        """Legal changes of one instance, or of one call's micro-batches, that bring the plan nearer to fitting."""
+        for change, changed in _changes(plan, graph, now.fullest.device if now.fullest else ""):
+            try:
+                check_plan(changed, graph, plan.cluster.whole)
+                after = certify_plan(changed, graph, workload, backend)
+            except RlhfError:  # not legal: nothing to propose
+                continue
+            if after.excess_bytes < now.excess_bytes:
+                yield Remedy(change, changed, after)
+
+    shown = sorted(single(plan, certificate), key=_excess)[:REMEDIES_SHOWN]
     if not shown or shown[0].certificate.fits:
         return shown
     best = shown[0]
     for _ in range(CHANGES_AT_MOST - 1):
-        further = min(_single(best.plan, graph, workload, kind), key=_excess, default=None)
+        further = min(single(best.plan, best.certificate), key=_excess, default=None)
         if further is None:
             break
         best = replace(further, change=f"{best.change}; {further.change}")
@@ -55,34 +66,33 @@ def remedies(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind
     return [*shown, best]
 
 
-def refusal(plan: ExecutionPlan, certificate: Certificate, found: Sequence[Remedy]) -> PlanDoesNotFit:
-    """The error that says so."""
+def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Remedy]) -> PlanDoesNotFit:
+    """Return the error that says what fills the fullest device, and what of `proposed` helps."""
     fullest = certificate.fullest
     assert fullest is not None  # an empty plan fits
     usable, whole = byte_size(certificate.usable_bytes), byte_size(certificate.device_bytes)
-    changes = "\n".join(f"  {remedy}" for remedy in found) or "  nothing that this plan could change: more devices"
-    helps = next((remedy.change for remedy in found if remedy.certificate.fits), "")
+    changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  nothing that this plan could change: more devices"
+    helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
     hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more devices, or larger ones"
+    as_json = [{"change": r.change, "peak_bytes": r.peak_bytes, "fits": r.certificate.fits} for r in proposed]
     return PlanDoesNotFit(
         f"plan {plan.name}: memory of {fullest.device}",
         f"{byte_size(fullest.num_bytes)} at {fullest.node}",
         f"at most {usable} ({1 - RESERVED_SHARE:.0%} of {whole}); {hint}",
         f"{certificate.table()}\nWhat would make it fit:\n{changes}",
-        json.dumps({"certificate": json.loads(certificate.to_json()), "remedies": [_remedy_json(r) for r in found]}),
+        json.dumps({"certificate": json.loads(certificate.to_json()), "remedies": as_json}),
     )
 
 
-def _single(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, kind: Backend) -> Iterator[Remedy]:
-    """Legal changes of one instance, or of one call's micro-batches, that bring the plan nearer to fitting."""
-    now = certify_plan(plan, graph, workload, kind)
-    for change, changed in _changes(plan, graph, now.fullest.device if now.fullest else ""):
-        try:
-            check_plan(changed, graph, plan.cluster.whole)
-            certificate = certify_plan(changed, graph, workload, kind)
-        except RlhfError:  # not legal: nothing to propose
-            continue
-        if certificate.excess_bytes < now.excess_bytes:
-            yield Remedy(change, changed, certificate)
+def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:
+    """Return the plan with fields of some calls' placements changed."""
+    names = {call.name for call in calls}
+
+    def change(old: Placement) -> Placement:
+        order = () if "strategy" in fields else old.device_order
+        return replace(old, **{"device_order": order, **fields})  # type: ignore[arg-type]  # names of Placement's fields
+
+    return replace(plan, placements=tuple((n, change(old) if n in names else old) for n, old in plan.placements))
 
 
 def _excess(remedy: Remedy) -> tuple[int, int]:
@@ -90,7 +100,7 @@ def _excess(remedy: Remedy) -> tuple[int, int]:
 
 
 def _changes(plan: ExecutionPlan, graph: DataflowGraph, device: str) -> Iterator[tuple[str, ExecutionPlan]]:
-    """What might help a device: offload, split an instance there further, cut the rows of a call finer."""
+    """Changes that might help a device: offload, split an instance there further, cut the rows of a call finer."""
     there = {
         instance: calls
         for instance, calls in instances(graph, plan).items()
@@ -106,11 +116,11 @@ def _changes(plan: ExecutionPlan, graph: DataflowGraph, device: str) -> Iterator
                 replace(strategy, dp=half, tp=2 * strategy.tp),
                 replace(strategy, dp=half, pp=2 * strategy.pp),
             ):
-                yield f"{split} for {names}", _changed(plan, calls, strategy=split)
+                yield f"{split} for {names}", with_changes(plan, calls, strategy=split)
         if instance.engine == "megatron":
             for call in calls:
                 count = 2 * plan[call.name].micro_batches
-                yield f"micro_batches {count} for {call.name}", _changed(plan, [call], micro_batches=count)
+                yield f"micro_batches {count} for {call.name}", with_changes(plan, [call], micro_batches=count)
 
 
 def _offloads(
@@ -137,22 +147,7 @@ def _offloads(
             *((i, "optimizer") for i in there if i in optimizers),
         ]:
             if plan[there[instance][0].name].offload not in ("all", part):
-                changed = _changed(changed, there[instance], offload=part)
+                changed = with_changes(changed, there[instance], offload=part)
                 words.append(f"offload {part} of {instance.role}.{instance.engine}")
         if words:
             yield ", ".join(words), changed
-
-
-def _changed(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:
-    """The plan with fields of some calls' placements changed."""
-    names = {call.name for call in calls}
-
-    def change(old: Placement) -> Placement:
-        order = () if "strategy" in fields else old.device_order
-        return replace(old, **{"device_order": order, **fields})  # type: ignore[arg-type]  # names of Placement's fields
-
-    return replace(plan, placements=tuple((n, change(old) if n in names else old) for n, old in plan.placements))
-
-
-def _remedy_json(remedy: Remedy) -> dict[str, object]:
-    return {"change": remedy.change, "peak_bytes": remedy.peak_bytes, "fits": remedy.certificate.fits}

@@ -8,7 +8,9 @@ from dataclasses import replace
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.memory.fit import DEFAULT_SEQUENCE_LENGTH, check_memory, fits, offload_to_fit
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.fit import longest_rows, offload_to_fit
+from prefect_rlhf.placement.memory.remedies import refusal, remedies
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidate
@@ -20,6 +22,8 @@ from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
 from prefect_rlhf.placement.strategy import Strategy
 
+DEFAULT_SEQUENCE_LENGTH = 1024  # tokens of the longest row, where nobody says
+
 
 def preset(
     name: str,
@@ -27,29 +31,31 @@ def preset(
     cluster: ClusterShape,
     mesh: DeviceMesh,
     max_sequence_length: int = DEFAULT_SEQUENCE_LENGTH,
-    kind: Backend = "cuda",
+    backend: Backend = "cuda",
 ) -> ExecutionPlan:
-    """The plan that preset `name` gives `graph` on the leased `mesh`: as much data parallelism as is legal and fits.
+    """Return the plan that a preset gives `graph` on `mesh`: as much data parallelism as is legal and fits.
 
-    Where memory is short, frozen roles are offloaded, and then models are split over more devices. Raises InvalidInput
-    when no legal plan exists or none fits.
+    Rows have at most `max_sequence_length` tokens. Where memory is short, frozen roles are offloaded, and then models
+    are split over more devices. Raises InvalidInput when no legal plan exists or none fits.
     """
     rule = preset_named(name)
     cluster.check_mesh(mesh)
+    workload = longest_rows(graph, max_sequence_length)
     refused: list[InvalidInput] = []
-    too_large: list[ExecutionPlan] = []
+    too_large: list[tuple[ExecutionPlan, Certificate]] = []
     for least in (n for n in range(1, mesh.num_devices + 1) if mesh.num_devices % n == 0):
         try:
             placements = tuple((call.name, _place(call, rule, mesh, graph, least)) for call in graph)
         except InvalidInput as error:
             refused.append(error)
             continue
-        plan = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, max_sequence_length, kind)
-        if fits(plan, graph, max_sequence_length, kind):
+        plan, certificate = offload_to_fit(ExecutionPlan(name, cluster, placements), graph, workload, backend)
+        if certificate.fits:
             return plan
-        too_large.append(plan)
+        too_large.append((plan, certificate))
     if too_large:
-        return check_memory(too_large[0], graph, max_sequence_length, kind)  # raises, and says what would help
+        plan, certificate = too_large[0]
+        raise refusal(plan, certificate, remedies(plan, certificate, graph, workload, backend))
     raise refused[0]
 
 
@@ -63,10 +69,10 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
         if strategy.tp * strategy.pp < min(least, mesh.num_devices):
             continue
         placement = Placement(mesh, strategy, rule.engines(call)[0])
-        found = list(violations(call, placement, graph))
-        if not found:
+        violation = next(violations(call, placement, graph), None)
+        if violation is None:
             return placement
-        refused.extend(found[:1])
+        refused.append(violation)
     why = f" ({refused[0]})" if refused else ""
     raise InvalidInput("mesh", lease.name, f"devices that divide the work of {call.name}{why}")
 

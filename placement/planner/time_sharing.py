@@ -17,7 +17,8 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.bytes import usable_bytes
-from prefect_rlhf.placement.plan import ExecutionPlan, Offload, instances
+from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, MemoryBounds
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace, plan_problem
 from prefect_rlhf.placement.planner.question import Question
@@ -69,11 +70,9 @@ def keep_resident_where_free(question: Question, plan: ExecutionPlan) -> Executi
 
 def _more_resident(plan: ExecutionPlan, calls: Sequence[Call]) -> Iterator[ExecutionPlan]:
     """Plans with more of what these calls share on its devices; the most first."""
-    names, trained = {call.name for call in calls}, any(call.kind == "train_step" for call in calls)
-    parts: tuple[Offload, ...] = ("none", "optimizer") if trained else ("none",)
-    for part in parts:
-        placements = ((name, replace(old, offload=part) if name in names else old) for name, old in plan.placements)
-        yield replace(plan, placements=tuple(placements))
+    trained = any(call.kind == "train_step" for call in calls)
+    for part in ("none", "optimizer") if trained else ("none",):
+        yield with_changes(plan, calls, offload=part)
 
 
 def _offloaded_around(call: Call, option: Candidate, context: CostContext) -> Candidate:

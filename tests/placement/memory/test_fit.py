@@ -8,7 +8,7 @@ import pytest
 
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.memory.certificate import certify_plan
-from prefect_rlhf.placement.memory.fit import check_memory, longest_rows, offload_to_fit
+from prefect_rlhf.placement.memory.fit import check_fits, longest_rows, offload_to_fit
 from prefect_rlhf.placement.memory.remedies import remedies
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
@@ -25,17 +25,19 @@ def on_devices_of(mebibytes: int):
 
 def refused(mebibytes: int) -> PlanDoesNotFit:
     with pytest.raises(PlanDoesNotFit) as error:
-        check_memory(on_devices_of(mebibytes), GRAPH, 64, "cpu")
+        check_fits(on_devices_of(mebibytes), GRAPH, longest_rows(GRAPH, 64), "cpu")
     return error.value
 
 
 def test_a_plan_that_fits_is_left_alone():
-    assert offload_to_fit(PLAN, GRAPH) is PLAN
-    assert check_memory(PLAN, GRAPH) is PLAN
+    plan, certificate = offload_to_fit(PLAN, GRAPH, longest_rows(GRAPH, 1024), "cuda")
+    assert plan is PLAN
+    assert check_fits(PLAN, GRAPH, longest_rows(GRAPH, 1024), "cuda") == certificate and certificate.fits
 
 
 def test_trained_roles_are_never_offloaded_on_their_own():
-    off = {name for name, placed in offload_to_fit(on_devices_of(1), GRAPH).placements if placed.offload != "none"}
+    plan, _ = offload_to_fit(on_devices_of(1), GRAPH, longest_rows(GRAPH, 1024), "cuda")
+    off = {name for name, placement in plan.placements if placement.offload != "none"}
     assert off == {"ref_inference", "reward_inference"}
 
 
@@ -62,7 +64,7 @@ def test_the_refusal_has_a_machine_readable_form_that_survives_another_process()
 def test_what_is_proposed_is_legal_and_does_what_it_says():
     plan, workload = on_devices_of(16), longest_rows(GRAPH, 64)
     before = certify_plan(plan, GRAPH, workload, "cpu")
-    found = remedies(plan, GRAPH, workload, "cpu")
+    found = remedies(plan, before, GRAPH, workload, "cpu")
     assert found[-1].certificate.fits
     for remedy in found:
         check_plan(remedy.plan, GRAPH, remedy.plan.cluster.whole)
@@ -87,5 +89,5 @@ def test_the_demos_models_fit_the_demos_devices():
     """What the two-device mesh of a small machine is used for must not be refused."""
     graph = replace(ppo(), models=tuple(replace(model, shape=SMOLLM2) for model in ppo().models))
     cluster = ClusterShape("embedded", 1, 2, 8 * GIB)
-    plan = preset("flattening", graph, cluster, cluster.whole, max_sequence_length=64, kind="cpu")
+    plan = preset("flattening", graph, cluster, cluster.whole, max_sequence_length=64, backend="cpu")
     assert not any(placement.offload != "none" for _, placement in plan.placements)
