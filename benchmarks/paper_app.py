@@ -26,7 +26,7 @@ RATIOS = (0.25, 0.375, 0.5, 0.75)  # of the devices, for generation and inferenc
 
 def interleaving(model: str, nodes: int) -> Comparison:
     """Table I: the reference model on one half, the reward model on the other."""
-    case = _case(model, nodes)
+    case = same_size_case(model, nodes)
     plans = {name: case.preset(PRESETS[name]) for name in ("flattening", "interleaving")}
     seconds = {name: plan and plan.seconds for name, plan in plans.items()}
     flat, ours = seconds["flattening"], seconds["interleaving"]
@@ -45,8 +45,9 @@ def separation(nodes: int) -> Comparison:
     """Table II: generation and inference apart from training, one step ahead of it."""
     rows, gains = [], {}
     for model in ("llama-33b", "llama-65b"):
-        zero, flat = zero_3_seconds(_case(model, nodes)), _case(model, nodes).preset(PRESETS["flattening"])
-        ahead = _case(model, nodes, staleness=1)
+        case = same_size_case(model, nodes)
+        zero, flat = zero_3_seconds(case), case.preset(PRESETS["flattening"])
+        ahead = same_size_case(model, nodes, staleness=1)
         plans = (ahead.preset(preset_named(f"separation:{ratio}")) for ratio in RATIOS)
         best = min((plan.seconds for plan in plans if plan is not None), default=None)
         gains[model] = None if best is None else zero / best
@@ -91,6 +92,7 @@ def zero_3_seconds(case: Case) -> float:
     return seconds
 
 
-def _case(model: str, nodes: int, staleness: int = 0) -> Case:
+def same_size_case(model: str, nodes: int, staleness: int = 0) -> Case:
+    """PPO with four models of one size."""
     rows = 8 * nodes * ROWS_PER_DEVICE
     return Case("PPO", model, model, nodes, HARDWARE, rows, WORKLOAD, staleness=staleness, recompute=True)

@@ -27,8 +27,8 @@ QUICK = {
 }
 
 
-def holding(found: Comparison) -> dict[str, bool]:
-    return {check.name: check.holds for check in found.checks}
+def holding(comparison: Comparison) -> dict[str, bool]:
+    return {check.name: check.holds for check in comparison.checks}
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -40,10 +40,10 @@ def test_an_order_of_a_paper_comes_out_unless_the_page_says_why_not(name):
 @pytest.mark.all
 @pytest.mark.parametrize("paper", PAPERS)
 def test_all_orders_of_a_paper_come_out_unless_the_page_says_why_not(paper):
-    found = [compare() for compare in PAPERS[paper]()]
-    checks = {name: holds for one in found for name, holds in holding(one).items()}
+    comparisons = [compare() for compare in PAPERS[paper]()]
+    checks = {name: holds for comparison in comparisons for name, holds in holding(comparison).items()}
     assert checks == {check: check not in DIFFERENT for check in checks}
-    assert all(check in text(found) for check in checks)
+    assert all(check in text(comparisons) for check in checks)
 
 
 def test_the_page_names_every_order_that_does_not_come_out():
@@ -60,6 +60,6 @@ def test_the_searched_plan_is_no_slower_than_the_heuristic():
 
 def test_zero_3_gathers_weights_for_every_token():
     """A 33B model's generation on four nodes is bound by the network, as the paper's is."""
-    case = paper_app._case("llama-33b", 4)
+    case = paper_app.same_size_case("llama-33b", 4)
     weights = 2 * 32.5e9 / 4 / (paper_app.HARDWARE.links().network * 8)  # bytes from other nodes over all ways in
     assert paper_app.zero_3_seconds(case) > 256 * weights
