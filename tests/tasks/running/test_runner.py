@@ -109,7 +109,7 @@ def test_the_first_failure_ends_the_run_and_nothing_begins_after_it(tmp_path):
 def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
     """Of what it keeps by step or by node as it goes."""
     dispatcher = Dispatcher()
-    runner, state, steps = run(tmp_path, dispatcher, 20, steps_per_group=20)
+    runner, state, steps = run(tmp_path, dispatcher, 12, steps_per_group=12)
     last = runner.run.augmented.last_step
     assert state.is_completed() and len(steps) == last + 1
     assert not runner._left and not runner._locks._waiting and not runner._locks._running
