@@ -12,7 +12,7 @@ from prefect_rlhf.engines.commands import MoveWeightsCommand
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
-from prefect_rlhf.engines.weights import read_peer_memory as read_memory
+from prefect_rlhf.engines.weights import read_peer_memory
 from prefect_rlhf.engines.weights.buckets import IN_FLIGHT, cut_into_buckets, message_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.engines.weights.views import blocks, copy_rows
@@ -78,7 +78,9 @@ class Mover:
         """
         source = FakeEngine(command.source_layout, self.rank, dtype, filled=True, split=split)
         target = FakeEngine(command.target_layout, self.rank, target_dtype, filled=False, split=split)
-        may_read = nullcontext() if self.rank not in refused else patch.object(read_memory, "_copy", lambda *_: False)
+        may_read = (
+            nullcontext() if self.rank not in refused else patch.object(read_peer_memory, "_copy", lambda *_: False)
+        )
         with may_read:
             moved = WeightMover(self.rank, bucket_bytes).move(source, target, command)
         expected = FakeEngine(command.target_layout, self.rank, dtype, filled=True, split=False)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.engines.weights import read_peer_memory as read_memory
+from prefect_rlhf.engines.weights import read_peer_memory
 from prefect_rlhf.engines.weights.read_peer_memory import _calls, _copy, _host, _segments, _table
 
 sides = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 5)), max_size=6)
@@ -33,8 +33,8 @@ def test_blocks_of_one_shape_are_read_into_blocks_of_another(source, target, tot
     for block in read:
         block.copy_(torch.randint(1, 256, block.shape, dtype=torch.uint8))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(read_memory, "MOST_SEGMENTS", most_segments)
-        patch.setattr(read_memory, "MOST_BYTES", most_bytes)
+        patch.setattr(read_peer_memory, "MOST_SEGMENTS", most_segments)
+        patch.setattr(read_peer_memory, "MOST_BYTES", most_bytes)
         for remote, local in _calls(_segments(_table(read)), _segments(_table(written))):
             assert max(len(remote), len(local)) <= most_segments
             assert _copy(os.getpid(), remote, local)
