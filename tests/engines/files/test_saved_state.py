@@ -69,5 +69,7 @@ def test_two_types_of_one_name_are_refused_in_one_line_that_names_both():
     again = saved_state(Moments)
     assert again is Moments
     other = type("Moments", (), {"__qualname__": "Other.Moments"})
-    with pytest.raises(GraphError, match=r"^two definitions of state 'Moments': \S+:Moments and \S+:Other.Moments; reg"):
+    with pytest.raises(
+        GraphError, match=r"^two definitions of state 'Moments': \S+:Moments and \S+:Other.Moments; reg"
+    ):
         saved_state(other)
