@@ -25,7 +25,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
-from prefect_rlhf.placement.schedule.estimate import predict, training
+from prefect_rlhf.placement.schedule.estimate import predict, without_evaluation
 from prefect_rlhf.placement.table import table
 from prefect_rlhf.tasks.reporting.comparison import format_seconds, ranking, step_ends
 from prefect_rlhf.tasks.reporting.publish import publish
@@ -64,10 +64,7 @@ def plans_to_measure(name: str) -> int | None:
 
 def first_steps(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:
     """Return the steps that are measured, without evaluation and without what comes after the last step."""
-    trained = training(graph)
-    names = {call.name for call in trained}
-    placements = tuple((name, placement) for name, placement in plan.placements if name in names)
-    augmented = augment(trained, replace(plan, placements=placements), STEPS_MEASURED)
+    augmented = augment(*without_evaluation(graph, plan), STEPS_MEASURED)
     return replace(augmented, nodes=tuple(node for node in augmented if node.step < STEPS_MEASURED))
 
 
@@ -95,7 +92,7 @@ def measure(request: RunRequest, plans: Sequence[ExecutionPlan]) -> list[PlanTri
 def try_plan(request: RunRequest, plan: ExecutionPlan) -> PlanTrial:
     """Run the first steps under a plan, as a subflow run with a gang of its own; what they write is thrown away."""
     augmented = first_steps(request.graph, plan)
-    before, last = predict(augmented, request.workload, request.sources).schedule.step_ends()[-2:]
+    before, last = predict(augmented, request.workload, request.cost_sources).schedule.step_ends()[-2:]
     with TemporaryDirectory(prefix="rlhf-measure-") as folder:
         run = request.training_run(augmented, Path(folder), checkpoint=None)
         journal = Journal(run.run_dir)

@@ -1,4 +1,4 @@
-"""What a plan would do and when, as a picture: devices next to each other that do the same share a lane."""
+"""A plan's schedule as a picture: devices next to each other that do the same share a lane."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from prefect_rlhf.placement.pictures.timeline import Bar, timeline_svg
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.schedule.schedule import Schedule
 
-STEPS_SHOWN = 2
+STEPS_DRAWN = 2
 
 
-def plan_svg(estimate: Estimate, num_steps: int = STEPS_SHOWN) -> str:
-    """The first of the steps that are alike, as SVG. Nodes that take no time are left out."""
+def plan_svg(estimate: Estimate, num_steps: int = STEPS_DRAWN) -> str:
+    """Draw the first of the steps that are alike, as SVG. Nodes that take no time are left out."""
     steps = range(estimate.first_step, estimate.first_step + num_steps)
     slots = [slot for slot in estimate.schedule.slots if slot.node.step in steps and slot.seconds > 0]
     shown: dict[Device, tuple[int, ...]] = defaultdict(tuple)
@@ -30,7 +30,7 @@ def plan_svg(estimate: Estimate, num_steps: int = STEPS_SHOWN) -> str:
 
 
 def schedule_bars(schedule: Schedule, num_steps: int | None = None) -> tuple[Bar, ...]:
-    """Bars of the first `num_steps` steps, or of all, for a timeline; nodes that take no time are left out."""
+    """Return the bars of the first `num_steps` steps, or of all, for a timeline; without nodes that take no time."""
     first = min((slot.node.step for slot in schedule.slots), default=0)
     return tuple(
         Bar(slot.node.title, slot.node.kind, tuple(map(str, sorted(slot.node.devices))), slot.start, slot.end)

@@ -23,9 +23,9 @@ class Panel:
     level: float | None = None
 
 
-def sweep_svg(swept: Sweep) -> str:
-    """Three panels side by side, one column for each size."""
-    sizes = swept.sizes
+def sweep_svg(sweep: Sweep) -> str:
+    """Draw three panels side by side, one column for each size."""
+    sizes = sweep.sizes
     panels = (
         Panel("seconds per iteration", tuple(size.seconds for size in sizes), ".3g"),
         Panel("device-hours per iteration", tuple(size.device_hours for size in sizes), ".3g"),
@@ -45,8 +45,8 @@ def sweep_svg(swept: Sweep) -> str:
 
 def _panel(panel: Panel, labels: Sequence[str], left: float) -> Iterator[str]:
     bottom = HEIGHT - BOTTOM
-    known = [value for value in panel.values if value is not None]
-    most = max([*known, panel.level or 0.0], default=0.0) or 1.0
+    drawn = [value for value in panel.values if value is not None]
+    most = max([*drawn, panel.level or 0.0], default=0.0) or 1.0
     yield _text(left, 22, panel.title, "start")
     yield f'<line x1="{left}" y1="{bottom}" x2="{left + PANEL}" y2="{bottom}" stroke="#999999"/>'
     column = PANEL / max(1, len(labels))

@@ -11,16 +11,16 @@ from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.rows.shares import partition_of
 from prefect_rlhf.placement.table import table
 
-STEPS_SHOWN = 2  # the first step differs: nothing was trained before it
+STEPS_LISTED = 2  # the first step differs: nothing was trained before it
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
-    """One row for each call, for a table: what it is, where it runs, and how its rows are split."""
+    """Return one row for each call, for a table: what it is, where it runs, and how its rows are split."""
     return [_plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} for call in graph]
 
 
 def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
-    """The same as an aligned table.
+    """Return the plan as an aligned table.
 
     >>> print(table([{"call": "actor_generate", "mesh": "n0:0-1"}, {"call": "gae", "mesh": "n0:0"}]))
     call            mesh
@@ -30,8 +30,8 @@ def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
     return table(plan_rows(plan, graph))
 
 
-def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_SHOWN) -> str:
-    """The nodes of the first steps in order, each with what it waits for and why.
+def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
+    """List the nodes of the first steps in order, each with what it waits for and why.
 
     A dependency is written `data <- node`, `version <- node`; those that merely keep an order stand last.
     """

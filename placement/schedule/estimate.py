@@ -13,7 +13,7 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.schedule.schedule import Rule, Schedule, schedule
+from prefect_rlhf.placement.schedule.schedule import Schedule, schedule
 
 ITERATIONS = 5  # in a row, as in ReaL's objective: what one leaves to overlap, the next ones use
 
@@ -28,15 +28,15 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Per iteration: from the first start of `ITERATIONS` alike ones in a row to their last end, shared equally."""
-        every = [slot for slot in self.schedule.slots if slot.seconds > 0]
-        ours = [slot for slot in every if self.first_step <= slot.node.step < self.schedule.num_steps]
-        span = max(slot.end for slot in ours) - min(slot.start for slot in ours)
+        """Seconds per iteration: from the first start of alike ones in a row to their last end, shared equally."""
+        steps = range(self.first_step, self.schedule.num_steps)
+        slots = [slot for slot in self.schedule.slots if slot.seconds > 0 and slot.node.step in steps]
+        span = max(slot.end for slot in slots) - min(slot.start for slot in slots)
         return span / (self.schedule.num_steps - self.first_step)
 
     @property
     def steady_seconds(self) -> float:
-        """Per iteration of a long run, once the end of a step moves by the same from step to step."""
+        """Seconds per iteration of a long run, once the end of a step moves by the same from step to step."""
         return self.schedule.seconds_per_step
 
 
@@ -46,14 +46,10 @@ def estimate(
     workload: Workload,
     sources: CostSources,
     iterations: int = ITERATIONS,
-    rule: Rule = "run",
 ) -> Estimate:
-    """Of a legal plan of the graph; evaluation, which runs every so many steps only, is left out."""
-    trained = training(graph)
-    names = {call.name for call in trained}
-    plan = replace(plan, placements=tuple((name, one) for name, one in plan.placements if name in names))
-    costs = NodeCosts(trained, plan, workload, sources)
-    return estimate_with(trained, plan, costs.seconds, iterations, rule)
+    """Time a legal plan of the graph; evaluation, which runs every so many steps only, is left out."""
+    trained, plan = without_evaluation(graph, plan)
+    return estimate_with(trained, plan, NodeCosts(trained, plan, workload, sources).seconds, iterations)
 
 
 def estimate_with(
@@ -61,16 +57,22 @@ def estimate_with(
     plan: ExecutionPlan,
     seconds: Callable[[Node], float],
     iterations: int = ITERATIONS,
-    rule: Rule = "run",
 ) -> Estimate:
-    """The same where each node takes `seconds`, of a graph without evaluation."""
+    """Time a plan of which each node takes `seconds`; its graph has no evaluation."""
     first = max((edge.lag for edge in graph.version_edges()), default=1)
-    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, rule), first)
+    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds), first)
 
 
 def training(graph: DataflowGraph) -> DataflowGraph:
-    """The graph without its evaluation calls."""
+    """Return the graph without its evaluation calls."""
     return replace(graph, calls=tuple(call for call in graph if call.every is None))
+
+
+def without_evaluation(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[DataflowGraph, ExecutionPlan]:
+    """Return graph and plan without evaluation calls."""
+    trained = training(graph)
+    names = {call.name for call in trained}
+    return trained, replace(plan, placements=tuple(pair for pair in plan.placements if pair[0] in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,13 @@ class Prediction:
 
     @property
     def seconds_per_step(self) -> float:
-        """Of a step, once steps repeat."""
+        """Seconds of a step, once steps repeat."""
         return self.schedule.seconds_per_step
 
 
 def predict(augmented: AugmentedGraph, workload: Workload, sources: CostSources) -> Prediction:
-    """Of the very graph that runs. Raises InvalidInput where `sources` do not know its devices or models."""
+    """Predict each node of the very graph that runs. Raises InvalidInput for devices or models without times."""
     costs = NodeCosts(augmented.graph, augmented.plan, workload, sources)
     worked = {node.id: costs.worked_seconds(node) for node in augmented}
-    known = {id: seconds for id, seconds in worked.items() if seconds is not None}
-    return Prediction(schedule(augmented, costs.seconds), known, sources.orchestration_seconds)
+    timed = {id: seconds for id, seconds in worked.items() if seconds is not None}
+    return Prediction(schedule(augmented, costs.seconds), timed, sources.orchestration_seconds)

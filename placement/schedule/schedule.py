@@ -1,8 +1,8 @@
 """When each node of an augmented graph would run, given how long each takes: list scheduling, by one of two rules.
 
-`run` is what a run's device locks do: of the nodes that wait for devices, the earliest in the graph goes first, and a
-later one may pass only where they share nothing. `ready_first` is ReaL's algorithm 1 (arXiv:2406.14088, appendix C):
-the node that was ready first is placed next, behind whatever was placed on its devices before.
+`graph_order` is what a run's device locks do: of the nodes that wait for devices, the earliest in the graph goes first,
+and a later one may pass only where they share nothing. `ready_first` is ReaL's algorithm 1 (arXiv:2406.14088, appendix
+C): the node that was ready first is placed next, behind whatever was placed on its devices before.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Device
 
-Rule = Literal["run", "ready_first"]
+Rule = Literal["graph_order", "ready_first"]
 
 _SAME_SECONDS = 1e-9  # relative: two periods that differ by less are one
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the rules must know of a node: bits of the resources it occupies, its time, positions of jobs it awaits."""
+    """A node as the rules know it: bits of the resources it occupies, its time, positions of the jobs it awaits."""
 
     resources: int
     seconds: float
@@ -55,12 +55,12 @@ class Schedule:
 
     @property
     def makespan_seconds(self) -> float:
-        """From the start of the first node to the end of the last."""
+        """Seconds from the start of the first node to the end of the last."""
         return max((slot.end for slot in self.slots), default=0.0)
 
     @property
     def seconds_per_step(self) -> float:
-        """The steady state: by how much the end of a step moves from step to step, once that repeats.
+        """Seconds by which the end of a step moves from step to step, once that repeats: the steady state.
 
         First and last step are left out where more than three were scheduled, since the run fills and drains there.
         """
@@ -68,7 +68,7 @@ class Schedule:
 
     @property
     def busy_seconds(self) -> dict[Device, float]:
-        """How long each device computes or moves tensors between devices; its host link is not counted."""
+        """Seconds that each device computes or moves tensors between devices; its host link is not counted."""
         busy: dict[Device, float] = defaultdict(float)
         for slot in self.slots:
             for device in sorted(device for device, what in slot.node.occupies if what == "compute"):
@@ -76,7 +76,7 @@ class Schedule:
         return dict(busy)
 
     def step_ends(self) -> tuple[float, ...]:
-        """When the last node of each step ends; evaluation and export after the last step do not count."""
+        """Return when the last node of each step ends; evaluation and export after the last step do not count."""
         ends: dict[int, float] = defaultdict(float)
         for slot in self.slots:
             if slot.node.step < self.num_steps:
@@ -84,12 +84,12 @@ class Schedule:
         return tuple(ends[step] for step in sorted(ends))
 
     def seconds_of(self) -> dict[str, float]:
-        """Each node's seconds by id."""
+        """Return each node's seconds by id."""
         return {slot.node.id: slot.seconds for slot in self.slots}
 
 
 def schedule(
-    augmented: AugmentedGraph, seconds: Mapping[str, float] | Callable[[Node], float], rule: Rule = "run"
+    augmented: AugmentedGraph, seconds: Mapping[str, float] | Callable[[Node], float], rule: Rule = "graph_order"
 ) -> Schedule:
     """Place every node in time; `seconds` by node id, or asked of each node. Raises InvalidInput where one is missing.
 
@@ -101,18 +101,18 @@ def schedule(
     return Schedule(tuple(slots), augmented.num_steps)
 
 
-def list_schedule(jobs: Sequence[Job], rule: Rule = "run") -> list[float]:
-    """Start times of jobs, which are in a topological order.
+def list_schedule(jobs: Sequence[Job], rule: Rule = "graph_order") -> list[float]:
+    """Return the start times of jobs, which are in a topological order.
 
     >>> first, other, second = Job(0b01, 2.0), Job(0b10, 3.0), Job(0b11, 1.0, after=(0,))
     >>> list_schedule([first, other, second])
     [0.0, 0.0, 3.0]
     """
-    return _start_in_graph_order(jobs) if rule == "run" else _start_ready_first(jobs)
+    return _start_in_graph_order(jobs) if rule == "graph_order" else _start_ready_first(jobs)
 
 
 def critical_path_seconds(jobs: Sequence[Job]) -> float:
-    """The longest chain of jobs that wait for each other: no schedule is shorter."""
+    """Return the length of the longest chain of jobs that wait for each other: no schedule is shorter."""
     ends: list[float] = []
     for job in jobs:
         ends.append(max((ends[before] for before in job.after), default=0.0) + job.seconds)
@@ -120,9 +120,9 @@ def critical_path_seconds(jobs: Sequence[Job]) -> float:
 
 
 def steady_seconds(ends: Sequence[float]) -> float:
-    """Seconds per step from when the steps end.
+    """Return seconds per step from when the steps end.
 
-    It is the mean of the shortest pattern of differences that repeats over the second half of the steps; where none
+    They are the mean of the shortest pattern of differences that repeats over the second half of the steps; where none
     does, of that half.
 
     >>> steady_seconds([5.0, 8.0, 11.0, 14.0, 20.0]), steady_seconds([5.0, 6.0, 9.0, 10.0, 13.0, 14.0, 30.0])
@@ -140,6 +140,27 @@ def steady_seconds(ends: Sequence[float]) -> float:
     return sum(gaps[half:]) / len(gaps[half:])
 
 
+def slack_seconds(schedule: Schedule) -> Mapping[str, float]:
+    """Return, by node id, how much longer a node could take, as long as the order of nodes on each device stays.
+
+    A node's latest end is the latest start of whatever waits for it, or comes after it on one of its devices.
+    """
+    end = schedule.makespan_seconds
+    by_dependency: dict[str, float] = defaultdict(lambda: end)
+    by_resource: dict[object, float] = defaultdict(lambda: end)
+    slack: dict[str, float] = {}
+    order = sorted(enumerate(schedule.slots), key=lambda pair: (pair[1].start, pair[1].end, pair[0]), reverse=True)
+    for _, slot in order:
+        latest = min([by_dependency[slot.node.id], *(by_resource[resource] for resource in slot.node.occupies)])
+        slack[slot.node.id] = max(0.0, latest - slot.end)
+        start = latest - slot.seconds
+        for name in slot.node.depends_on:
+            by_dependency[name] = min(by_dependency[name], start)
+        for resource in slot.node.occupies:
+            by_resource[resource] = min(by_resource[resource], start)
+    return slack
+
+
 def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node], float]) -> list[Job]:
     bits: dict[Hashable, int] = {}
     masks: dict[Hashable, int] = {}  # nodes of different steps occupy the same
@@ -148,16 +169,13 @@ def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node],
     for node in nodes:
         where = node.resource, node.meshes
         if where not in masks:
-            masks[where] = sum(1 << bits.setdefault(one, len(bits)) for one in node.occupies)
-        jobs.append(Job(masks[where], _seconds(node, seconds), tuple(position[name] for name in node.depends_on)))
+            masks[where] = sum(1 << bits.setdefault(resource, len(bits)) for resource in node.occupies)
+        node_seconds = seconds(node) if callable(seconds) else seconds.get(node.id)
+        if node_seconds is None or not 0.0 <= node_seconds < float("inf"):
+            expected = "a finite number of seconds, 0 or more, for every node"
+            raise InvalidInput(f"seconds of node {node.id}", node_seconds, expected)
+        jobs.append(Job(masks[where], node_seconds, tuple(position[name] for name in node.depends_on)))
     return jobs
-
-
-def _seconds(node: Node, seconds: Mapping[str, float] | Callable[[Node], float]) -> float:
-    found = seconds(node) if callable(seconds) else seconds.get(node.id)
-    if found is None or not 0.0 <= found < float("inf"):
-        raise InvalidInput(f"seconds of node {node.id}", found, "a finite number of seconds, 0 or more, for every node")
-    return found
 
 
 class _Waiting:
@@ -171,11 +189,11 @@ class _Waiting:
                 self._followers[before].append(index)
 
     def ready(self) -> Iterator[int]:
-        """Those that wait for none."""
+        """Yield the jobs that wait for none."""
         yield from (index for index, left in enumerate(self._left) if left == 0)
 
     def ended(self, job: int) -> Iterator[int]:
-        """Those that only waited for this one still."""
+        """Yield the jobs that only waited for this one still."""
         for follower in self._followers[job]:
             self._left[follower] -= 1
             if self._left[follower] == 0:
@@ -195,7 +213,8 @@ def _start_in_graph_order(jobs: Sequence[Job]) -> list[float]:
             heapq.heappush(running, (now + jobs[index].seconds, index))
         queue = [index for index in queue if index not in begun]
         now = running[0][0]
-        for index in _take_ended(running, now):
+        while running and running[0][0] <= now:
+            _, index = heapq.heappop(running)
             busy &= ~jobs[index].resources
             queue.extend(waiting.ended(index))
         queue.sort()
@@ -203,18 +222,13 @@ def _start_in_graph_order(jobs: Sequence[Job]) -> list[float]:
 
 
 def _may_start(queue: Iterable[int], jobs: Sequence[Job], busy: int) -> set[int]:
-    """Those whose resources are free and wanted by no earlier one that waits."""
+    """The queued jobs whose resources are free and wanted by no earlier one that waits."""
     begun = set()
     for index in queue:
         if not jobs[index].resources & busy:
             begun.add(index)
         busy |= jobs[index].resources  # taken now, or kept for it
     return begun
-
-
-def _take_ended(running: list[tuple[float, int]], now: float) -> Iterator[int]:
-    while running and running[0][0] <= now:
-        yield heapq.heappop(running)[1]
 
 
 def _start_ready_first(jobs: Sequence[Job]) -> list[float]:
@@ -240,24 +254,3 @@ def _bits(mask: int) -> Iterator[int]:
         low = mask & -mask
         yield low
         mask ^= low
-
-
-def slack_seconds(schedule: Schedule) -> Mapping[str, float]:
-    """By node id, as long as the order of nodes on each device stays what it is.
-
-    A node's latest end is the latest start of whatever waits for it, or comes after it on one of its devices.
-    """
-    end = schedule.makespan_seconds
-    by_dependency: dict[str, float] = defaultdict(lambda: end)
-    by_resource: dict[object, float] = defaultdict(lambda: end)
-    spare: dict[str, float] = {}
-    order = sorted(enumerate(schedule.slots), key=lambda pair: (pair[1].start, pair[1].end, pair[0]), reverse=True)
-    for _, slot in order:
-        latest = min([by_dependency[slot.node.id], *(by_resource[one] for one in slot.node.occupies)])
-        spare[slot.node.id] = max(0.0, latest - slot.end)
-        start = latest - slot.seconds
-        for name in slot.node.depends_on:
-            by_dependency[name] = min(by_dependency[name], start)
-        for one in slot.node.occupies:
-            by_resource[one] = min(by_resource[one], start)
-    return spare
