@@ -152,7 +152,7 @@ def predicted_and_measured(name: str, plan_parameter: str, work: PPOWork, folder
     parameters = flow_parameters(work, folder / "runs") | {"plan": plan_parameter}
     with leased(work.threads):
         prepared = prepared_ppo(parameters)
-        if not prepared.request.sources.profiles:
+        if not prepared.request.cost_sources.profiles:
             sys.exit("no profile for every model of the graph")
         state = ppo(**ppo.validate_parameters(parameters), return_state=True)
     if not state.is_completed():

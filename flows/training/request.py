@@ -36,14 +36,14 @@ class RunRequest:
     checkpoint: Checkpoint | None
 
     @cached_property
-    def sources(self) -> CostSources:
+    def cost_sources(self) -> CostSources:
         """Times of the lease's devices, read once, and not before they are needed: nobody may know the hardware."""
         return measured_sources(self.graph.models, self.lease)
 
     @property
     def question(self) -> Question:
         """The question which plan is best for this run. Raises InvalidInput where nobody knows the hardware."""
-        return Question(self.graph, Site.of_lease(self.lease, self.sources), self.workload)
+        return Question(self.graph, Site.of_lease(self.lease, self.cost_sources), self.workload)
 
     def training_run(self, augmented: AugmentedGraph, run_dir: Path, checkpoint: Checkpoint | None) -> TrainingRun:
         """Return the values that are fixed while `augmented` runs."""

@@ -68,11 +68,11 @@ def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOpti
 def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | None:
     """Predict what each node will take; hardware that nobody knows stops no run whose plan is given."""
     try:
-        prediction = predict(augmented, request.workload, request.sources)
+        prediction = predict(augmented, request.workload, request.cost_sources)
     except InvalidInput as error:
         log_info(f"no predictions: {error}")
         return None
-    log_info(describe_sources(request.sources))
+    log_info(describe_sources(request.cost_sources))
     return prediction
 
 
