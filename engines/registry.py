@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from os.path import realpath
 from typing import Any, Generic, TypeVar
 
 from prefect_rlhf.placement.errors import GraphError
@@ -50,7 +51,7 @@ def _is_same(earlier: Any, later: Any) -> bool:
 
 def _file(definition: Any) -> str:
     module: str = definition.__module__
-    return str(getattr(sys.modules.get(module), "__file__", module))
+    return realpath(getattr(sys.modules.get(module), "__file__", None) or module)
 
 
 def _place(definition: Any) -> str:

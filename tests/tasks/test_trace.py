@@ -1,6 +1,7 @@
 """Tracing: a body becomes exactly the calls it makes, and a body that describes nothing runnable is refused."""
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 
@@ -119,6 +120,19 @@ def test_a_second_operation_of_one_name_is_refused_in_one_line_that_names_both()
     with pytest.raises(GraphError, match=said) as error:
         computation("more")(other())
     assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_loaded_as_two_modules_has_no_second_operation(tmp_path, monkeypatch):
+    """As Prefect loads a flow's file under a name of its own, which a link may lead to."""
+    file, link = tmp_path / "first_copy.py", tmp_path / "second_copy.py"
+    file.write_text(
+        "from prefect_rlhf.tasks.operations import computation\n\n"
+        "@computation()\ndef twice_loaded(rollout, settings):\n    return rollout\n"
+    )
+    link.symlink_to(file)
+    monkeypatch.syspath_prepend(tmp_path)
+    copies = [import_module(name) for name in ("first_copy", "second_copy")]
+    assert Bound(Operation("twice_loaded")).operator is copies[-1].twice_loaded
 
 
 def test_a_name_that_no_module_registers_is_refused():
