@@ -28,7 +28,7 @@ Numbers = NDArray[np.float64]
 def least_move_seconds(
     trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Numbers:
-    """The least that moving weights can take, [3, trained, readers]: on disjoint, overlapping and equal meshes.
+    """Return the least that moving weights can take, [3, trained, readers]: on disjoint, overlapping and equal meshes.
 
     Whatever the order of the readers' devices: a device that holds a part of at most s bytes receives what its own part
     of t bytes has more, and copies the rest; and what all receive together, the trained copy's devices share to send.
@@ -50,10 +50,10 @@ def _network_seconds(
     trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Numbers:
     """[trained, readers]: the least for what has to cross the network."""
-    (a, from_), (b, to) = _alike(trained), _alike(readers)
-    layers = np.array([[network_layers(source, target, sizes.num_layers) for target in b] for source in a])
-    parts = np.array([one.placement.strategy.tp for one in readers])
-    num_bytes = layers[from_][:, to] / parts * sizes.layer_matrices * sizes.item
+    (trained_spreads, source), (reader_spreads, target) = _alike(trained), _alike(readers)
+    layers = np.array([[network_layers(a, b, sizes.num_layers) for b in reader_spreads] for a in trained_spreads])
+    parts = np.array([reader.placement.strategy.tp for reader in readers])
+    num_bytes = layers[source][:, target] / parts * sizes.layer_matrices * sizes.item
     rates = np.minimum.outer(_ways(trained, sources)[2], _ways(readers, sources)[2])
     seconds: Numbers = np.divide(num_bytes, rates, out=np.zeros_like(num_bytes), where=rates > 0)
     return seconds
@@ -74,14 +74,14 @@ class Spread(NamedTuple):
 
 def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64]]:
     """The different spreads, and for each option which one is its own."""
-    found: dict[Spread, int] = {}
-    index = [found.setdefault(Spread.of(one.placement), len(found)) for one in options]
-    return list(found), np.array(index)
+    numbers: dict[Spread, int] = {}
+    index = [numbers.setdefault(Spread.of(option.placement), len(numbers)) for option in options]
+    return list(numbers), np.array(index)
 
 
 @lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
 def network_layers(source: Spread, target: Spread, num_layers: int) -> float:
-    """The least that some device receives, or sends, over the network: layers, of the tp part that a target device has.
+    """Return the least that a device receives, or sends, over the network: layers, of the tp part that a target has.
 
     The source's devices are in the plain order, in which a node has successive stages; the target's in any. A node that
     has a part of a stage is taken to have all of it. Of a stage's layers, only devices on its nodes need nothing over
@@ -90,8 +90,8 @@ def network_layers(source: Spread, target: Spread, num_layers: int) -> float:
     held, wanted = _layers(source.pp, num_layers), _layers(target.pp, num_layers)
     nodes = np.arange(max(1, source.pp * source.group // source.per_node)) * source.per_node
     first, last = nodes // source.group, (nodes + source.per_node - 1) // source.group
-    here = _common(wanted, np.stack([held[first, 0], held[last, 1]], axis=1)).max(axis=1)
-    received = (wanted[:, 1] - wanted[:, 0] - here).max()
+    on_node = _common(wanted, np.stack([held[first, 0], held[last, 1]], axis=1)).max(axis=1)
+    received = (wanted[:, 1] - wanted[:, 0] - on_node).max()
     begin = np.arange(source.pp) * source.group
     num_nodes = (begin + source.group - 1) // source.per_node - begin // source.per_node + 1
     near = num_nodes * target.per_node - np.arange(target.pp)[:, None] * target.group
@@ -125,24 +125,25 @@ def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int6
 def _ways(options: Sequence[Candidate], sources: CostSources) -> Numbers:
     """[3, options]: the most bytes per second that a device of each mesh gets from others, copies in its memory, and
     gets over the network."""
-    known: dict[DeviceMesh, tuple[float, float, float]] = {}
-    for one in options:
-        mesh = one.placement.mesh
-        if mesh not in known:
+    by_mesh: dict[DeviceMesh, tuple[float, float, float]] = {}
+    for option in options:
+        mesh = option.placement.mesh
+        if mesh not in by_mesh:
             nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
-            each = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in nodes]
-            ways = max(max(one.node, one.network) for one in each), max(one.device for one in each)
-            known[mesh] = *ways, max(one.network for one in each)
-    return np.array([known[one.placement.mesh] for one in options]).T
+            links = [sources.links((replace(mesh, first_node=node, num_nodes=1),)) for node in nodes]
+            received = max(max(of_node.node, of_node.network) for of_node in links)
+            copied, network = max(of_node.device for of_node in links), max(of_node.network for of_node in links)
+            by_mesh[mesh] = received, copied, network
+    return np.array([by_mesh[option.placement.mesh] for option in options]).T
 
 
 def _parts(options: Sequence[Candidate], sizes: ModelSizes) -> tuple[Numbers, Numbers, Numbers]:
     """For each option: bytes of the fullest device, of a device on average, and the number of devices."""
-    known: dict[Strategy, tuple[float, float, float]] = {}
-    for one in options:
-        strategy = one.placement.strategy
-        if strategy not in known:
+    by_strategy: dict[Strategy, tuple[float, float, float]] = {}
+    for option in options:
+        strategy = option.placement.strategy
+        if strategy not in by_strategy:
             stages = [sizes.stage_parameters(strategy, stage) * sizes.item for stage in range(strategy.pp)]
-            known[strategy] = max(stages), sum(stages) / len(stages), strategy.num_devices
-    columns = np.array([known[one.placement.strategy] for one in options])
+            by_strategy[strategy] = max(stages), sum(stages) / len(stages), strategy.num_devices
+    columns = np.array([by_strategy[option.placement.strategy] for option in options])
     return columns[:, 0], columns[:, 1], columns[:, 2]

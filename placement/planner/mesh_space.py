@@ -1,4 +1,4 @@
-"""All meshes of a lease as intervals of its devices in a line, and which of them cost the same."""
+"""The mesh space of a lease: all its meshes as intervals of its devices, and which of them cost the same."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prefect_rlhf.placement.search.problem import Interval
 
 @dataclass(frozen=True, slots=True)
 class MeshSpace:
-    """`meshes[i]` is `intervals[i]` of the line; `classes` are meshes of one shape on nodes of the same kinds.
+    """`meshes[i]` is `intervals[i]` of the lease; `classes` are meshes of one shape on nodes of the same kinds.
 
-    Of the same kinds: with the same hardware, speeds and memory, node by node. `nodes` has the node of each device.
+    Kinds are the same where hardware, speeds and memory are, node by node. `nodes` has the node of each device.
     """
 
     meshes: tuple[DeviceMesh, ...]
@@ -25,29 +25,33 @@ class MeshSpace:
 
     @classmethod
     def of(cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources) -> MeshSpace:
-        """Every mesh that a call may have on the lease.
+        """Return every mesh that a call may have on the lease.
 
         >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
         >>> desk = ClusterShape("desk", 1, 2, 8 << 30)
-        >>> line = MeshSpace.of(desk, desk.whole, CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2), 1))
-        >>> [mesh.name for mesh in line.meshes], line.classes
+        >>> space = MeshSpace.of(desk, desk.whole, CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2), 1))
+        >>> [mesh.name for mesh in space.meshes], space.classes
         (['n0:0', 'n0:1', 'n0:0-1'], ((0, 1), (2,)))
         """
-        found = tuple(meshes_of(cluster, lease))
+        meshes = tuple(meshes_of(cluster, lease))
         alike: dict[Hashable, list[int]] = defaultdict(list)
-        for index, mesh in enumerate(found):
+        for index, mesh in enumerate(meshes):
             alike[_kind(mesh, cluster, sources)].append(index)
-        intervals = tuple(_interval(mesh, lease) for mesh in found)
+        intervals = []
+        for mesh in meshes:
+            first_node, first_device = mesh.first_node - lease.first_node, mesh.first_device - lease.first_device
+            start = first_node * lease.devices_per_node + first_device
+            intervals.append(Interval(start, start + mesh.num_devices, mesh.name))
         nodes = tuple(device.node for device in lease.devices())
-        return cls(found, intervals, tuple(tuple(members) for members in alike.values()), nodes)
+        return cls(meshes, tuple(intervals), tuple(tuple(members) for members in alike.values()), nodes)
 
     def first_of(self, mesh_class: int) -> DeviceMesh:
-        """The mesh that stands for its class."""
+        """Return the mesh that stands for its class."""
         return self.meshes[self.classes[mesh_class][0]]
 
 
 def meshes_of(cluster: ClusterShape, lease: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Aligned power-of-two slices of the lease's nodes, then whole nodes in a row (see `mesh`)."""
+    """Yield aligned power-of-two slices of the lease's nodes, then whole nodes in a row (see `mesh`)."""
     nodes = range(lease.first_node, lease.first_node + lease.num_nodes)
     stop = lease.first_device + lease.devices_per_node
     width = 1
@@ -59,11 +63,6 @@ def meshes_of(cluster: ClusterShape, lease: DeviceMesh) -> Iterator[DeviceMesh]:
     if lease.devices_per_node == cluster.devices_per_node:
         for count in range(1, lease.num_nodes + 1):
             yield from (DeviceMesh(n, count, 0, lease.devices_per_node) for n in nodes if n + count <= nodes.stop)
-
-
-def _interval(mesh: DeviceMesh, lease: DeviceMesh) -> Interval:
-    start = (mesh.first_node - lease.first_node) * lease.devices_per_node + mesh.first_device - lease.first_device
-    return Interval(start, start + mesh.num_devices, mesh.name)
 
 
 def _kind(mesh: DeviceMesh, cluster: ClusterShape, sources: CostSources) -> Hashable:

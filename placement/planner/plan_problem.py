@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
@@ -37,7 +37,6 @@ from prefect_rlhf.placement.search.problem import (
 )
 
 MICROSECONDS = 1e6
-
 
 MemoryCount = Literal["least", "most"]
 """Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
@@ -149,61 +148,43 @@ def _resident(candidates: Candidates) -> Candidates:
 
 def _nodes(call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
-    own = candidates[call.name]
-    trainer = _moved_from(context.graph, call)
-    if trainer is not None:
-        yield _reallocation(call, candidates[trainer.name], own, trainer, context)
-    away = tuple(_microseconds(one.host_seconds) for one in own)
-    comes_and_goes = any(away) and _alone(context.graph, call)
-    if comes_and_goes:
-        yield LinkNode(_reload(call.name), call.name, away)
-    yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, one, counted) for one in own))
-    if comes_and_goes:
-        yield LinkNode(_offload(call.name), call.name, away)
-
-
-def _option(call: Call, one: Candidate, counted: MemoryCount) -> Option:
-    placement = one.placement
-    copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
-    least = max(1, _microseconds(one.seconds))
-    held = one.least if counted == "least" else one.most
-    return Option(placement.strategy, one.mesh_class, least, held.static, held.peak, copy, one.most.peak)
-
-
-def _moved_from(graph: DataflowGraph, call: Call) -> Call | None:
-    """The train_step that makes the weights this call reads, where it is the first of its role to read them.
-
-    Others may use the same copy, so a move of their own is not certain.
-    """
+    graph, options = context.graph, candidates[call.name]
     trainer = graph.trained_by(call.role or "")
-    readers = [other for other in graph if other.role == call.role and other != trainer]
-    return trainer if readers and call == readers[0] else None
+    of_role = [other for other in graph if other.role == call.role]
+    readers = [other for other in of_role if other != trainer]
+    if trainer is not None and readers and call == readers[0]:  # others may use its copy: that they move is not certain
+        yield _reallocation(call, candidates[trainer.name], options, trainer, context)
+    host_us = tuple(_microseconds(option.host_seconds) for option in options)
+    offloads = any(host_us) and len(of_role) == 1  # a copy that calls share would come and go once for all of them
+    if offloads:
+        yield LinkNode(_reload(call.name), call.name, host_us)
+    yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, option, counted) for option in options))
+    if offloads:
+        yield LinkNode(_offload(call.name), call.name, host_us)
 
 
-def _alone(graph: DataflowGraph, call: Call) -> bool:
-    """Whether no other call may use its copy of the weights, which then would come and go once for both."""
-    return sum(other.role == call.role for other in graph) == 1
+def _option(call: Call, candidate: Candidate, counted: MemoryCount) -> Option:
+    placement = candidate.placement
+    copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
+    seconds_us = max(1, _microseconds(candidate.seconds))
+    held, peak = candidate.least if counted == "least" else candidate.most, candidate.most.peak
+    return Option(placement.strategy, candidate.mesh_class, seconds_us, held.static, held.peak, copy, peak)
 
 
 def _reallocation(
-    call: Call, trained: Sequence[Candidate], own: Sequence[Candidate], trainer: Call, context: CostContext
+    call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
 ) -> PairNode:
+    """The move of weights from a train_step to a call; on equal meshes none where both use one copy."""
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
-    seconds = least_move_seconds(trained, own, sizes, context.site.sources)
-    seconds[2][_one_copy(trained, own)] = 0.0
+    seconds = least_move_seconds(trained, readers, sizes, context.site.sources)
+    numbers: dict[object, int] = {}
+    trained_copy, read_copy = (
+        [numbers.setdefault((o.placement.engine, o.placement.strategy), len(numbers)) for o in options]
+        for options in (trained, readers)
+    )
+    seconds[2][np.equal.outer(trained_copy, read_copy)] = 0.0
     microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
     return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds)
-
-
-def _one_copy(trained: Sequence[Candidate], readers: Sequence[Candidate]) -> NDArray[np.bool_]:
-    """[trained, readers]: whether, on equal meshes, both use one copy of the weights."""
-    numbers: dict[object, int] = {}
-    a, b = (
-        np.array([numbers.setdefault((one.placement.engine, one.placement.strategy), len(numbers)) for one in every])
-        for every in (trained, readers)
-    )
-    same: NDArray[np.bool_] = np.equal.outer(a, b)
-    return same
 
 
 def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
@@ -211,12 +192,12 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
     for call in graph:
         if call.kind == "compute":
             continue
-        first = _first_of(call.name, names)
-        yield from (Edge(a, b) for a, b in zip(_around(call.name, names), _around(call.name, names)[1:], strict=False))
+        around = [_move(call.name), _reload(call.name), call.name, _offload(call.name)]  # in their order
+        yield from (Edge(first, second) for first, second in pairwise(name for name in around if name in names))
         for producer in sorted(_producers(graph, call)):
             yield Edge(producer, call.name)
         if _offload(call.name) in names:
-            yield Edge(_offload(call.name), first, 1)
+            yield Edge(_offload(call.name), _reload(call.name), 1)
     for edge in graph.version_edges():
         if graph.call(edge.target).kind == "compute":
             continue
@@ -227,22 +208,13 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
             yield Edge(edge.source, edge.target, edge.lag)
 
 
-def _around(name: str, names: set[str]) -> list[str]:
-    """The call and the moves around it, in their order."""
-    return [one for one in (_move(name), _reload(name), name, _offload(name)) if one in names]
-
-
-def _first_of(name: str, names: set[str]) -> str:
-    return next(one for one in (_reload(name), name) if one in names)
-
-
 def _producers(graph: DataflowGraph, call: Call) -> set[str]:
     """The calls with models whose rows it waits for, through computations."""
-    found: set[str] = set()
+    producers: set[str] = set()
     for name in graph.reads_of(call.name):
         producer = graph.call(name)
-        found |= _producers(graph, producer) if producer.kind == "compute" else {name}
-    return found
+        producers |= _producers(graph, producer) if producer.kind == "compute" else {name}
+    return producers
 
 
 def _move(call: str) -> str:

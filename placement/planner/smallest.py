@@ -29,7 +29,7 @@ class Smallest:
 
 
 def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[Site, ...]:
-    """One node with 1, 2, 4, ... of its devices, then whole nodes.
+    """Return one node with 1, 2, 4, ... of its devices, then whole nodes.
 
     >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS
     >>> [size.cluster.name for size in sizes_of(Hardware(DATASHEETS["a100-80"], 8), 3)]
@@ -51,9 +51,9 @@ def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[Site, ...]:
 def smallest_that_fits(
     graph: DataflowGraph, sizes: Sequence[Site], workload: Workload, budget_seconds: float = 3.0
 ) -> Smallest:
-    """The first of `sizes` that has a plan that fits; each size must hold all that the one before it holds.
+    """Find the first of `sizes` that has a plan that fits; each size must hold all that the one before it holds.
 
-    So it is found by halving. Raises InvalidInput for none, saying what the largest of them lacks.
+    The search halves them. Raises InvalidInput for none, saying what the largest of them lacks.
     """
     if not sizes:
         raise InvalidInput("sizes", list(sizes), "at least one cluster to try")

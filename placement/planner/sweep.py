@@ -1,4 +1,4 @@
-"""How many devices to rent: the best plan of one question on clusters of several sizes, side by side."""
+"""The best plan of one question on clusters of several sizes, side by side: how many devices to rent."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from prefect_rlhf.placement.table import table
 
 ENOUGH = 0.6
 """Static memory use below which more devices bring less and less (ReaL, section 8.4 and figure 17)."""
-STATIC = ("gradients", "optimizer")  # what is neither freed nor moved (ReaL, section 4)
+STATIC_SHARES = ("gradients", "optimizer")  # what is neither freed nor moved (ReaL, section 4)
 
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """What a plan on `num_devices` would take. `refused` says why there is none; then seconds and shares are None.
+    """The times of a plan on `num_devices`. `refused` says why there is none; then seconds and shares are None.
 
     `static_share` is what gradients and optimizer states fill of the device that has most of them.
     """
@@ -32,23 +32,23 @@ class SizeResult:
 
     @property
     def device_hours(self) -> float | None:
-        """Of one iteration."""
+        """Hours that the devices of one iteration add up to."""
         return None if self.seconds is None else self.seconds * self.num_devices / 3600
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Sizes in ascending order."""
+    """The results of sizes in ascending order."""
 
     sizes: tuple[SizeResult, ...]
 
     @property
     def first_below(self) -> SizeResult | None:
-        """The smallest that has a plan and whose static memory use is below `ENOUGH`."""
+        """The smallest size that has a plan and whose static memory use is below `ENOUGH`."""
         return next((s for s in self.sizes if s.static_share is not None and s.static_share < ENOUGH), None)
 
     def text(self) -> str:
-        """A table, and what it says of the right size."""
+        """Return a table, and what it says of the right size."""
         first = self.first_below
         words = (
             f"static memory use is below {ENOUGH:.0%} from {first.num_nodes} nodes ({first.num_devices} devices) on"
@@ -58,7 +58,7 @@ class Sweep:
         return f"{table([_row(size) for size in self.sizes])}\n{words}"
 
     def to_json(self) -> str:
-        """Machine-readable: the same."""
+        """Return the sweep for a machine."""
         sizes = [{**asdict(size), "device_hours": size.device_hours} for size in self.sizes]
         first = self.first_below
         return json.dumps({"sizes": sizes, "first_below": first and first.num_nodes, "below": ENOUGH}, indent=1)
@@ -66,23 +66,32 @@ class Sweep:
 
 def sweep(num_nodes: Iterable[int], devices_per_node: int, planned: Callable[[int], Planned]) -> Sweep:
     """Ask `planned` for each number of nodes; a size for which it raises InvalidInput is refused."""
-    return Sweep(tuple(_size(count, count * devices_per_node, planned) for count in sorted(set(num_nodes))))
+    results = []
+    for count in sorted(set(num_nodes)):
+        devices = count * devices_per_node
+        try:
+            best = planned(count)
+        except InvalidInput as error:
+            results.append(SizeResult(count, devices, refused=str(error)))
+            continue
+        share = static_share(best.certificate)
+        results.append(SizeResult(count, devices, best.seconds, best.lower_bound_seconds, share))
+    return Sweep(tuple(results))
 
 
 def static_share(certificate: Certificate) -> float:
-    """The largest share of a device that gradients and optimizer states fill for good."""
-    return max(
-        sum(share.num_bytes for share in peak.shares if share.what in STATIC and not share.passing) / peak.device_bytes
-        for peak in certificate.peaks
-    )
+    """Return the largest share of a device that gradients and optimizer states fill for good."""
+    used = []
+    for peak in certificate.peaks:
+        static = (share.num_bytes for share in peak.shares if share.what in STATIC_SHARES and not share.passing)
+        used.append(sum(static) / peak.device_bytes)
+    return max(used)
 
 
-def _size(num_nodes: int, num_devices: int, planned: Callable[[int], Planned]) -> SizeResult:
-    try:
-        found = planned(num_nodes)
-    except InvalidInput as error:
-        return SizeResult(num_nodes, num_devices, refused=str(error))
-    return SizeResult(num_nodes, num_devices, found.seconds, found.lower_bound_seconds, static_share(found.certificate))
+def check_sizes(num_nodes: Sequence[int], field: str = "sweep") -> None:
+    """Raise InvalidInput for a number of nodes that no cluster has."""
+    if num_nodes and min(num_nodes) < 1:
+        raise InvalidInput(field, list(num_nodes), "numbers of nodes, each 1 or more")
 
 
 def _row(size: SizeResult) -> dict[str, str]:
@@ -99,9 +108,3 @@ def _row(size: SizeResult) -> dict[str, str]:
 
 def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def check_sizes(num_nodes: Sequence[int], field: str = "sweep") -> None:
-    """Raise InvalidInput for a number of nodes that no cluster has."""
-    if num_nodes and min(num_nodes) < 1:
-        raise InvalidInput(field, list(num_nodes), "numbers of nodes, each 1 or more")
