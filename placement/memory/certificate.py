@@ -76,7 +76,7 @@ class Certificate:
 
     @property
     def usable_bytes(self) -> int:
-        """How much of the fullest device may be filled."""
+        """The part of the fullest device that may be filled."""
         return usable_bytes(self.device_bytes)
 
     @property
@@ -154,7 +154,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
 
 
 def _resident_bytes(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[Device, list[ResidentBytes]]:
-    """What instances keep on each device while they are there."""
+    """Bytes that instances keep on each device while they are there."""
     resident: dict[Device, list[ResidentBytes]] = defaultdict(list)
     graph, plan = augmented.graph, augmented.plan
     for instance, calls in instances(graph, plan).items():

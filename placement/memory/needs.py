@@ -38,7 +38,7 @@ class ByteShare:
 
 @dataclass(frozen=True, slots=True, eq=False)  # devices that need the same share one: it is equal to itself alone
 class Need:
-    """What a node needs on a device while it runs; `position` is the node's in the graph."""
+    """The bytes that a node needs on a device while it runs; `position` is the node's in the graph."""
 
     position: int
     node: str
@@ -107,6 +107,6 @@ def _staged_by_move(
 
 
 def _staged_by_export(node: Node, held: Sequence[ResidentBytes]) -> Mapping[str, int]:
-    """What is written is gathered tensor by tensor."""
+    """At most a bucket of weights, which are gathered tensor by tensor."""
     weights = sum(kept.num_bytes for kept in held if kept.instance == node.instance and kept.what == "weights")
     return {"staged weights": min(BUCKET_BYTES, weights)}

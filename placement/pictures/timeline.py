@@ -139,7 +139,7 @@ def _bar(bar: Bar, begin: float, seconds: float, box: tuple[float, float]) -> st
 
 
 def _label(title: str, width: float) -> str:
-    """As much of the title, cut at its separators, as fits, at least the role; nothing rather than a fragment."""
+    """The longest part of the title, cut at its separators, that fits, at least the role; else nothing."""
     parts = title.split(" · ")
     labels = [" · ".join(parts[:count]) for count in range(len(parts), 0, -1)]
     fitting = (text for text in (*labels, parts[0].partition(".")[0]) if len(text) * TEXT_WIDTH + 10 <= width)

@@ -116,7 +116,7 @@ def _layers(pp: int, num_layers: int) -> NDArray[np.int64]:
 
 
 def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many layers two ranges of them share, each of the one with each of the other."""
+    """Numbers of layers that two ranges of them share, each of the one with each of the other."""
     stop, start = np.minimum.outer(one[:, 1], other[:, 1]), np.maximum.outer(one[:, 0], other[:, 0])
     shared: NDArray[np.int64] = np.maximum(stop - start, 0)
     return shared
@@ -138,7 +138,7 @@ def _ways(options: Sequence[Candidate], sources: CostSources) -> Numbers:
 
 
 def _parts(options: Sequence[Candidate], sizes: ModelSizes) -> tuple[Numbers, Numbers, Numbers]:
-    """For each option: bytes of the fullest device, of a device on average, and the number of devices."""
+    """Bytes of the fullest device of each option, of a device on average, and the number of devices."""
     by_strategy: dict[Strategy, tuple[float, float, float]] = {}
     for option in options:
         strategy = option.placement.strategy

@@ -43,7 +43,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which plan of `graph` is best on `site`, for rows as long as those of `workload`?"""
+    """One planning question: the best plan of `graph` on `site`, for rows as long as those of `workload`."""
 
     graph: DataflowGraph
     site: Site

@@ -30,7 +30,7 @@ def no_plan_fits(question: Question, space: PlanSpace, budget_seconds: float) ->
 
 
 def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate) -> PlanDoesNotFit:
-    """What fills the devices under the plan that comes nearest, and how large they would have to be for it."""
+    """Say what fills the devices under the plan that comes nearest, and how large they would have to be for it."""
     peak = certificate.fullest
     assert peak is not None  # an empty plan fits
     enough = enough_bytes(max(peak.num_bytes for peak in certificate.peaks))

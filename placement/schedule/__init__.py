@@ -1,1 +1,1 @@
-"""When each node of an augmented graph runs, and how long an iteration takes."""
+"""The schedule of an augmented graph: when each node runs, and how long an iteration takes."""

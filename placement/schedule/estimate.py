@@ -20,7 +20,7 @@ ITERATIONS = 5  # in a row, as in ReaL's objective: what one leaves to overlap, 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """When each node of a plan would run. Steps below `first_step` differ from others: they bring no new weights."""
+    """The schedule of a plan. Steps below `first_step` differ from others: they bring no new weights."""
 
     plan: ExecutionPlan
     schedule: Schedule

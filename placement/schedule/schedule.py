@@ -1,4 +1,4 @@
-"""When each node of an augmented graph would run, given how long each takes: list scheduling, by one of two rules.
+"""List scheduling: when each node of an augmented graph would run, given how long each takes, by one of two rules.
 
 `graph_order` is what a run's device locks do: of the nodes that wait for devices, the earliest in the graph goes first,
 and a later one may pass only where they share nothing. `ready_first` is ReaL's algorithm 1 (arXiv:2406.14088, appendix
