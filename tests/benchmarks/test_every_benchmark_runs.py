@@ -62,6 +62,9 @@ def home(tmp_path_factory):
     for name in ("models", "data", "judge"):
         (folder / name).mkdir()
     make_model(folder / "models" / "smollm2")
+    config = folder / "models" / "smollm2" / "config.json"
+    longer = json.loads(config.read_text()) | {"max_position_embeddings": 128}  # a profile has rows of 64 new tokens
+    config.write_text(json.dumps(longer))
     make_prompts(folder / "data" / "prompts.parquet", num_train=64)
     make_pairs(folder / "data" / "preferences.parquet", num_train=64)
     (folder / "judge" / "vaderSentiment.py").write_text(JUDGE)
