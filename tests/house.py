@@ -9,7 +9,6 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from html import escape
 from pathlib import Path
 
 import networkx as nx
@@ -169,11 +168,10 @@ def _room(room: str, graph: nx.DiGraph, rows: list[list[str]], top: float) -> It
         )
     for box, (x, y) in places.items():
         fill = FILLS["room" if box in folders() else "file"]
-        title = escape(ast.get_docstring(ast.parse(files()[box].read_text())) or "")
         yield (
-            f'<g><title>{title}</title><rect x="{x:.0f}" y="{y:.0f}" width="{_width(box):.0f}" height="{BOX_HEIGHT}" '
+            f'<rect x="{x:.0f}" y="{y:.0f}" width="{_width(box):.0f}" height="{BOX_HEIGHT}" '
             f'rx="4" fill="{fill}" stroke="#66707a"/><text x="{x + _width(box) / 2:.0f}" y="{y + 16:.0f}" '
-            f'text-anchor="middle">{_label(box)}</text></g>'
+            f'text-anchor="middle">{_label(box)}</text>'
         )
 
 

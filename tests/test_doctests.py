@@ -10,7 +10,6 @@ import pytest
 
 from tests.house import PACKAGE, files
 
-
 WITH_EXAMPLES = [name for name, path in files().items() if re.search(r">>> (?!.*\+SKIP)", path.read_text())]
 
 
