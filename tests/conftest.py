@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import signal
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
@@ -12,3 +13,10 @@ settings.load_profile("same")
 
 # A script that starts the tests in the background has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+
+
+def pytest_collection_modifyitems(items):
+    """Run what needs the compiled search at once last: `make test` compiles it meanwhile."""
+    items.sort(key=lambda item: item.path.is_relative_to(BENCHMARKS))
