@@ -7,6 +7,7 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.events.worker import EventsWorker
 from prefect.testing.utilities import prefect_test_harness
 
 from prefect_rlhf.placement.errors import StaleWeights
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", autouse=True)
 def prefect():
     with prefect_test_harness(server_startup_timeout=120):
+        EventsWorker.drain_all()  # that of an earlier file's server would go on sending task runs there
         yield
 
 
