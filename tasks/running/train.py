@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Protocol
@@ -15,8 +14,6 @@ from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.runner import GraphRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
-
-SWITCH_SECONDS = 0.0005  # a thread with a command to send waits no longer for one that keeps Prefect's books
 
 
 class Audience(Protocol):
@@ -34,5 +31,4 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         gc.freeze()  # what is imported stays; looking through it again and again would hold up task runs
-        sys.setswitchinterval(SWITCH_SECONDS)
         GraphRunner(run, dispatcher, journal, steps_per_group).run_all(audience.step_ended)
