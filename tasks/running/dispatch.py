@@ -128,10 +128,8 @@ class Dispatcher:
         self.fingerprints.settle(instance, version, digests, self._layout(instance))
 
     def _build_command(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildCommand:
-        model, is_trained = (
-            self._graph.model(instance.role),
-            instance == trained_instance(self._graph, self._plan, instance.role),
-        )
+        model = self._graph.model(instance.role)
+        is_trained = instance == trained_instance(self._graph, self._plan, instance.role)
         return BuildCommand(
             model=model if is_trained else replace(model, optimizer=None),  # a copy that is only read needs none
             instance=instance,
