@@ -34,11 +34,12 @@ from benchmarks.prepared_ppo import prepared_ppo
 from prefect_rlhf.flows.commands import profile as profile_command
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.placement.augmented.node import subject_of
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.model_shape import model_shape
-from prefect_rlhf.tasks.reporting.comparison import step_ends, subject_of
+from prefect_rlhf.tasks.reporting.comparison import step_ends
 from prefect_rlhf.tasks.running.journal import TaskRunSpan, read_spans
 from tests.plan_matrix import Compact, leased, plan, plan_file
 from tests.tiny import make_model, make_prompts
@@ -166,7 +167,7 @@ def predicted_and_measured(name: str, plan_parameter: str, work: PPOWork, folder
         "predicted_seconds": round(prediction.seconds_per_step, 3),
         "measured_seconds": round(measured, 3),
         "ratio": round(prediction.seconds_per_step / measured, 3),
-        "calls": calls(prediction.worked_seconds, spans),
+        "calls": calls(prediction.seconds_by_subject, spans),
         "placements": plan_yaml(prepared.augmented.plan) if name == "auto" else None,
     }
 
@@ -178,10 +179,9 @@ def calls(predicted: Mapping[str, float], spans: Sequence[TaskRunSpan]) -> dict[
     for span in spans:
         if 1 <= span.step <= last:
             measured.setdefault(subject_of(span.node), []).append(span)
-    expected = {subject_of(node): seconds for node, seconds in predicted.items()}
     return {
         node: [
-            round(expected.get(node, 0.0), 3),
+            round(predicted.get(node, 0.0), 3),
             round(median(span.seconds for span in runs), 3),
             round(median(span.end - span.start for span in runs), 3),
         ]

@@ -14,6 +14,8 @@ from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.mesh import ClusterShape
 
 BYTES_PER_GIB = 1 << 30
+MOST_NODES = 10_000
+MOST_DEVICES = 1024  # of a node
 
 
 class ClusterFields(BaseModel):
@@ -22,10 +24,12 @@ class ClusterFields(BaseModel):
     cluster: str = Field(
         "local", title="Cluster", pattern=r"^[\w.-]+$", description="Its name; runs that say the same name share it."
     )
-    num_nodes: int = Field(1, title="Nodes", ge=1, description="Number of equal nodes.")
-    devices_per_node: int = Field(2, title="Devices per node", ge=1, description="Number of equal devices in a node.")
+    num_nodes: int = Field(1, title="Nodes", ge=1, le=MOST_NODES, description="Number of equal nodes.")
+    devices_per_node: int = Field(
+        2, title="Devices per node", ge=1, le=MOST_DEVICES, description="Number of equal devices in a node."
+    )
     device_memory_gib: float = Field(
-        8.0, title="Device memory (GiB)", gt=0, description="Memory that a rank may use on one device."
+        8.0, title="Device memory (GiB)", gt=0, le=1e5, description="Memory that a rank may use on one device."
     )
     kind: Backend = Field("cpu", title="Kind of device", description="cuda for GPUs, cpu for processes without.")
     lease_directory: str = Field(

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
 
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
 from prefect_rlhf.placement.graph import Dataset
+from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 
 PATH = "Parquet file, or a folder of them."
+Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
+"""Of a column, or what one holds."""
 
 
 class DatasetFields(BaseModel):
     """Fields of every dataset."""
 
-    path: str = Field(description=PATH)
-    split_column: str | None = Field("split", description="Column that names each row's split; empty reads all rows.")
-    split: str = Field("train", description="Rows whose split column holds this are used.")
+    path: PathText = Field(description=PATH)
+    split_column: Name | None = Field("split", description="Column that names each row's split; empty reads all rows.")
+    split: Name = Field("train", description="Rows whose split column holds this are used.")
     chat_template: bool = Field(False, description="Wrap prompts in the tokenizer's chat template.")
 
 
 class PromptsFields(DatasetFields):
     """Fields of Prompts and a PromptsBlock."""
 
-    prompt_column: str = Field("prompt", description="Column with the prompt's text.")
+    prompt_column: Name = Field("prompt", description="Column with the prompt's text.")
 
 
 class PreferencesFields(DatasetFields):
     """Fields of Preferences and a PreferencesBlock."""
 
-    prompt_column: str | None = Field("prompt", description="Column with the text before both answers, if any.")
-    chosen_column: str = Field("chosen", description="Column with the better answer.")
-    rejected_column: str = Field("rejected", description="Column with the worse answer.")
+    prompt_column: Name | None = Field("prompt", description="Column with the text before both answers, if any.")
+    chosen_column: Name = Field("chosen", description="Column with the better answer.")
+    rejected_column: Name = Field("rejected", description="Column with the worse answer.")
 
 
 class PromptsBlock(Block, PromptsFields):
@@ -79,7 +82,7 @@ class Prompts(DeploymentParameter, PromptsFields):
 
     block: ClassVar[type[Block]] = PromptsBlock
 
-    path: str = Field("", description=PATH)
+    path: PathText = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int) -> Dataset:
         """Return these prompts as source `name` of a graph; `num_items` is how many the file holds.
@@ -87,7 +90,7 @@ class Prompts(DeploymentParameter, PromptsFields):
         >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640)
         Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1)
         """
-        return Dataset(name, ("prompt_tokens",), num_items)
+        return Dataset(name, ("prompt_tokens",), num_items, read_as=read_as(self))
 
 
 class Preferences(DeploymentParameter, PreferencesFields):
@@ -95,8 +98,18 @@ class Preferences(DeploymentParameter, PreferencesFields):
 
     block: ClassVar[type[Block]] = PreferencesBlock
 
-    path: str = Field("", description=PATH)
+    path: PathText = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int) -> Dataset:
         """Return these pairs as source `name` of a graph; `num_items` is how many the file holds."""
-        return Dataset(name, ("tokens", "prompt_length"), num_items, rows_per_item=2)
+        return Dataset(name, ("tokens", "prompt_length"), num_items, rows_per_item=2, read_as=read_as(self))
+
+
+def read_as(dataset: DatasetFields) -> str:
+    """Return all that decides what is read, where the file lies aside.
+
+    >>> read_as(Prompts(path="data/prompts.parquet", chat_template=True))
+    'split_column=split split=train chat_template=True prompt_column=prompt'
+    """
+    values = dataset.model_dump(exclude={"path", "saved"})
+    return " ".join(f"{name}={value}" for name, value in values.items())

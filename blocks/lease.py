@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.lease import Backend, Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 
@@ -49,12 +49,20 @@ def lease(
     ...     print(leased.pool, leased.mesh.name)
     local n0:0
     """
-    holder = Holder.now(f"pid-{os.getpid()}", flow_run)
-    locked = _wait_for_mesh(LeaseBook(directory, cluster), mesh, holder, wait_seconds, say)
+    holder, book = Holder.now(f"pid-{os.getpid()}", flow_run), LeaseBook(directory, cluster)
+    require_one_node(book, mesh)
+    locked = _wait_for_mesh(book, mesh, holder, wait_seconds, say)
     try:
         yield Lease("local", locked.id, cluster, locked.mesh, locked.mesh.devices(), kind)
     finally:
         locked.release()
+
+
+def require_one_node(book: LeaseBook, wanted: str | int) -> None:
+    """Raise InvalidInput for devices of several nodes: no gang of ranks spans them yet; a dry run may plan for them."""
+    if book.candidates(wanted)[0].num_nodes > 1:
+        field = "mesh" if isinstance(wanted, str) else "num_devices"
+        raise InvalidInput(field, wanted, "devices of one node: ranks of several are for dry runs only, today")
 
 
 def _wait_for_mesh(

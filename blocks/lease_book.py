@@ -6,7 +6,6 @@ even when its parent is killed, and the kernel frees them when the last such pro
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
+from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, open_shared, try_lock
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 
@@ -83,15 +83,18 @@ class LeaseBook:
         self.directory = directory.expanduser() / cluster.name
         self.cluster = cluster
 
-    def acquire(self, wanted: str | int, holder: Holder) -> LeasedMesh | Busy:
+    def acquire(self, wanted: str | int, holder: Holder, at_least: int = 0) -> LeasedMesh | Busy:
         """Lock a mesh, all of its devices or none: the named one, or an aligned one of `wanted` devices.
 
-        Raises InvalidInput when the cluster can never give that.
+        With `at_least`, one that is not wholly free makes do with a smaller one, the largest that is free and has so
+        many devices. Raises InvalidInput when the cluster can never give that.
         """
         candidates = self.candidates(wanted)
+        smaller = self._smaller(candidates, at_least) if at_least else ()
         with self._book_lock():
             free = self._lock_free_devices()
-            mesh = self._choose(candidates, free)
+            chosen = (self._choose(meshes, free) for meshes in (candidates, *smaller))
+            mesh = next((mesh for mesh in chosen if mesh is not None), None)
             locked = () if mesh is None else tuple(free.pop(device) for device in mesh.devices())
             for descriptor in free.values():
                 os.close(descriptor)
@@ -101,20 +104,46 @@ class LeaseBook:
                 _write(descriptor, holder)
         return LeasedMesh(uuid.uuid4().hex[:12], mesh, locked)
 
+    def take_run(self, flow_run_id: str) -> FileLock | None:
+        """Lock a flow run, so that one process at a time may start it; None while another has it."""
+        self._make_folder()
+        return FileLock.take(self.directory / "runs" / f"{flow_run_id}.lock")
+
+    def _make_folder(self) -> None:
+        make_shared_folder(self.directory.parent)
+        make_shared_folder(self.directory)
+
     def candidates(self, wanted: str | int) -> tuple[DeviceMesh, ...]:
         """Return every mesh that would do, in device order. Raises InvalidInput when there is none."""
         if isinstance(wanted, str):
             return (self.cluster.check_mesh(DeviceMesh.parse(wanted)),)
+        if meshes := self._meshes(wanted):
+            return meshes
         per_node, num_nodes = self.cluster.devices_per_node, self.cluster.num_nodes
-        if wanted >= per_node and wanted % per_node == 0 and wanted // per_node <= num_nodes:
-            nodes = wanted // per_node
-            return tuple(DeviceMesh(first, nodes, 0, per_node) for first in range(num_nodes - nodes + 1))
-        if 0 < wanted < per_node and wanted & (wanted - 1) == 0:
-            firsts = range(0, per_node - wanted + 1, wanted)
-            return tuple(DeviceMesh(node, 1, first, wanted) for node in range(num_nodes) for first in firsts)
         sizes = "a power of two below" if per_node > 1 else "a multiple of"
         most = f"at most {num_nodes} x {per_node} in cluster {self.cluster.name}"
         raise InvalidInput("num_devices", wanted, f"{sizes} {per_node}, or whole nodes: {most}")
+
+    def _meshes(self, size: int) -> tuple[DeviceMesh, ...]:
+        """Return every aligned mesh of `size` devices, in device order."""
+        per_node, num_nodes = self.cluster.devices_per_node, self.cluster.num_nodes
+        if size >= per_node and size % per_node == 0 and size // per_node <= num_nodes:
+            nodes = size // per_node
+            return tuple(DeviceMesh(first, nodes, 0, per_node) for first in range(num_nodes - nodes + 1))
+        if 0 < size < per_node and size & (size - 1) == 0:
+            firsts = range(0, per_node - size + 1, size)
+            return tuple(DeviceMesh(node, 1, first, size) for node in range(num_nodes) for first in firsts)
+        return ()
+
+    def _smaller(self, wanted: tuple[DeviceMesh, ...], at_least: int) -> tuple[tuple[DeviceMesh, ...], ...]:
+        """Return the meshes inside those wanted that have `at_least` devices, largest first."""
+        most = wanted[0].num_devices
+        if at_least > most:
+            raise InvalidInput("min_devices", at_least, f"at most the {most} devices that are asked for")
+        by_size = (self._meshes(size) for size in range(most - 1, at_least - 1, -1))
+        return tuple(
+            tuple(mesh for mesh in meshes if any(whole.contains(mesh) for whole in wanted)) for meshes in by_size
+        )
 
     def _choose(self, candidates: tuple[DeviceMesh, ...], free: Mapping[Device, int]) -> DeviceMesh | None:
         """Return the free candidate in the smallest free aligned block: large blocks stay whole for large runs."""
@@ -136,8 +165,8 @@ class LeaseBook:
         """Lock every free device of the cluster; the caller closes what it does not keep."""
         locked = {}
         for device in self.cluster.whole.devices():
-            descriptor = os.open(self._path(device), os.O_RDWR | os.O_CREAT, 0o666)
-            if _try_lock(descriptor):
+            descriptor = open_shared(self._path(device))
+            if try_lock(descriptor):
                 locked[device] = descriptor
             else:
                 os.close(descriptor)
@@ -151,9 +180,9 @@ class LeaseBook:
 
     def _holder_of(self, device: Device) -> Holder | None:
         """Return what the last holder of `device` wrote; None when it is free now, or nothing was written."""
-        descriptor = os.open(self._path(device), os.O_RDWR)
+        descriptor = open_shared(self._path(device))
         try:
-            return None if _try_lock(descriptor) else _read(descriptor)
+            return None if try_lock(descriptor) else _read(descriptor)
         finally:
             os.close(descriptor)
 
@@ -163,11 +192,11 @@ class LeaseBook:
     @contextmanager
     def _book_lock(self) -> Iterator[None]:
         """Let one process at a time look for free devices, so that nobody takes a search for a lease."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.directory / "book.lock", os.O_RDWR | os.O_CREAT, 0o666)
+        self._make_folder()
+        descriptor = open_shared(self.directory / "book.lock")
         deadline = time.monotonic() + BOOK_LOCK_SECONDS
         try:
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 if time.monotonic() > deadline:
                     raise RlhfError(
                         f"{self.directory}/book.lock: locked for {BOOK_LOCK_SECONDS:.0f} s by a stopped process"
@@ -178,14 +207,6 @@ class LeaseBook:
             os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _write(descriptor: int, holder: Holder) -> None:
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
@@ -193,6 +214,8 @@ def _write(descriptor: int, holder: Holder) -> None:
 
 def _read(descriptor: int) -> Holder | None:
     try:
-        return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+        holder = Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+        str(holder)  # any user may have written anything
     except (TypeError, ValueError):
         return None
+    return holder

@@ -9,12 +9,13 @@ from pydantic import BaseModel, Field
 
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.path_text import PathText
 
 
 class ModelFields(BaseModel):
     """Fields of Model and a ModelBlock."""
 
-    path: str = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
+    path: PathText = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
     head: Head = Field("lm", description="lm gives tokens, scalar one number a token; lm+scalar can only be planned.")
     dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
     new_head: bool = Field(False, description="Start with an untrained scalar head if the folder has none.")
@@ -44,7 +45,7 @@ class Model(DeploymentParameter, ModelFields):
 
     block: ClassVar[type[Block]] = ModelBlock
 
-    path: str = Field("", description="Hugging Face folder: config.json, safetensors and tokenizer.")
+    path: PathText = Field("", description="Hugging Face folder: config.json, safetensors and tokenizer.")
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
         """Return this model as the one of `role`; `shape` is what the folder's config.json says."""

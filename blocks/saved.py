@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from httpx import HTTPError
 from prefect.blocks.core import Block
 from pydantic import BaseModel, ConfigDict, Field, HttpUrl, model_validator
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 
 DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how blocks are saved, found and shared
 
@@ -19,13 +21,16 @@ class DeploymentParameter(BaseModel):
     deployment gives in place. So parameters are plain values, and `saved` names a block for what is left out.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     block: ClassVar[type[Block]]
 
-    path: str = Field("", description="Where it is; may be left out when `saved` is given.")
+    path: PathText = Field("", description="Where it is; may be left out when `saved` is given.")
     saved: str = Field(
-        "", title="Saved block", description="Name of a saved block for what is left empty or at its default here."
+        "",
+        title="Saved block",
+        max_length=MOST_CHARACTERS,
+        description="Name of a saved block for what is left empty or at its default here.",
     )
 
     @model_validator(mode="before")
@@ -57,8 +62,9 @@ def _fields(block: Block) -> dict[str, Any]:
 def _load(kind: type[Block], name: str) -> Block:
     try:
         block = kind.load(name, _sync=True)  # type: ignore[call-arg]  # Prefect's dispatcher adds _sync
-    except ValueError as error:
-        expected = f"the name of a saved {kind.get_block_type_slug()} block (prefect block ls)"
+    except (ValueError, RuntimeError, OSError, HTTPError) as error:  # no such block, or no server that could know it
+        why = "" if isinstance(error, ValueError) else f", from a server that answers ({error!s:.120})"
+        expected = f"the name of a saved {kind.get_block_type_slug()} block (prefect block ls){why}"
         raise InvalidInput("saved", name, expected) from error
     assert isinstance(block, kind)
     return block

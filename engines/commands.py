@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from prefect_rlhf.engines.engine import Output, SamplingSettings, TrainSettings
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.mesh import Device
@@ -68,10 +69,11 @@ class CallCommand:
     """Run one call on this rank's rows.
 
     `rows` are positions in the step's batch; `row_ids` the same rows' numbers in the dataset. `reads` and `writes` are
-    weight versions of the instance. `versions` says which version of each role made the rows so far. `keys` are those
-    of its inputs that this rank's pipeline stage uses (None: all), `lengths` the tokens of each row where a generate
-    reported them. `frees` are the (call, key) of this step that no later node uses on this rank. Of `sampling`
-    (generate), `train` (train_step), `output` and `temperature` (inference) a call uses its kind's own.
+    weight versions of the instance. `versions` says which version of each role had a part in the rows so far,
+    `generated_by` which role generated them. `keys` are those of its inputs that this rank's pipeline stage uses (None:
+    all), `lengths` the tokens of each row where a generate reported them. `frees` are the (call, key) of this step that
+    no later node uses on this rank. Of `sampling` (generate), `train` (train_step), `output` and `temperature`
+    (inference) a call uses its kind's own.
     """
 
     step: int
@@ -87,6 +89,7 @@ class CallCommand:
     writes: int | None = None
     function: Callable[..., Any] | None = None  # the call's operation, resolved where it runs
     versions: Mapping[str, int] = field(default_factory=dict)
+    generated_by: str | None = None
     keys: frozenset[str] | None = None
     lengths: tuple[int, ...] = ()
     frees: tuple[tuple[str, str], ...] = ()
@@ -163,8 +166,10 @@ class Measurements(Generic[Bytes]):
 class RankReport(Measurements[int]):
     """A rank's reply to a command. `digest` is set when weights were written.
 
-    `row_lengths` are the tokens of each row that a generate made, in the order of its rows.
+    `row_lengths` are the tokens of each row that a generate made, in the order of its rows. `state` is what a stateful
+    computation leaves for the next step, as a checkpoint holds it, or why none can.
     """
 
     digest: Digest | None = None
     row_lengths: tuple[int, ...] = ()
+    state: Mapping[str, Any] | InvalidInput | None = None

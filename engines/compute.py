@@ -25,13 +25,22 @@ def saved_state(kind: type[State]) -> type[State]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The place and time of a computation: what a writer of files or of text needs beside its rows."""
+    """The place and time of a computation: what a writer of files or of text needs beside its rows.
+
+    Before a run, every computation is tried on a few rows in a process of its own, with a `run_dir` for nothing else.
+    """
 
     step: int
-    run_dir: Path
-    tokenizer: str  # folder of the actor's tokenizer
+    run_dir: Path  # the run's folder
+    tokenizer: str  # folder of the tokenizer, that of the role which generates
     row_ids: tuple[int, ...]  # the rows' numbers in the dataset
-    versions: Mapping[str, int] = field(default_factory=dict)  # role -> weight version that made the rows
+    versions: Mapping[str, int] = field(default_factory=dict)  # role -> weight version that had a part in the rows
+    generated_by: str | None = None  # the role that generated the rows; None where they are a dataset's
+
+    @property
+    def weight_version(self) -> int:
+        """The version of the weights that generated the rows; 0 where nothing did."""
+        return self.versions.get(self.generated_by, 0) if self.generated_by else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from os.path import realpath
 from typing import Any, Generic, TypeVar
 
 from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.modules import import_from
 
 Entry = TypeVar("Entry")
 
@@ -33,13 +33,13 @@ class Registry(Generic[Entry]):
         self._entries[name] = definition, entry
         return entry
 
-    def find(self, name: str, module: str = "") -> Entry:
-        """Return the entry, after importing the module that defines it where no other import did.
+    def find(self, name: str, module: str = "", file: str = "") -> Entry:
+        """Return the entry, after importing the module that defines it, from `file`, where no other import did.
 
         Raises GraphError when that leaves the name unknown.
         """
         if name not in self._entries and module:
-            import_module(module)
+            import_from(module, file)
         if name not in self._entries:
             raise GraphError(f"no {self._noun} is registered as {name!r}" + (f" in {module}" if module else ""))
         return self._entries[name][1]

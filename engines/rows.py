@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,8 +12,25 @@ Column = Sequence["Tensor"]
 """One tensor per row: 0-d (a score) or 1-d (tokens, log-probabilities)."""
 
 
+class NoSuchColumn(KeyError):
+    """A computation or a loss asked its rows for a key that they do not have; `there` are those that they have."""
+
+    def __init__(self, key: object, there: Iterable[str]) -> None:
+        super().__init__(key)
+        self.key, self.there = key, tuple(there)
+
+
+class Columns(dict[str, "Tensor"]):
+    """What a loss sees of its rows, each column padded: [B] or [B, T]. Raises NoSuchColumn for another key."""
+
+    def __missing__(self, key: str) -> Tensor:
+        raise NoSuchColumn(key, self)
+
+
 class Batch(Mapping[str, "Tensor"]):
     """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest].
+
+    `columns` are the rows themselves, each as long as it is. Raises NoSuchColumn for a key that no column has.
 
     >>> import torch
     >>> batch = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
@@ -25,6 +42,8 @@ class Batch(Mapping[str, "Tensor"]):
         self.columns = dict(columns)
 
     def __getitem__(self, key: str) -> Tensor:
+        if key not in self.columns:
+            raise NoSuchColumn(key, self.columns)
         return pad(self.columns[key])
 
     def __iter__(self) -> Iterator[str]:
@@ -37,6 +56,8 @@ class Batch(Mapping[str, "Tensor"]):
         """[B, longest] float: 1 where a row of `key` has a value."""
         import torch  # only here and below: a flow that works on batches is traced, and planned, without it
 
+        if key not in self.columns:
+            raise NoSuchColumn(key, self.columns)
         lengths_B = torch.tensor([row.numel() for row in self.columns[key]])
         return (torch.arange(int(lengths_B.max()))[None] < lengths_B[:, None]).float()
 

@@ -12,6 +12,7 @@ from prefect import flow
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from pydantic import Field
 
+from prefect_rlhf.blocks.cluster import MOST_DEVICES
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.flows.hardware.profiles import Machine, keep_profile, profile_file
 from prefect_rlhf.flows.training.log import log_info
@@ -26,9 +27,15 @@ from prefect_rlhf.tasks.profiling.measure import Say, check_sizes, measure, numb
 from prefect_rlhf.tasks.reporting.publish import publish
 
 MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known shape such as llama-7b.")
-ROWS = Field(ge=1, description="Most rows of a micro-batch that are timed; powers of two up to it.")
-LONGEST = Field(ge=16, description="Most tokens of a row that are timed.")
-DEGREES = Field(description="Degrees of tensor parallelism; empty: all that divide the leased devices and the model.")
+MOST_ROWS = 1 << 16  # of one micro-batch
+MOST_TOKENS = 1 << 20  # of one row
+ROWS = Field(ge=1, le=MOST_ROWS, description="Most rows of a micro-batch that are timed; powers of two up to it.")
+LONGEST = Field(ge=16, le=MOST_TOKENS, description="Most tokens of a row that are timed.")
+DEGREE = Field(ge=1, le=MOST_DEVICES)
+DEGREES = Field(
+    max_length=100,
+    description="Degrees of tensor parallelism; empty: all that divide the leased devices and the model.",
+)
 
 
 @flow(name="rlhf")
@@ -37,7 +44,7 @@ def profile(
     dtype: Dtype = "bfloat16",
     most_rows: Annotated[int, ROWS] = 32,
     longest: Annotated[int, LONGEST] = 128,
-    tensor_parallel: Annotated[list[int] | None, DEGREES] = None,
+    tensor_parallel: Annotated[list[Annotated[int, DEGREE]] | None, DEGREES] = None,
 ) -> Any:
     """Time single layers, optimizer, messages and copies on all leased devices at once; minutes.
 
@@ -82,6 +89,8 @@ def profile_request(
     """Read the model's shape. Raises InvalidInput for sizes or degrees that it has not, and for unknown devices."""
     shape = model_shape("model", model)
     degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, num_devices)
+    if min(degrees) < 1:
+        raise InvalidInput("tensor_parallel", list(degrees), "degrees of 1 or more")
     subject = Machine.read(kind).subject(shape, dtype, num_devices)
     request = ProfileRequest(subject, replace(sizes, tensor_parallel=degrees))
     check_sizes(request.subject, request.sizes)

@@ -6,14 +6,21 @@ To the body's own parameters it adds those that every run has (`RunOptions`), so
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 import typing
 from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.blame import described
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.modules import IN_RANK, import_from
+from prefect_rlhf.tasks.server.patience import wait_for_server
 from prefect_rlhf.tasks.trace import Algorithm
 
 ALGORITHMS = ("ppo", "reward", "dpo", "grpo", "remax")
@@ -23,6 +30,12 @@ class AlgorithmFlow(FormFlow):
     """A Prefect flow that knows the algorithm it runs."""
 
     algorithm: Algorithm
+
+    def __call__(self, *arguments: Any, **parameters: Any) -> Any:
+        """Run it. Raises GraphError where its own file starts it when ranks import that file."""
+        if IN_RANK in os.environ:
+            raise GraphError(f"{self.algorithm.name} is run by importing its file; put that under `if __name__ == ...`")
+        return super().__call__(*arguments, **parameters)
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
@@ -44,6 +57,8 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
 
         flow = AlgorithmFlow(form_entry(body, RunOptions, run, _own_parameters(body)), name="rlhf")
         flow.algorithm = algorithm
+        if "PREFECT__FLOW_RUN_ID" in os.environ and IN_RANK not in os.environ:
+            wait_for_server()  # it told this process of its run, so it was there
         return flow
 
     return decorate
@@ -59,16 +74,42 @@ def _own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
 
 
 def find_flow(name: str) -> AlgorithmFlow:
-    """Return the flow that `name` stands for. Raises InvalidInput when there is none.
+    """Return the flow of a shipped algorithm, of `module:function` or of `path/to/file.py:function`.
+
+    A module may lie in the working folder, as for `python -m`. Raises InvalidInput, which says what is missing or what
+    the person's own file raised, and where.
 
     >>> find_flow("ppo") is find_flow("prefect_rlhf.flows.ppo:ppo")
     True
     """
-    module, _, attribute = (name if ":" in name else f"prefect_rlhf.flows.{name}:{name}").partition(":")
+    if ":" not in name and name not in ALGORITHMS:
+        raise InvalidInput("algorithm", name, f"one of {', '.join(ALGORITHMS)}, module:function or file.py:function")
+    place, _, function = (name if ":" in name else f"prefect_rlhf.flows.{name}:{name}").rpartition(":")
+    module = _import_place(name, place)
+    found = getattr(module, function, None)
+    if not isinstance(found, AlgorithmFlow):
+        flows = ", ".join(key for key, value in vars(module).items() if isinstance(value, AlgorithmFlow)) or "none"
+        there = f"no @rlhf_flow function, but a {type(found).__name__}" if hasattr(module, function) else "not there"
+        expected = f"one of the @rlhf_flow functions of {place}, which are: {flows} ({function!r} is {there})"
+        raise InvalidInput("algorithm", name, expected)
+    return found
+
+
+def _import_place(name: str, place: str) -> ModuleType:
+    """Import the module or file before the colon of `name`. Raises InvalidInput."""
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    if file is not None and not file.is_file():
+        raise InvalidInput("algorithm", name, f"a file that is there; {file} is not")
+    if file is None and not all(part.isidentifier() for part in place.split(".")):
+        raise InvalidInput("algorithm", name, "module:function, such as mine.rloo:rloo, or file.py:function")
+    if file is None and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
-        flow = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidInput("algorithm", name, f"one of {', '.join(ALGORITHMS)}, or module:function") from error
-    if not isinstance(flow, AlgorithmFlow):
-        raise InvalidInput("algorithm", name, "a function decorated with @rlhf_flow")
-    return flow
+        return import_module(place) if file is None else import_from(file.stem, str(file))
+    except ModuleNotFoundError as error:
+        if file is None and error.name and f"{place}.".startswith(f"{error.name}."):
+            expected = f"a module of that name: {error.name} is not in {Path.cwd()}, nor installed"
+            raise InvalidInput("algorithm", name, expected) from error
+        raise InvalidInput("algorithm", name, f"a file that can be imported; it raised {described(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise InvalidInput("algorithm", name, f"a file that can be imported; it raised {described(error)}") from error

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from prefect_rlhf.placement.errors import OutputFailed
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Raise OutputFailed, which names the file, where the body cannot write it: full disk, quota, read-only folder."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputFailed(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:

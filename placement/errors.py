@@ -5,6 +5,7 @@ RlhfError
         PlanDoesNotFit                  a plan needs more memory than its devices have; carries the certificate
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
+    OutputFailed                        a file of the run could not be written: disk full, quota, read-only
     DeviceOutsideLease                  a task asked for a device that its run does not hold
     RankLost                            a rank process died
     RankSilent (also a TimeoutError)    a rank did not answer before its deadline
@@ -16,13 +17,15 @@ RlhfError
 
 from __future__ import annotations
 
+from prefect_rlhf.placement.in_short import in_short, one_line
+
 
 class RlhfError(Exception):
     """Base of every error that prefect-rlhf raises on purpose. Arguments are strings, so it pickles."""
 
 
 class InvalidInput(RlhfError, ValueError):
-    """Bad input: `field` is where, `seen` the value, `expected` what would be right.
+    """Bad input: `field` is where, `seen` the value, `expected` what would be right. Its text is one line, in short.
 
     >>> print(InvalidInput("plan.calls.actor.tp", 2, "a divisor of the 9 attention heads"))
     plan.calls.actor.tp: got 2, expected a divisor of the 9 attention heads
@@ -33,7 +36,7 @@ class InvalidInput(RlhfError, ValueError):
         self.field, self.seen, self.expected = field, seen, expected
 
     def __str__(self) -> str:
-        return f"{self.field}: got {self.seen!r}, expected {self.expected}"
+        return one_line(f"{in_short(self.field, str)}: got {in_short(self.seen)}, expected {self.expected}")
 
 
 class PlanDoesNotFit(InvalidInput):
@@ -53,8 +56,16 @@ class GraphError(RlhfError, ValueError):
     """The body of a flow function does not describe a graph of model function calls."""
 
 
+MISTAKES = (InvalidInput, GraphError)
+"""What a person has to mend: to try again is in vain."""
+
+
 class StaleWeights(RlhfError):
     """The weights held are not the version that the call's edge names."""
+
+
+class OutputFailed(RlhfError):
+    """A file of the run could not be written; what was written before stays."""
 
 
 class DeviceOutsideLease(RlhfError):
@@ -70,7 +81,9 @@ class RankSilent(RlhfError, TimeoutError):
 
 
 class RankFailed(RlhfError):
-    """A call raised in a rank process."""
+    """A call raised in a rank process. `traceback` is the rank's own, for the log; empty where there is none."""
+
+    traceback: str = ""
 
 
 class OutOfDeviceMemory(RankFailed):

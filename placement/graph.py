@@ -20,13 +20,16 @@ class Operation:
 
     `name` is a registered one (a loss, an advantage estimator) or a plain word an engine knows (`logprobs`, `values`,
     `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the `module:class` of
-    the settings: other processes import both, but they are neither saved nor compared.
+    the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other processes import
+    both, but they are neither saved nor compared.
     """
 
     name: str
     settings: str = "{}"
     module: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
     settings_type: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    settings_file: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,16 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A source of items: prompts (a row each) or preference pairs (`rows_per_item` 2). `num_items` is its size."""
+    """A source of items: prompts (a row each) or preference pairs (`rows_per_item` 2). `num_items` is its size.
+
+    `read_as` says which columns and rows are read, and how: whoever goes on with a run reads as it did.
+    """
 
     name: str
     keys: tuple[str, ...]
     num_items: int
     rows_per_item: int = 1
+    read_as: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,13 @@ class DataflowGraph:
     def trained_by(self, role: str) -> Call | None:
         """Return the call that writes the weights of `role`, or None when the role is frozen."""
         return self._trainers.get(role)
+
+    def generated_by(self, call: Call) -> Call | None:
+        """Return the generate that made the rows a call works on, through whichever calls; None: rows of a dataset."""
+        if call.kind == "generate":
+            return call
+        sources = (self.generated_by(self.call(port.source)) for port in call.inputs if port.source in self._by_name)
+        return next((source for source in sources if source), None)
 
     def data_edges(self) -> tuple[DataEdge, ...]:
         return tuple(

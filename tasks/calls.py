@@ -11,7 +11,7 @@ prefect_rlhf.placement.errors.GraphError: generate was called outside of the bod
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 from prefect_rlhf.engines.engine import Output
 from prefect_rlhf.placement.errors import GraphError
@@ -104,6 +104,7 @@ def compute(
     trace = current_trace("compute")
     _check_operator(trace, operator, "computation")
     handles = [trace.rows(rows, "compute", None) for rows in inputs]
+    operator.check_arguments(trace.flow, len(handles))
     if len({handle.num_rows for handle in handles}) != 1:
         raise GraphError(f"flow {trace.flow}: compute {operator.name} needs inputs with the same rows")
     call = Call(
@@ -138,8 +139,13 @@ def train_step(
     """
     trace = current_trace("train_step")
     role = trace.role(model, "train_step")
+    if isinstance(loss, Operator):
+        raise GraphError(f"flow {trace.flow}: {loss.kind} {loss.name} has no settings; write {loss.name}(algo)")
+    if not isinstance(loss, Bound):
+        raise GraphError(f"flow {trace.flow}: got {loss!r:.80} as loss, expected a function with @loss, and settings")
     operator = loss.operator
     _check_operator(trace, operator, "loss")
+    operator.check_arguments(trace.flow, num_inputs=2)
     _check_head(trace, role, operator.output, "train_step")
     handles = [trace.rows(rows, "train_step", batch_size) for rows in inputs]
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
@@ -163,6 +169,8 @@ def train_step(
 
 
 def _check_head(trace: Trace, role: str, output: Output, call: str) -> None:
+    if output not in get_args(Output):
+        raise GraphError(f"flow {trace.flow}: {call} of {role}: got output {output!r}, one of {get_args(Output)}")
     head = "lm" if output == "logprobs" else "scalar"
     if head not in trace.models[role].head:
         raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {head}")

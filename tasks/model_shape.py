@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
 from prefect_rlhf.engines.files.huggingface import read_shape
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import KNOWN_SHAPES, TransformerShape
+from prefect_rlhf.placement.path_text import checked_path
 
 
 def model_shape(role: str, name: str) -> TransformerShape:
@@ -18,6 +17,6 @@ def model_shape(role: str, name: str) -> TransformerShape:
     """
     if name in KNOWN_SHAPES:
         return KNOWN_SHAPES[name]
-    if not Path(name).exists():
+    if not checked_path(f"models.{role}", name).exists():
         raise InvalidInput(f"models.{role}", name, f"a Hugging Face folder, or one of {', '.join(KNOWN_SHAPES)}")
     return read_shape(role, name)

@@ -7,18 +7,25 @@ calling an Operator with settings binds it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
-from prefect_rlhf.engines.engine import Output
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.engine import LossTerms, Output
 from prefect_rlhf.engines.registry import Registry
+from prefect_rlhf.engines.rows import Batch, Columns, NoSuchColumn
+from prefect_rlhf.placement.blame import own_place
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Operation
+from prefect_rlhf.placement.modules import import_from, importable
 from prefect_rlhf.tasks.settings import Settings
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+
+OFFERED = ("context", "state")  # what a computation is given beside rows and settings, where it names it
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,24 @@ class Operator(Generic[Arguments, Result]):
         """Bind settings: what `train_step(loss=...)` takes."""
         return Bound(operation(self.name, settings, self.function.__module__))
 
+    @property
+    def place(self) -> str:
+        """The file and line of the function."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code else self.function.__module__
+
+    def check_arguments(self, flow: str, num_inputs: int) -> None:
+        """Raise GraphError, which names the flow, unless the function takes so many inputs and `settings`."""
+        signature = inspect.signature(self.function)
+        offered = {name: None for name in OFFERED if self.kind == "computation" and name in signature.parameters}
+        try:
+            signature.bind(*[None] * num_inputs, settings=None, **offered)
+        except TypeError as error:
+            given = f"{num_inputs} inputs" if self.kind == "computation" else "output and batch"
+            wanted = ", ".join(name for name in signature.parameters)
+            said = f"{self.name}({wanted}) is given {given} and settings: {error}"
+            raise GraphError(f"flow {flow}: {said} ({self.place})") from None
+
 
 OPERATORS: Registry[Operator[..., Any]] = Registry("loss or computation")
 
@@ -47,7 +72,10 @@ OPERATORS: Registry[Operator[..., Any]] = Registry("loss or computation")
 def operation(name: str, settings: Settings, module: str = "") -> Operation:
     """Return what a call runs; `module` registers the name, unless that is a word of the engines."""
     kind = type(settings)
-    return Operation(name, settings.model_dump_json(), module, f"{kind.__module__}:{kind.__name__}")
+    module, file = importable(module)
+    settings_module, settings_file = importable(kind.__module__)
+    settings_type = f"{settings_module}:{kind.__name__}"
+    return Operation(name, settings.model_dump_json(), module, settings_type, file, settings_file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,23 +86,67 @@ class Bound:
 
     @property
     def operator(self) -> Operator[..., Any]:
-        return OPERATORS.find(self.operation.name, self.operation.module)
+        return OPERATORS.find(self.operation.name, self.operation.module, self.operation.file)
 
     @property
     def settings(self) -> Settings:
         module, _, name = self.operation.settings_type.partition(":")
-        kind: type[Settings] = getattr(import_module(module), name)
+        kind: type[Settings] = getattr(import_from(module, self.operation.settings_file), name)
         return kind.model_validate_json(self.operation.settings)
 
     def __call__(self, *arguments: Any, **offered: Any) -> Any:
         """Run it: on (output, batch) a loss, on one Batch per input a computation.
 
-        Of `offered` (context, state) the function gets what its signature names.
+        Of `offered` (context, state) the function gets what its signature names. Raises WrongOperator, which says where
+        the function stands, unless it reads keys that are there and returns what its decorator says.
         """
-        function = self.operator.function
-        parameters = inspect.signature(function).parameters
+        operator = self.operator
+        parameters = inspect.signature(operator.function).parameters
         accepted = {name: value for name, value in offered.items() if name in parameters}
-        return function(*arguments, settings=self.settings, **accepted)
+        if operator.kind == "loss":
+            output, batch = arguments
+            arguments = output, Columns(batch)
+        try:
+            result = operator.function(*arguments, settings=self.settings, **accepted)
+        except NoSuchColumn as error:
+            expected = (
+                f"one of those that its inputs have: {', '.join(error.there)} ({own_place(error) or operator.place})"
+            )
+            raise WrongOperator(f"key that {operator.name} reads", error.key, expected) from error
+        if operator.kind == "loss":
+            check_type(result, LossTerms, operator)
+        else:
+            check_type(result, Computed, operator)
+            check_columns(result, arguments, operator)
+        return result
+
+    def load(self) -> None:
+        """Import function and settings where this is called. Raises what their files raise."""
+        self.operator, self.settings  # noqa: B018  each is looked up as it is read
+
+
+class WrongOperator(InvalidInput):
+    """A loss or a computation does not do what its decorator and its inputs say."""
+
+
+def check_type(result: object, expected: type, operator: Operator[..., Any]) -> None:
+    """Raise WrongOperator unless a function returned what one of its kind does."""
+    if not isinstance(result, expected):
+        seen, right = type(result).__name__, f"{expected.__name__} ({operator.place})"
+        raise WrongOperator(f"what {operator.name} returns", seen, right)
+
+
+def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operator[..., Any]) -> None:
+    """Raise WrongOperator unless a computation made the columns it names, each with a value or more for every row."""
+    if set(computed.columns) != set(operator.outputs):
+        named = ", ".join(operator.outputs) or "none"
+        expected = f"those that its @computation names: {named} ({operator.place})"
+        raise WrongOperator(f"keys that {operator.name} returns", ", ".join(computed.columns) or "none", expected)
+    num_rows = next((len(column) for batch in inputs for column in batch.columns.values()), None)
+    for key, column in computed.columns.items():
+        if num_rows is not None and len(column) != num_rows:
+            expected = f"{num_rows}, as its inputs have ({operator.place})"
+            raise WrongOperator(f"rows of {key!r} that {operator.name} returns", len(column), expected)
 
 
 def loss(

@@ -2,29 +2,70 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError
+
+MOST_STEPS = 1_000_000
+MOST_ROWS = 1 << 20  # of a step; its tokens and log-probabilities are at hand at once
+MOST_IN_JSON = 2**63 - 1
+LOWEST_TEMPERATURE = 0.01  # above 0; vLLM's own bound
 
 Staleness = Annotated[
-    int, Field(ge=0, description="Steps by which responses may be older than the newest weights; 0 is on-policy.")
+    int, Field(ge=0, le=1, description="Steps by which responses may be older than the newest weights; 0 is on-policy.")
 ]
 """1 lets the responses of the next step be made while this one's are trained on."""
 
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""Of an average that moves: the share of the old one that stays."""
+
+
+def add_bounds(schema: dict[str, Any]) -> None:
+    """Bound the numbers of a JSON schema that have none: one of 2^64 would break a server's lists for everybody."""
+    if schema.get("type") in ("integer", "number"):
+        for bound, other, most in (("maximum", "exclusiveMaximum", 1), ("minimum", "exclusiveMinimum", -1)):
+            if other not in schema:
+                schema.setdefault(bound, most * MOST_IN_JSON)
+    for part in (*schema.get("anyOf", ()), *schema.get("prefixItems", ()), schema.get("items")):
+        if isinstance(part, dict):
+            add_bounds(part)
+
 
 class Settings(BaseModel):
-    """Base of every group of settings: frozen, and no key is ever ignored."""
+    """Base of every group of settings: frozen, no key is ever ignored, and a value is of its type and finite.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    So true is no 1, "5" no 5, and .inf no number, whoever gives it. A field of your own that should take more says
+    `Field(strict=False)`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Return the schema of a form, with bounds for numbers of which an author said none."""
+        schema = handler(core)
+        for field in handler.resolve_ref_schema(schema).get("properties", {}).values():
+            add_bounds(field)
+        return schema
 
 
 class Sampling(Settings):
     """Settings of how responses are drawn."""
 
-    max_new_tokens: int = Field(24, ge=1, description="Longest response, in tokens.")
-    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; vLLM takes at most 2.")
-    top_p: float = Field(1.0, gt=0, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
+    max_new_tokens: int = Field(24, ge=1, le=1 << 20, description="Longest response, in tokens.")
+    temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; else 0.01 to 2, as vLLM takes it.")
+    top_p: float = Field(1.0, ge=0.001, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
     stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
+
+    @field_validator("temperature")
+    @classmethod
+    def _greedy_or_warm(cls, temperature: float) -> float:
+        """Refuse what lies between: engines would take it for greedy, or divide by next to nothing."""
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            raise PydanticCustomError("temperature", f"0, which is greedy, or at least {LOWEST_TEMPERATURE}")
+        return temperature
 
     def greedy(self) -> Sampling:
         """Return settings with the same lengths that always take the likeliest token."""
@@ -34,17 +75,17 @@ class Sampling(Settings):
 class Optimizer(Settings):
     """AdamW, with linear warm-up."""
 
-    lr: float = Field(1e-5, gt=0, description="Learning rate.")
-    head_lr: float | None = Field(None, gt=0, description="Learning rate of a scalar head; the same when empty.")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="Decay of the two moments.")
-    eps: float = Field(1e-8, gt=0, description="Added to the root of the second moment.")
-    weight_decay: float = Field(0.0, ge=0, description="Decoupled weight decay.")
-    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are clipped to this global norm.")
-    warmup_steps: int = Field(0, ge=0, description="Optimizer steps until the learning rate is reached.")
+    lr: float = Field(1e-5, gt=0, le=10, description="Learning rate.")
+    head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate of a scalar head; the same when empty.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.95), strict=False, description="Decay of the two moments.")
+    eps: float = Field(1e-8, gt=0, le=1, description="Added to the root of the second moment.")
+    weight_decay: float = Field(0.0, ge=0, le=10, description="Decoupled weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, le=1e9, description="Gradients are clipped to this global norm.")
+    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS, description="Optimizer steps until the learning rate is reached.")
 
 
 class Update(Settings):
     """The walk of a train_step over the rows of one iteration."""
 
-    epochs: int = Field(1, ge=1, description="Passes over the rows.")
-    mini_batches: int = Field(1, ge=1, description="Optimizer steps per pass.")
+    epochs: int = Field(1, ge=1, le=1000, description="Passes over the rows.")
+    mini_batches: int = Field(1, ge=1, le=MOST_ROWS, description="Optimizer steps per pass.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
@@ -28,6 +28,18 @@ class RowsHandle:
 
     def port(self) -> Port:
         return Port(argument=self.source, source=self.source, keys=self.keys)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        """Raise GraphError: there are no rows yet, so a body cannot look at them."""
+        flow = current_trace(self.source).flow
+        raise GraphError(
+            f"flow {flow}: the rows of {self.source} do not exist while the body is traced; what looks into them is a "
+            "@computation, which the body calls by compute(...)"
+        )
+
+    __getitem__ = __iter__ = __len__ = __bool__ = __contains__ = __float__ = __int__ = __neg__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 @dataclass(slots=True)
@@ -138,6 +150,11 @@ class Algorithm:
 
     name: str
     body: Callable[..., None]
+
+    @property
+    def is_shipped(self) -> bool:
+        """Whether it is one of this package, which its tests hold right."""
+        return self.body.__module__.partition(".")[0] == __name__.partition(".")[0]
 
     def trace(
         self, arguments: Mapping[str, Any], models: Mapping[str, ModelSpec], datasets: Mapping[str, Dataset]

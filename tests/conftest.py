@@ -1,5 +1,6 @@
 """Settings for all tests."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -13,6 +14,9 @@ settings.load_profile("same")
 
 # A script that starts the tests in the background has Ctrl-C ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests are of CPU ranks, also on a machine with GPUs; before torch looks for them.
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
 

@@ -31,4 +31,5 @@ def write_checkpoint(
     """A finished checkpoint of a run from seed 1; its folder."""
     write_shards(augmented, run_dir, step, without)
     fingerprints = {model.role: {"model.norm.weight": 7} for model in augmented.graph.models}
-    return finish(augmented, run_dir, step, run_identity(augmented.graph, 1, every), fingerprints, {})
+    identity = run_identity(augmented.graph, 1, every)
+    return finish(augmented.graph, augmented.plan, run_dir, step, identity, fingerprints, {})

@@ -39,7 +39,7 @@ MAY_IMPORT = {
 """Rooms: what each may import of the others."""
 SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "flows": {
-        "commands": "planning forms .",
+        "commands": "planning training forms .",
         "planning": "training hardware forms .",
         "training": "hardware forms",
         "hardware": "",
@@ -48,11 +48,13 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "planning training hardware forms",
     },
     "tasks": {
-        "reporting": "running checkpoints",
-        "running": "checkpoints data .",
+        "reporting": "running checkpoints server",
+        "trial": "running .",
+        "running": "checkpoints data server .",
         "data": ".",
         "rl": "data .",
         "checkpoints": "",
+        "server": "",
         "profiling": "",
         ".": "",
     },
@@ -62,6 +64,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "engines": {
         "gang": "rank",
+        "trial": "rank .",
         "profiling": "rank megatron.cpu files weights .",
         "rank": "megatron vllm files sampling weights .",
         "megatron": "megatron.cpu files sampling weights .",
@@ -93,9 +96,9 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
-SEAM = {"", "gang", "weights", "files", "profiling"}
+SEAM = {"", "gang", "trial", "weights", "files", "profiling"}
 """What tasks may import of engines: the root (values and protocols), and of these sub-rooms what the controller runs
-itself: it opens a gang (of ranks that profile too), compares fingerprints, reads configs and indexes."""
+itself: it opens a gang (of ranks that profile, or try operators), compares fingerprints, reads configs and indexes."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500

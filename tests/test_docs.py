@@ -1,21 +1,25 @@
 """Every code block of the docs is run: Python as it stands, commands as a user types them, plans through the checks."""
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 import yaml
-from prefect.testing.utilities import prefect_test_harness
 
-from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
+from tests import vocabulary
 from tests.finished_steps import write_checkpoint
-from tests.tiny import make_model, make_prompts, ppo_parameters
+from tests.tiny import make_model, make_prompts
 
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
@@ -34,12 +38,17 @@ def blocks(language):
 
 
 def commands():
+    """All commands of the docs; of those of ours that a page has, `make test` runs the first."""
     lines = [(param.id, line.strip()) for param in blocks("console") for line in param.values[1].splitlines()]
-    return [
-        pytest.param(line[2:].partition("#")[0].strip(), id=f"{id}-{line}")
-        for id, line in lines
-        if line.startswith("$ ")
-    ]
+    params, pages = [], set()
+    for id, line in lines:
+        if line.startswith("$ "):
+            command, page = line[2:].partition("#")[0].strip(), id.partition(".md")[0]
+            is_later = command.startswith("prefect-rlhf") and page in pages
+            params.append(pytest.param(command, id=f"{id}-{line}", marks=[pytest.mark.all] if is_later else []))
+            if command.startswith("prefect-rlhf"):
+                pages.add(page)
+    return params
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +59,7 @@ def folder(tmp_path_factory):
     make_model(folder / "models" / "tiny-reward", scalar=True)
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet")
-    parameters = ppo_parameters(folder)
-    (folder / "parameters.yaml").write_text(yaml.safe_dump(parameters))
+    shutil.copy(PROJECT / "docs" / "examples" / "parameters.yaml", folder)
     for language in ("python", "yaml"):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
@@ -62,9 +70,11 @@ def folder(tmp_path_factory):
 
 def prepared(folder, **changes):
     """What a run in that folder decides before it uses a device."""
-    options, arguments = RunOptions.split(ppo.validate_parameters(ppo_parameters(folder) | changes))
-    lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
-    return prepare(ppo.algorithm, arguments, options, lease)
+    with chdir(folder):
+        parameters = yaml.safe_load(Path("parameters.yaml").read_text())
+        options, arguments = RunOptions.split(ppo.validate_parameters(parameters | changes))
+        lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
+        return prepare(ppo.algorithm, arguments, options, lease)
 
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("python"))
@@ -85,17 +95,18 @@ def test_a_plan_in_the_docs_is_one_that_runs(folder, attributes, text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", commands())
-def test_commands_run(folder, monkeypatch, command):
+def test_commands_run(folder, command):
+    """In a process of their own, as a person starts them in the folder of the files: without server or PYTHONPATH."""
     program, *arguments = shlex.split(command)
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.delenv("RLHF_LEASE", raising=False)
-    if program == "prefect-rlhf" and arguments[0] == "plan":
-        assert main(arguments) == 0  # takes no device, and no server
-    elif program == "prefect-rlhf":
-        assert "--dry-run" in arguments, "docs show dry runs, which end"
-        with prefect_test_harness(server_startup_timeout=120):
-            assert main(arguments) == 0
+    if program == "prefect-rlhf":
+        assert arguments[0] == "plan" or "--dry-run" in arguments, "docs show what ends and takes no device"
+        script = Path(sys.executable).with_name(program)
+        unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")
+        environment = {name: value for name, value in os.environ.items() if name not in unset}
+        environment["PREFECT_HOME"] = str(folder / "prefect")
+        words = {"cwd": folder, "env": environment, "timeout": 300, "capture_output": True, "text": True}
+        done = subprocess.run([script, *arguments], **words, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
     elif program == "make":
         assert f"\n{arguments[0]}:" in (PROJECT / "Makefile").read_text()
     else:
@@ -109,6 +120,11 @@ def check_prefect_command(arguments):
     for argument in arguments:
         if argument.startswith("rlhf/"):
             assert argument.removeprefix("rlhf/") in {deployment["name"] for deployment in deployments}
+
+
+def test_the_vocabulary_is_what_the_code_says():
+    """`python -m tests.vocabulary` writes it anew."""
+    assert vocabulary.PAGE.read_text() == vocabulary.page()
 
 
 def test_pages_link_to_files_that_exist():

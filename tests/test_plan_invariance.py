@@ -1,9 +1,9 @@
 """One run, whatever the plan: the same tokens, losses, gradient norms and weights, in float32."""
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
 from tests import plan_matrix
+from tests.own_server import own_server
 from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE
 
 TOLERANCE = 1e-5
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect():
-    with prefect_test_harness(server_startup_timeout=120):
+    with own_server():
         yield
 
 

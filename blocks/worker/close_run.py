@@ -1,6 +1,6 @@
-"""Tell the server that a flow run is over when its worker is dead: what its keeper turns into at the end.
+"""Tell the server of a run that has ended when its worker is dead: what its keeper turns into at the end.
 
-python -m prefect_rlhf.blocks.worker.close_run FLOW_RUN_ID
+python -m prefect_rlhf.blocks.worker.close_run FLOW_RUN_ID STATUS LOCK REASON
 """
 
 from __future__ import annotations
@@ -11,14 +11,29 @@ from uuid import UUID
 
 from prefect.client.orchestration import get_client
 
+from prefect_rlhf.blocks.lease_files import remove_locked
+from prefect_rlhf.blocks.worker.process_end import ProcessEnd
+from prefect_rlhf.blocks.worker.restarts import Restarts
 from prefect_rlhf.blocks.worker.run_records import RunRecords
+from prefect_rlhf.blocks.worker.settle import settle
 
 
-async def close_run(flow_run_id: UUID) -> None:
-    """Close the run as crashed unless it has a final state, and all that it left unfinished."""
+async def close_run(flow_run_id: UUID, end: ProcessEnd) -> None:
+    """Have the run start again if it may, else close it as crashed unless it has a final state."""
     async with get_client() as client:
-        await RunRecords(client, flow_run_id).crashed("The worker of this flow run died.")
+        killed_by = "" if end.reason else "The worker of this flow run died."
+        await settle(RunRecords(client, flow_run_id), end, Restarts.from_environment(), killed_by)
+
+
+def main() -> None:
+    """Read the arguments; `LOCK` is the descriptor of the lock that keeps the run's next attempt away until the end."""
+    flow_run_id, status, lock, *reason = sys.argv[1:]
+    try:
+        asyncio.run(close_run(UUID(flow_run_id), ProcessEnd(int(status), " ".join(reason))))
+    finally:
+        if lock:
+            remove_locked(int(lock))
 
 
 if __name__ == "__main__":
-    asyncio.run(close_run(UUID(sys.argv[1])))
+    main()

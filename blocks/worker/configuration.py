@@ -12,6 +12,8 @@ from prefect.utilities.processutils import get_sys_executable
 from prefect.workers.base import BaseJobConfiguration
 from pydantic import PrivateAttr
 
+from prefect_rlhf.blocks.worker.restarts import ENVIRONMENT_VARIABLE as RESTARTS_VARIABLE
+from prefect_rlhf.blocks.worker.restarts import Restarts, restarts_of
 from prefect_rlhf.blocks.worker.variables import MeshFields
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import DeploymentResponse
 
 
-PATIENCE = {"PREFECT_CLIENT_MAX_RETRIES": "7"}  # waits 2, 4, ... 128 s: a server away for four minutes costs no run
-
-
 @dataclass(frozen=True, slots=True)
 class RunFacts:
     """Facts of a flow run that its worker needs."""
@@ -34,6 +33,7 @@ class RunFacts:
     name: str = ""
     pool: str = ""
     dry_run: bool = False
+    restarts: int = 0
 
 
 class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
@@ -81,10 +81,9 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
             name=f"{deployment.name if deployment else 'run'}/{flow_run.name}",
             pool=work_pool.name if work_pool else "",
             dry_run=flow_run.parameters.get("dry_run") is True,
+            restarts=restarts_of(flow_run),
         )
-        self.env = {
-            name: value for name, value in {**PATIENCE, **os.environ, **self.env}.items() if name not in taken_away
-        }
+        self.env = {name: value for name, value in {**os.environ, **self.env}.items() if name not in taken_away}
 
     @property
     def arguments(self) -> list[str]:
@@ -92,13 +91,18 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
         words = shlex.split(self.command or self._base_flow_run_command())
         return [get_sys_executable() if word == "python" else word for word in words[:1]] + words[1:]
 
+    @property
+    def restarts(self) -> Restarts:
+        """How often the run has started again by itself, and may."""
+        return Restarts(self.run.restarts, self.max_restarts)
+
     def environment(self, lease: Lease) -> dict[str, str]:
         """Return the process's environment: the worker's, the form's, and the lease."""
         environment = {name: value for name, value in self.env.items() if value is not None}
-        if self.kind == "cuda":  # devices by their numbers in their node; a dry run sees none
-            numbers = sorted({device.index for device in lease.devices})
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, numbers))
-        return {**environment, ENVIRONMENT_VARIABLE: lease.to_json()}
+        # devices by their numbers in their node; a dry run sees none, and neither does one on CPU
+        numbers = sorted({device.index for device in lease.devices}) if self.kind == "cuda" else []
+        given = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers)), RESTARTS_VARIABLE: self.restarts.to_text()}
+        return {**environment, **given, ENVIRONMENT_VARIABLE: lease.to_json()}
 
     def lease(self, lease_id: str, mesh: DeviceMesh) -> Lease:
         """Return the lease of `mesh`, as the process sees it."""
@@ -106,5 +110,5 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
     @staticmethod
     def _base_flow_run_command() -> str:
-        """Return the engine's own command; Prefect's newer `flow-run execute` would put a runner in between."""
-        return "python -m prefect.engine"
+        """Return the command of an attempt, which loads and runs the flow as Prefect's engine does."""
+        return "python -m prefect_rlhf.blocks.worker.attempt"

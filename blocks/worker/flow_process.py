@@ -34,12 +34,19 @@ class FlowProcess:
         environment: Mapping[str, str],
         working_dir: str,
         grace_seconds: float,
-        descriptors: Sequence[int] = (),
+        devices: Sequence[int] = (),
+        lock: int | None = None,
+        folder: str = "",
         stream_output: bool = True,
     ) -> Self:
-        """Start `command`; it and its keeper inherit `descriptors`, so they hold the lease even without the worker."""
+        """Start `command`; it and its keeper inherit descriptors, so they hold devices and lock without the worker too.
+
+        `folder` is a temporary one, which the keeper of a dead worker removes.
+        """
         output = None if stream_output else asyncio.subprocess.DEVNULL
-        words = (flow_run_id, str(grace_seconds), ",".join(map(str, descriptors)), *command)
+        locks = (*devices, lock) if lock is not None else tuple(devices)
+        held = "" if lock is None else str(lock)
+        words = (flow_run_id, str(grace_seconds), held, ",".join(map(str, devices)), folder, *command)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",  # nothing of the flow's folder or variables may reach the keeper
@@ -50,7 +57,7 @@ class FlowProcess:
             stderr=output,
             env=dict(environment),
             cwd=working_dir,
-            pass_fds=tuple(descriptors),
+            pass_fds=locks,
             start_new_session=True,  # Ctrl-C at the worker's terminal reaches the worker alone
         )
         return cls(flow_run_id, grace_seconds, process)

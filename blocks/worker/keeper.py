@@ -1,11 +1,12 @@
 """Run one command and outlive nothing of it: started as a script between the worker and the flow run's process.
 
-    python keeper.py FLOW_RUN_ID GRACE_SECONDS DESCRIPTORS COMMAND...
+    python keeper.py FLOW_RUN_ID GRACE_SECONDS LOCK DEVICES FOLDER COMMAND...
 
 The command gets SIGTERM when standard input says `stop` or ends (the worker is dead) or on SIGTERM, and SIGKILL after
 the grace. However it ends, every process that descends from it or carries its flow run id is killed. The exit status
-is the command's, 128 + n for signal n; with a dead worker this process becomes `close_run` instead, which tells the
-server. Only the standard library, so that it starts in milliseconds.
+is the command's, 128 + n for signal n; with a dead worker this process removes the temporary `FOLDER` and becomes
+`close_run`, which tells the server. `DEVICES` are descriptors that hold the devices, `LOCK` is one that keeps the run's
+next attempt away. Only the standard library, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ STDIN = 0
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 SET_CHILD_SUBREAPER = 36
 STOP = b"stop"  # what a living worker writes; end of file without it means that the worker is dead
+REASON_FILE = "reason"  # in the temporary folder; where the command may leave why it ended
 REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless the kernel itself is stuck
 
 
@@ -108,14 +111,21 @@ def _worker_is_dead() -> bool:
 
 def main() -> int:
     """Read the arguments and keep the command."""
-    flow_run_id, grace_seconds, descriptors, *command = sys.argv[1:]
-    inherited = tuple(int(word) for word in descriptors.split(",") if word)
-    status = keep(flow_run_id, float(grace_seconds), inherited, command)
+    flow_run_id, grace_seconds, lock, devices, folder, *command = sys.argv[1:]
+    inherited = tuple(int(word) for word in devices.split(",") if word)
+    locks = (*inherited, int(lock)) if lock else inherited
+    status = keep(flow_run_id, float(grace_seconds), locks, command)
     if _worker_is_dead():
         for descriptor in inherited:
-            os.close(descriptor)  # frees the lease
+            os.close(descriptor)  # frees the devices
+        reason = Path(folder, REASON_FILE)
+        words = reason.read_text() if folder and reason.is_file() else ""
+        os.chdir("/")
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
         del os.environ["PREFECT__FLOW_RUN_ID"]  # this process is no longer one of the run's
-        os.execv(sys.executable, [sys.executable, "-m", "prefect_rlhf.blocks.worker.close_run", flow_run_id])
+        close_run = [sys.executable, "-m", "prefect_rlhf.blocks.worker.close_run"]
+        os.execv(sys.executable, [*close_run, flow_run_id, str(status), lock, words])
     return status if status >= 0 else 128 - status
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefect.workers.base import BaseVariables
 from pydantic import Field
 
-from prefect_rlhf.blocks.cluster import ClusterFields
+from prefect_rlhf.blocks.cluster import MOST_DEVICES, MOST_NODES, ClusterFields
 
 
 class MeshFields(ClusterFields):
@@ -18,13 +18,39 @@ class MeshFields(ClusterFields):
         "", title="Mesh", description="Devices to lease, such as n0:0-1; empty leases as many as `Number of devices`."
     )
     num_devices: int = Field(
-        0, title="Number of devices", ge=0, description="Lease any aligned mesh of that size; 0 is the whole cluster."
+        0,
+        title="Number of devices",
+        ge=0,
+        le=MOST_NODES * MOST_DEVICES,
+        description="Lease any aligned mesh of that size; 0 is the whole cluster.",
+    )
+    min_devices: int = Field(
+        0,
+        title="Fewest devices",
+        ge=0,
+        le=MOST_NODES * MOST_DEVICES,
+        description="Take the largest free part of the mesh with so many devices; 0 waits for the whole.",
     )
     lease_wait_seconds: float = Field(
-        86400.0, title="Longest wait (s)", ge=0, description="A run that cannot have its mesh by then fails."
+        86400.0,
+        title="Longest wait (s)",
+        ge=0,
+        le=90 * 86400,
+        description="A run that cannot have its mesh by then fails.",
+    )
+    max_restarts: int = Field(
+        0,
+        title="Restarts",
+        ge=0,
+        le=1000,
+        description="How often a run starts again by itself: after a lost rank, a killed process or worker.",
     )
     grace_seconds: float = Field(
-        5.0, title="Grace (s)", ge=0, le=60, description="Time that a stopped flow run has before it is killed."
+        5.0,
+        title="Grace (s)",
+        ge=0,
+        le=3600,
+        description="Time that a stopped flow run has before it is killed; to finish a step and write a checkpoint.",
     )
     working_dir: str = Field(
         "", title="Working directory", description="Where the flow run's process starts; empty is a temporary folder."

@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import itertools
 import signal
+import socket
 import tempfile
-import time
+import threading
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 import anyio
-from prefect.exceptions import InfrastructureNotFound
+import httpx
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import InfrastructureNotFound, ObjectNotFound
 from prefect.runner._control_channel import ControlChannel
-from prefect.states import Failed
 from prefect.workers.base import BaseWorker
 
-from prefect_rlhf.blocks.lease import LeaseTimeout
-from prefect_rlhf.blocks.lease_book import Busy, Holder, LeasedMesh
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 from prefect_rlhf.blocks.worker.flow_process import FlowProcess, signal_keeper
+from prefect_rlhf.blocks.worker.keeper import REASON_FILE
+from prefect_rlhf.blocks.worker.process_end import REASON_VARIABLE, ProcessEnd, read_reason
+from prefect_rlhf.blocks.worker.recover import HOST_LABEL, recover_runs
 from prefect_rlhf.blocks.worker.result import GpuMeshResult
 from prefect_rlhf.blocks.worker.run_records import RunRecords
+from prefect_rlhf.blocks.worker.settle import settle
+from prefect_rlhf.blocks.worker.taken import TakenRun
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
+from prefect_rlhf.blocks.worker.waiting_room import WaitingRoom
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.placement.lease import Lease
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from anyio.abc import TaskStatus
     from prefect.client.schemas.objects import FlowRun
-    from prefect.logging.loggers import PrefectLogAdapter
+    from prefect.client.schemas.responses import WorkerFlowRunResponse
 
+RECOVER_EVERY = 10  # polls
 POLL_SECONDS = 1.0  # a cancelled run notices within this, the control channel's second, and the grace
-LOG_LINE_SECONDS = 10.0  # between two equal lines that say what is waited for
 CLOSE_SECONDS = 10.0  # a stopping worker tells the server of its runs for at most this long
-LATE_EVENTS_SECONDS = 2.0  # a dead process's last task run events reach the server within this
-
-
-class CancelledWhileWaiting(RlhfError):
-    """A run that was cancelled before it had its lease."""
 
 
 @final
@@ -46,7 +51,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
     """Runs each flow run in a process of its own that holds a mesh of devices.
 
     However the flow run ends (by itself, cancelled, killed, or with the worker), no process of it remains and its
-    devices are free.
+    devices are free. A run stays scheduled until its devices are held, so that no worker's end loses it.
     """
 
     type = "gpu-mesh"
@@ -58,11 +63,86 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
     _documentation_url = "https://docs.prefect.io/v3/concepts/workers"
 
     _control: ControlChannel
+    _waiting: WaitingRoom
 
     async def setup(self) -> None:
         """Also open the channel that tells a flow run's process that a SIGTERM is a person's cancellation."""
+        _restore_interrupt()
         self._control = await self._exit_stack.enter_async_context(ControlChannel())  # first in, so last to close
         await super().setup()
+        assert self._runs_task_group is not None  # made by the base's setup
+        self._taken: dict[UUID, TakenRun] = {}
+        self._waiting = WaitingRoom(self.client)
+        self._polling = anyio.Lock()
+        self._runs_task_group.start_soon(self._look_after_runs)
+
+    async def _look_after_runs(self) -> None:
+        """Ask for scheduled runs as soon as one that waits can start; now and then recover those that nobody has."""
+        with anyio.CancelScope() as scope:
+            self._scheduled_task_scopes.add(scope)  # cancelled by the base's teardown
+            for second in itertools.count():
+                with contextlib.suppress(httpx.HTTPError, RlhfError):
+                    if second % RECOVER_EVERY == 0 and self._work_pool is not None:
+                        await recover_runs(self.client, self.work_pool.name, self._configuration)
+                    if self._waiting.is_worth_a_look():
+                        await self.get_and_submit_flow_runs()
+                await anyio.sleep(POLL_SECONDS)
+
+    async def _get_scheduled_flow_runs(self) -> list[WorkerFlowRunResponse]:
+        """Return no runs while the server is away: it comes back, and a worker that gave up would end its runs."""
+        return await self._waiting.when_reached(super()._get_scheduled_flow_runs)
+
+    async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
+        """Submit the runs that can have their devices now, in the order of their times; let the others wait."""
+        async with self._polling:
+            self._waiting.clear()
+            return [run for entry in flow_run_response for run in await self._submit_if_free(entry)]
+
+    async def _submit_if_free(self, entry: WorkerFlowRunResponse) -> list[FlowRun]:
+        flow_run = entry.flow_run
+        if flow_run.id in self._submitting_flow_run_ids or (self._limiter and not self._limiter.available_tokens):
+            return []
+        logger = self.get_flow_run_logger(flow_run)
+        try:
+            taken = await self._waiting.take(flow_run, await self._configuration(flow_run), logger)
+        except ObjectNotFound:  # the deployment is gone: the base cancels the run
+            return await super()._submit_scheduled_flow_runs([entry])
+        except ValueError as error:  # InvalidInput, or a job variable of a wrong type
+            await self._waiting.refuse(flow_run, logger, str(error))
+            return []
+        except RlhfError as error:  # the lease book is locked by a stopped process
+            logger.error(str(error))
+            return []
+        if taken is None:
+            return []
+        self._taken[flow_run.id] = taken
+        try:
+            await self.client.update_flow_run_labels(flow_run.id, {HOST_LABEL: socket.gethostname()})
+            submitted = await super()._submit_scheduled_flow_runs([entry])
+        except BaseException:
+            taken.release()
+            raise
+        if not submitted:
+            taken.release()
+        return submitted
+
+    async def _configuration(self, flow_run: FlowRun) -> GpuMeshConfiguration:
+        """Return the job variables of pool, deployment and run. Raises ValueError for a wrong one."""
+        return await self.job_configuration.resolve_for_flow_run(
+            flow_run.model_copy(deep=True),  # it takes things out of the run
+            client=self.client,
+            work_pool=self.work_pool,
+            worker_name=self.name,
+            worker_id=self.backend_id,
+        )
+
+    async def _submit_run(self, flow_run: FlowRun) -> None:
+        """Free what was taken for a run that another worker has started, or that was cancelled meanwhile."""
+        try:
+            await super()._submit_run(flow_run)
+        finally:
+            if taken := self._taken.pop(flow_run.id, None):
+                taken.release()
 
     async def run(  # type: ignore[override]  # the base means what it stores: any value that str() takes
         self,
@@ -70,117 +150,79 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         configuration: GpuMeshConfiguration,
         task_status: TaskStatus[int | str] | None = None,
     ) -> GpuMeshResult:
-        """Lease, start, watch; then reap, release and close what is left unfinished on the server."""
-        started: TaskStatus[int | str] = task_status or anyio.TASK_STATUS_IGNORED
-        records = RunRecords(self.client, flow_run.id)
-        logger = self.get_flow_run_logger(flow_run)
+        """Start, watch; then reap, release and settle on the server what became of the run."""
+        taken = self._taken.pop(flow_run.id, None)
+        if taken is None:
+            raise RlhfError("a gpu-mesh worker runs what its pool has scheduled: use a deployment")
         try:
-            locked = None if configuration.run.dry_run else await self._wait_for_lease(configuration, records, logger)
-            lease = _lease(configuration, locked)
-        except CancelledWhileWaiting:
-            await records.cancelled()
-            return _never_started(started)
-        except RlhfError as error:
-            logger.error(str(error))
-            await records.refuse(Failed(message=str(error)))
-            return _never_started(started)
-        logger.info(
-            f"Lease {lease.id}: {lease.mesh.name} of cluster {lease.cluster.name} ({len(lease.devices)} devices)"
-        )
-        try:
-            return await self._run_on(lease, locked, configuration, records, started)
+            lease = taken.lease
+            self.get_flow_run_logger(flow_run).info(
+                f"Lease {lease.id}: {lease.mesh.name} of cluster {lease.cluster.name} ({len(lease.devices)} devices)"
+            )
+            return await self._run_on(taken, RunRecords(self.client, flow_run.id), task_status)
         finally:
-            if locked is not None:
-                locked.release()
-
-    async def _wait_for_lease(
-        self, configuration: GpuMeshConfiguration, records: RunRecords, logger: PrefectLogAdapter
-    ) -> LeasedMesh:
-        book, holder = configuration.lease_book(), Holder.now(configuration.run.id, configuration.run.name)
-        deadline = time.monotonic() + configuration.lease_wait_seconds
-        shown, shown_at = "", 0.0
-        while isinstance(answer := book.acquire(configuration.wanted, holder), Busy):
-            now, words = time.monotonic(), str(answer)
-            if now >= deadline:
-                raise LeaseTimeout(f"{answer}; gave up after {configuration.lease_wait_seconds:g} s")
-            if words != shown:
-                await records.show_waiting(words)
-            if words != shown or now >= shown_at + LOG_LINE_SECONDS:
-                logger.info(words)
-                shown, shown_at = words, now
-            try:
-                await anyio.sleep(POLL_SECONDS)
-                if await records.is_cancelled():
-                    raise CancelledWhileWaiting
-            except asyncio.CancelledError:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(POLL_SECONDS):
-                    await records.put_back()
-                raise
-        return answer
+            taken.release()
+            self._waiting.look_soon()
 
     async def _run_on(
-        self,
-        lease: Lease,
-        locked: LeasedMesh | None,
-        configuration: GpuMeshConfiguration,
-        records: RunRecords,
-        started: TaskStatus[int | str],
+        self, taken: TakenRun, records: RunRecords, task_status: TaskStatus[int | str] | None
     ) -> GpuMeshResult:
-        try:
-            async with self._process(lease, locked, configuration, records) as process:
-                started.started(process.identifier)
-                cancelled = await self._watch(process, records)
-        except asyncio.CancelledError:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS):
-                await records.crashed("The worker was stopped.")
-            raise
-        if locked is not None:
-            locked.release()  # before the server is told: nothing of the run is left
-        if cancelled:
-            await records.cancelled()
-            return GpuMeshResult(identifier=process.identifier, status_code=0)
-        assert self._runs_task_group is not None  # set while the worker runs
-        self._runs_task_group.start_soon(self._close_children, records)
-        return GpuMeshResult(identifier=process.identifier, status_code=process.status)
+        restarts = taken.configuration.restarts
+        with tempfile.TemporaryDirectory(prefix="gpu-mesh-", ignore_cleanup_errors=True) as folder:
+            try:
+                async with self._process(taken, records, folder) as process:
+                    (task_status or anyio.TASK_STATUS_IGNORED).started(process.identifier)
+                    await self._watch(process, records)
+            except asyncio.CancelledError:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_SECONDS):
+                    await settle(records, ProcessEnd(0), restarts, "The worker was stopped.")
+                raise
+            end = ProcessEnd(process.status, read_reason(Path(folder, REASON_FILE)))
+        taken.release_devices()  # before the server is told: nothing of the run is left
+        await settle(records, end, restarts)
+        return GpuMeshResult(identifier=process.identifier, status_code=0)  # the base would crash the next attempt
 
     @contextlib.asynccontextmanager
-    async def _process(
-        self, lease: Lease, locked: LeasedMesh | None, configuration: GpuMeshConfiguration, records: RunRecords
-    ) -> AsyncIterator[FlowProcess]:
+    async def _process(self, taken: TakenRun, records: RunRecords, folder: str) -> AsyncIterator[FlowProcess]:
         """Start the flow run's process; when the body is left, nothing of it remains."""
+        configuration = taken.configuration
         port, token = self._control.register(records.id)
-        control = {"PREFECT__CONTROL_PORT": str(port), "PREFECT__CONTROL_TOKEN": token}
-        with tempfile.TemporaryDirectory(prefix="gpu-mesh-") as folder:
-            process = await FlowProcess.start(
-                configuration.run.id,
-                configuration.arguments,
-                environment={**configuration.environment(lease), **control},
-                working_dir=configuration.working_dir or folder,
-                grace_seconds=configuration.grace_seconds,
-                descriptors=locked.descriptors if locked else (),
-                stream_output=configuration.stream_output,
-            )
-            try:
-                yield process
-            finally:
-                with anyio.CancelScope(shield=True):
-                    await process.stop()
-                self._control.unregister(records.id)
+        given = {
+            "PREFECT__CONTROL_PORT": str(port),
+            "PREFECT__CONTROL_TOKEN": token,
+            REASON_VARIABLE: str(Path(folder, REASON_FILE)),
+        }
+        process = await FlowProcess.start(
+            configuration.run.id,
+            configuration.arguments,
+            environment={**configuration.environment(taken.lease), **given},
+            working_dir=configuration.working_dir or folder,
+            grace_seconds=configuration.grace_seconds,
+            devices=taken.devices,
+            lock=taken.lock.descriptor,
+            folder=folder,
+            stream_output=configuration.stream_output,
+        )
+        try:
+            yield process
+        finally:
+            with anyio.CancelScope(shield=True):
+                await process.stop()
+            self._control.unregister(records.id)
 
-    async def _watch(self, process: FlowProcess, records: RunRecords) -> bool:
-        """Return when the process ended (False) or a person cancelled the run and the process was told so (True)."""
+    async def _watch(self, process: FlowProcess, records: RunRecords) -> None:
+        """Return when the process ended, or is to be stopped: a person cancelled the run, or deleted it.
+
+        A suspended run ends by itself, after the step that it is in; its devices are free only then.
+        """
         while not await process.ended(POLL_SECONDS):
-            if await records.is_cancelled():
+            try:
+                state = await records.glance()
+            except ObjectNotFound:
+                return
+            if state is not None and state.type in (StateType.CANCELLING, StateType.CANCELLED):
                 await self._control.signal(records.id, "cancel")
-                return True
-        return await records.is_cancelled()
-
-    async def _close_children(self, records: RunRecords) -> None:
-        """Leave no task run Pending or Running under a run that did not complete."""
-        await anyio.sleep(LATE_EVENTS_SECONDS)
-        state = await records.state()
-        if state is not None and state.is_final() and not state.is_completed():
-            await records.close_children("The flow run ended before this.")
+                return
 
     async def kill_infrastructure(
         self, infrastructure_pid: str, configuration: GpuMeshConfiguration, grace_seconds: int = 30
@@ -192,14 +234,16 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             raise InfrastructureNotFound(str(error)) from error
 
 
-def _lease(configuration: GpuMeshConfiguration, locked: LeasedMesh | None) -> Lease:
-    """Return the lease of `locked`; of a dry run, of the mesh that it would get. Raises InvalidInput without any."""
-    if locked is not None:
-        return configuration.lease(locked.id, locked.mesh)
-    return configuration.lease("dry-run", configuration.lease_book().candidates(configuration.wanted)[0])
+def _restore_interrupt() -> None:
+    """Take SIGINT again where it was inherited as ignored, as from `prefect worker start &` in a script.
 
-
-def _never_started(started: TaskStatus[int | str]) -> GpuMeshResult:
-    """Return the result of a run that was cancelled while it waited, or refused."""
-    started.started("none")
-    return GpuMeshResult(identifier="none", status_code=0)
+    Prefect's worker turns SIGTERM into SIGINT and gives that to the handler it found, so it could not be stopped.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    if inspect.isfunction(handler):
+        handler = inspect.getclosurevars(handler).nonlocals.get("original_handler")
+    main = asyncio.current_task()
+    if handler is signal.SIG_IGN and main is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, main.cancel)

@@ -64,7 +64,7 @@ def part_key(kind: str, parameter: str, region: Region) -> str:
 
 
 def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[StatePart]) -> int:
-    """Write a shard and its index, through to the disk; return the bytes. One tensor is copied at a time.
+    """Write a shard and its index, through to the disk; return the bytes. The parts are in host memory.
 
     Raises OSError, which names the file, for a disk that is full.
     """
@@ -76,7 +76,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for key, part in by_key.items():
-            values = part.values.detach().to("cpu", copy=True).view(shapes[key])
+            values = part.values.view(shapes[key])
             checksums[key] = checksum(values)
             yield key, values
 

@@ -25,6 +25,10 @@ from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, 
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may leave aside
+MOST_LAYERS = 10_000
+MOST_WIDE = 1 << 20  # of a matrix, and of heads
+MOST_TOKENS = 1 << 30  # of a vocabulary or a context
 ARCHITECTURES: dict[Head, str] = {"lm": "LlamaForCausalLM", "scalar": "LlamaForSequenceClassification"}
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -95,67 +99,95 @@ def _read_config(folder: Path, role: str) -> dict[str, Any]:
         raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder on this machine")
     if not (folder / "config.json").is_file():
         raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder; this one has no config.json")
+    field = f"{role}.config.json"
     try:
         config = json.loads((folder / "config.json").read_text())
-    except ValueError as error:
-        raise InvalidInput(f"{role}.config.json", str(error), "JSON") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(field, str(error), "JSON") from error
     if not isinstance(config, dict):
-        raise InvalidInput(f"{role}.config.json", config, "a JSON object")
-    architectures = config.get("architectures") or [None]
-    if architectures[0] not in ARCHITECTURES.values():
-        expected = "the Llama family: " + " or ".join(ARCHITECTURES.values())
-        raise InvalidInput(f"{role}.config.json.architectures", architectures[0], expected)
+        raise InvalidInput(field, config, "a JSON object")
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else architectures
+    if first is architectures or first not in ARCHITECTURES.values():
+        expected = "the Llama family: " + " or ".join(f"[{name}]" for name in ARCHITECTURES.values())
+        raise InvalidInput(f"{field}.architectures", first, expected)
     return config
 
 
 def _read_shape(config: dict[str, Any], field: str) -> TransformerShape:
     _refuse_variants(config, field)
-    heads = _size(config, "num_attention_heads", field)
-    hidden = _size(config, "hidden_size", field)
+    heads = _size(config, "num_attention_heads", field, MOST_WIDE)
+    hidden = _size(config, "hidden_size", field, MOST_WIDE)
+    kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, heads)
+    if heads % kv_heads:
+        raise InvalidInput(f"{field}.num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise InvalidInput(f"{field}.tie_word_embeddings", tied, "true or false")
+    theta = {"rope_theta": config.get("rope_theta") or 10000.0} | _rope(config, field)
     return TransformerShape(
         hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size", field),
-        num_layers=_size(config, "num_hidden_layers", field),
+        intermediate_size=_size(config, "intermediate_size", field, MOST_WIDE),
+        num_layers=_size(config, "num_hidden_layers", field, MOST_LAYERS),
         num_attention_heads=heads,
-        num_kv_heads=_size(config, "num_key_value_heads", field, heads),
-        head_dim=_size(config, "head_dim", field, hidden // heads),
-        vocab_size=_size(config, "vocab_size", field),
-        max_position_embeddings=_size(config, "max_position_embeddings", field, 2048),
-        rope_theta=float(_rope(config).get("rope_theta") or config.get("rope_theta") or 10000.0),
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        num_kv_heads=kv_heads,
+        head_dim=_size(config, "head_dim", field, MOST_WIDE, hidden // heads),
+        vocab_size=_size(config, "vocab_size", field, MOST_TOKENS),
+        max_position_embeddings=_size(
+            {"max_position_embeddings": 2048} | config, "max_position_embeddings", field, MOST_TOKENS
+        ),
+        rope_theta=_fraction(theta, "rope_theta", field, 1.0, 1e15),
+        rms_norm_eps=_fraction({"rms_norm_eps": 1e-6} | config, "rms_norm_eps", field, 0.0, 1.0),
+        tied_embeddings=tied,
     )
 
 
-def _size(config: dict[str, Any], key: str, field: str, default: int | None = None) -> int:
+def _size(config: dict[str, Any], key: str, field: str, most: int, default: int | None = None) -> int:
     value = config.get(key)
     if value is None:
         value = default
-    if not isinstance(value, int) or value < 1:
-        raise InvalidInput(f"{field}.{key}", value, "a whole number of at least 1")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise InvalidInput(f"{field}.{key}", value, f"a whole number of 1 to {most}")
     return value
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def _fraction(config: dict[str, Any], key: str, field: str, least: float, most: float) -> float:
+    value = config[key]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidInput(f"{field}.{key}", value, f"a number of {least:g} to {most:g}")
+    return float(value)
+
+
+def _rope(config: dict[str, Any], field: str) -> dict[str, Any]:
     """Rotary settings: `rope_parameters` since transformers 5, `rope_scaling` before."""
-    settings: dict[str, Any] = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(settings, dict):
+        raise InvalidInput(f"{field}.rope_parameters", settings, "a JSON object")
     return settings
 
 
 def _refuse_variants(config: dict[str, Any], field: str) -> None:
     """Refuse what the engines would silently compute otherwise."""
-    kind = _rope(config).get("rope_type", _rope(config).get("type", "default"))
+    rope = _rope(config, field)
+    kind = rope.get("rope_type", rope.get("type", "default"))
     plain = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for key, expected in plain.items():
         if config.get(key, expected) != expected:
             raise InvalidInput(f"{field}.{key}", config[key], repr(expected))
+    for key, what in {"quantization_config": "no quantised weights", "auto_map": "no code of its own"}.items():
+        if config.get(key):
+            raise InvalidInput(f"{field}.{key}", config[key], f"{what}; only plain weights of the Llama family run")
     if kind != "default":
         raise InvalidInput(f"{field}.rope_type", kind, "'default' rotary embeddings")
 
 
 def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
-    """Check that every parameter is stored with the shape that config.json implies."""
+    """Check that every parameter is stored with the shape that config.json implies, and no other tensor."""
     field = f"{spec.role}.path"
+    known = {parameter.name for parameter in parameters(spec)} | UNUSED
+    for name in stored:
+        if name not in known and not name.endswith(".rotary_emb.inv_freq"):
+            raise InvalidInput(field, f"tensor {name} in {spec.path}", "parameters of the Llama family and no others")
     for name, shape in ((parameter.name, parameter.shape) for parameter in parameters(spec)):
         if name == "score.weight" and name not in stored:
             if not spec.new_head:

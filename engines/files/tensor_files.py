@@ -42,12 +42,24 @@ def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
     for file in _files(folder, field):
         header, data_bytes = _read_header(file, field)
         for name, entry in header.items():
-            if entry["data_offsets"][1] > data_bytes:
-                raise InvalidInput(field, file.name, f"a whole file; it ends inside tensor {name}")
-            if entry["dtype"] not in FORMAT_BYTES:
-                raise InvalidInput(field, f"{name} of type {entry['dtype']}", "a tensor of type F32, BF16 or F16")
-            tensors[name] = StoredTensor(file, tuple(entry["shape"]))
+            tensors[name] = _stored_tensor(file, field, name, entry, data_bytes)
     return tensors
+
+
+def _stored_tensor(file: Path, field: str, name: str, entry: Any, data_bytes: int) -> StoredTensor:
+    """Return what the header of a file says of a tensor. Raises InvalidInput where the file has not that many bytes."""
+    try:
+        dtype, shape, (begin, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
+        length = int(end) - int(begin)
+    except (TypeError, ValueError, KeyError) as error:
+        raise InvalidInput(field, file.name, f"a safetensors file; its header is none for tensor {name}") from error
+    if begin < 0 or end > data_bytes:
+        raise InvalidInput(field, file.name, f"a whole file; it ends inside tensor {name}")
+    if dtype not in FORMAT_BYTES:
+        raise InvalidInput(field, f"{name} of type {dtype}", "a tensor of type F32, BF16 or F16")
+    if length != prod(shape) * FORMAT_BYTES[dtype]:
+        raise InvalidInput(field, f"{name} of shape {shape} in {length} bytes of {file.name}", "as many as it needs")
+    return StoredTensor(file, shape)
 
 
 class OpenTensors:
@@ -72,13 +84,18 @@ class OpenTensors:
         return name in self._tensors
 
     def read(self, name: str, region: Region) -> Tensor:
-        """Read the part `region` of a tensor, on the CPU, in the stored format. Only its bytes are read."""
+        """Read the part `region` of a tensor, on the CPU, in the stored format; only its bytes are read.
+
+        Raises InvalidInput for a tensor that is not there, and for one with values that are no finite numbers.
+        """
         if name not in self._tensors:
             raise InvalidInput(self._field, f"no tensor {name}", "a checkpoint that holds it")
         file = self._tensors[name].file
         if file not in self._opened:
             self._opened[file] = safe_open(file, framework="pt")
         part: Tensor = self._opened[file].get_slice(name)[tuple(slice(*span) for span in region)]
+        if not part.isfinite().all():
+            raise InvalidInput(self._field, f"{name} with NaN or infinite values in {file}", "weights that are finite")
         return part
 
 
@@ -151,11 +168,13 @@ def _files(folder: Path, field: str) -> list[Path]:
     if (folder / INDEX).is_file():
         try:
             names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise InvalidInput(field, INDEX, "a JSON object with a weight_map") from error
     else:
         names = [SINGLE]
     for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise InvalidInput(field, name, f"names of files in {folder}, in its {INDEX}")
         if not (folder / name).is_file():
             raise InvalidInput(field, f"no file {name} in {folder}", "a folder that holds its safetensors files")
     return [folder / name for name in names]
@@ -170,9 +189,11 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
         if length > size - 8:
             raise InvalidInput(field, file.name, "a safetensors file; this one is cut short or of another format")
         try:
-            header: dict[str, Any] = json.loads(stored.read(length))
-        except ValueError as error:
+            header: Any = json.loads(stored.read(length))
+        except (ValueError, RecursionError) as error:
             raise InvalidInput(field, file.name, "a safetensors file; its header is not JSON") from error
+    if not isinstance(header, dict):
+        raise InvalidInput(field, file.name, "a safetensors file; its header is no JSON object")
     header.pop("__metadata__", None)
     return header, size - 8 - length
 

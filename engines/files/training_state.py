@@ -5,25 +5,86 @@ No rank talks to another: each writes what it holds, under names and regions of 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import final
 
 import torch
+from torch import Tensor
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import StatePart, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import StoredState, write_shard
+from prefect_rlhf.engines.weights.offload import HostLink
+from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.strategy import Coordinate
 
 
-def save(engine: TrainingEngine, command: BuildCommand, folder: Path, rank: int) -> int:
-    """Write this rank's shard into a role's folder; return the bytes."""
-    members = dict(zip(command.ranks, command.instance.strategy.coordinates(), strict=True))
-    number = command.ranks.index(rank)
-    return write_shard(
-        folder, number, engine.num_updates, _first_held(engine.state_parts(), command.layout, members, rank)
-    )
+@final
+class HostCopy:
+    """A rank's share of an instance's training state in host memory, taken between two steps and written behind them.
+
+    Its memory is taken at the first copy and kept: 12 bytes for each parameter that the rank writes, of weights that
+    replicas share out only its part. On a GPU it is pinned.
+    """
+
+    def __init__(self, command: BuildCommand, rank: int) -> None:
+        self._command, self._rank = command, rank
+        self._number = command.ranks.index(rank)
+        self._room = torch.empty(0, dtype=torch.uint8)
+        self._link: HostLink | None = None
+        self._unwritten: tuple[int, list[StatePart]] | None = None  # optimizer steps so far, and the copies
+
+    def take(self, engine: TrainingEngine) -> int:
+        """Copy what this rank writes; return the bytes. When it returns, training may go on.
+
+        Raises RlhfError while the copy before is not written.
+        """
+        if self._unwritten is not None:
+            raise RlhfError(f"{self._command.instance.name}: its last copy in host memory is not yet on disk")
+        strategy = self._command.instance.strategy
+        members = dict(zip(self._command.ranks, strategy.coordinates(), strict=True))
+        held = list(_first_held(engine.state_parts(), self._command.layout, members, self._rank))
+        self._link = self._link or HostLink(held[0].values.device if held else torch.device("cpu"))
+        copies = self._places([part.values.nbytes for part in held], self._link)
+        with self._link.copying():
+            for part, copy in zip(held, copies, strict=True):
+                _copy(copy, part.values)
+        parts = [replace(part, values=copy) for part, copy in zip(held, copies, strict=True)]
+        self._unwritten = engine.num_updates, parts
+        return sum(copy.nbytes for copy in copies)
+
+    def write(self, folder: Path) -> int:
+        """Write this rank's shard into a role's folder; return the bytes. Runs beside calls.
+
+        Raises OSError, which names the file, for a disk that is full.
+        """
+        if self._unwritten is None:
+            raise RlhfError(f"{self._command.instance.name}: nothing was copied that is not yet on disk")
+        num_bytes = write_shard(folder, self._number, *self._unwritten)
+        self._unwritten = None
+        return num_bytes
+
+    def _places(self, sizes: list[int], link: HostLink) -> list[Tensor]:
+        """Return flat float32 tensors of so many bytes each, one after another in the host's memory."""
+        if len(self._room) < sum(sizes):
+            self._room = link.room(sum(sizes))
+        return [place.view(torch.float32) for place in torch.split(self._room[: sum(sizes)], sizes)]
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """Copy a flat tensor into host memory; from a device without waiting for the end.
+
+    On the CPU by one thread: several would wait for each other after each of hundreds of parts, ten times as long where
+    the processors are busy.
+    """
+    if source.device.type == "cpu":
+        ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
+    else:
+        target.copy_(source, non_blocking=True)
 
 
 def restore(engine: TrainingEngine, folder: Path) -> None:

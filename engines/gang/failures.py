@@ -18,13 +18,15 @@ def raise_first_failure(replies: Mapping[int, Reply], doing: str) -> None:
             logging.getLogger(__name__).debug("rank %d in %s:\n%s", rank, doing, reply.traceback)
     if errors:
         rank = min(errors, key=lambda rank: (isinstance(errors[rank], CollectiveFailed), rank))
-        raise _with_rank(errors[rank], rank, doing)
+        raise _with_rank(errors[rank], rank, doing, replies[rank].traceback)
 
 
-def _with_rank(error: Exception, rank: int, doing: str) -> Exception:
+def _with_rank(error: Exception, rank: int, doing: str, traceback: str) -> Exception:
     """Return the same error, saying where it happened; an InvalidInput says what to change, so it only gets a note."""
     if isinstance(error, RankFailed):
-        return type(error)(f"rank {rank} failed in {doing}: {error}")
+        failure = type(error)(f"rank {rank} failed in {doing}: {error}")
+        failure.traceback = traceback
+        return failure
     if isinstance(error, RlhfError) and not isinstance(error, InvalidInput):
         return type(error)(f"rank {rank}: {error}")
     error.add_note(f"on rank {rank} in {doing}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from prefect_rlhf.placement.blame import described
 from prefect_rlhf.placement.errors import (
     CollectiveFailed,
     EngineFailed,
@@ -52,20 +53,14 @@ PHRASES: Mapping[str, Fault] = MappingProxyType(
 
 
 def as_ours(error: Exception) -> RlhfError:
-    """Return `error` itself when it is ours, else our name for it, with its type and first line as the reason.
+    """Return `error` itself when it is ours, else our name for it; the reason is its type, first line and own place.
 
     >>> as_ours(MemoryError("no room\\nfor it"))
     OutOfDeviceMemory('MemoryError: no room')
     """
     if isinstance(error, RlhfError):
         return error
-    return _fault(error)(reason(error))
-
-
-def reason(error: BaseException) -> str:
-    """Say in one line the type and the first line of the message that is not empty."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return ": ".join([type(error).__name__, *lines[:1]])
+    return _fault(error)(described(error))
 
 
 def class_name(kind: type) -> str:

@@ -14,6 +14,7 @@ from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.lease import Backend
+from prefect_rlhf.placement.modules import IN_RANK
 from prefect_rlhf.placement.plan import EngineKind
 
 RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -23,8 +24,12 @@ RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
-FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType({"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"})
-"""Thread pools do not survive the fork of a rank."""
+NO_GPU: Mapping[str, str] = MappingProxyType({"CUDA_VISIBLE_DEVICES": ""})
+"""Megatron and vLLM ask torch for GPUs themselves, and would use those of a machine that has some."""
+FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", IN_RANK: "1"}
+)
+"""Of ranks that are processes of their own; thread pools do not survive the fork of a rank."""
 
 
 def open_gang(
@@ -42,8 +47,9 @@ def open_gang(
     `environment` is added to the ranks'; close the gang when done. The device is CUDA where there is one.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}
     if size == 1:
-        return InProcessGang(rank_factory, device=device, environment={**RANK_ENVIRONMENT, **(environment or {})})
-    single_threaded = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **(environment or {})}
+        return InProcessGang(rank_factory, device=device, environment=ranks)
+    single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)
     return LocalGang(GangSettings(size, rank_factory, device, environment=single_threaded, preload=preload))

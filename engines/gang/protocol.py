@@ -12,7 +12,7 @@ class Gang(Protocol):
     """Rank processes that run methods of their `engines.rank.Rank`.
 
     Thread-safe as long as no two calls in flight share a resource of a rank; whoever schedules the calls sees to that.
-    A call of the host link runs beside one that computes, in a thread of its own.
+    Calls of the host link and of the disk run beside one that computes, each in a thread of its own.
     """
 
     size: int

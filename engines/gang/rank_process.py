@@ -1,7 +1,7 @@
 """A rank process: joins the world, then runs requests until the controller is gone.
 
 One pipe for each resource of its device, each served in turn by a thread of its own: calls by the main thread, copies
-between device and host beside it.
+between device and host and writes to disk beside it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 import torch
+from megatron.core import optimizer as megatron_optimizer
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
@@ -15,7 +16,7 @@ from prefect_rlhf.engines.engine import Shard, StatePart
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import Groups, only
 from prefect_rlhf.engines.megatron.optimizer_state import MOMENTS, state_parts
-from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.errors import EngineFailed, RlhfError
 from prefect_rlhf.placement.model import OptimizerSpec
 
 
@@ -26,6 +27,7 @@ class MainOptimizer:
         self._spec = spec
         self._model = model
         self._steps = 0
+        megatron_optimizer.USING_PYTORCH_OPTIMIZER = True  # Transformer Engine's and Apex's Adam never read grad_scale
         with cpu_shim.cuda_type_names(), only(groups.mesh):
             self._chain = get_megatron_optimizer(
                 _config(spec, model),
@@ -34,6 +36,12 @@ class MainOptimizer:
                 use_gloo_process_groups=False,
                 pg_collection=groups.collection,
             )
+        for part in self._chain.chained_optimizers:
+            if type(part.optimizer) is not torch.optim.AdamW:
+                kind = type(part.optimizer)
+                raise EngineFailed(
+                    f"Megatron took {kind.__module__}.{kind.__name__}: only torch's AdamW scales and clips"
+                )
         for group in self._chain.param_groups:
             group["fused"] = True  # one pass over memory instead of about ten
 

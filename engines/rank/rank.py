@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from prefect_rlhf.engines.engine import Engine, GenerationEngine, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import check_shard
 from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.saved_state import SavedState, decode, encode
-from prefect_rlhf.engines.files.training_state import restore, save
+from prefect_rlhf.engines.files.training_state import HostCopy, restore
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts
 from prefect_rlhf.engines.rank.loaded import LoadedModel
@@ -33,8 +32,9 @@ from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
 from prefect_rlhf.engines.weights.memory import resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
-from prefect_rlhf.placement.errors import EngineFailed, RlhfError
+from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, RlhfError
 from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.modules import import_from
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
@@ -62,6 +62,14 @@ def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
             raise EngineFailed(f"{name_of_instance} {held_format}, its model says {command.model.dtype}")
 
 
+def _to_be_saved(state: object, call: str) -> SavedState | InvalidInput:
+    """Return a state as a checkpoint holds it; the error of one that no checkpoint can hold is for who writes one."""
+    try:
+        return encode(state, call)
+    except InvalidInput as error:
+        return error
+
+
 class Rank:
     """The models and rows of one rank process, and the work done on them. Methods that do work return a RankReport."""
 
@@ -75,6 +83,7 @@ class Rank:
         self._datasets: dict[str, RowSource] = {}
         self._weight_mover = WeightMover(rank)
         self._states: dict[str, Any] = {}  # what stateful computations return for the next step, by call
+        self._copies: dict[ModelInstance, HostCopy] = {}  # of what is trained here, for checkpoints
 
     def build(self, command: BuildCommand) -> RankReport:
         """Make the instance's engine and load its weights: version 0, or that of a checkpoint. Collective."""
@@ -135,14 +144,17 @@ class Rank:
         began, name = time.perf_counter(), command.call.name
         assert command.function is not None
         inputs = self._inputs(command)
-        context = Context(command.step, command.run_dir, command.tokenizer, command.row_ids, command.versions)
+        origin = command.versions, command.generated_by
+        context = Context(command.step, command.run_dir, command.tokenizer, command.row_ids, *origin)
         with torch.no_grad():
             computed: Computed = command.function(*inputs.batches, context=context, state=self._states.get(name))
+        state = None
         if command.call.stateful:
             self._states[name] = computed.state
+            state = _to_be_saved(computed.state, name)
         for key, column in computed.columns.items():
             self._keep(command, key, unpad(column, inputs.lengths_of(column)))
-        return replace(self._report(began, command=command), metrics=computed.metrics)
+        return replace(self._report(began, command=command), metrics=computed.metrics, state=state)
 
     def transfer(self, command: TransferCommand) -> RankReport:
         """Send and receive this rank's part of the rows that a node moves."""
@@ -185,12 +197,19 @@ class Rank:
         bytes_moved = export(model.engine, model.command.model, layout, path, tokenizer, self.rank)
         return replace(self._report(began, model), bytes_moved=bytes_moved)
 
-    def checkpoint(self, instance: ModelInstance, version: int, folder: Path) -> RankReport:
-        """Write this rank's shard of an instance's weights and optimizer into a role's folder."""
+    def checkpoint(self, instance: ModelInstance, version: int) -> RankReport:
+        """Copy what this rank writes of an instance's weights and optimizer into host memory."""
         began, model = time.perf_counter(), self._model(instance, "checkpoint")
-        model.require(version, f"checkpoint {folder.name}")
-        bytes_written = save(cast(TrainingEngine, model.engine), model.command, folder, self.rank)
-        return replace(self._report(began, model), bytes_moved=bytes_written)
+        model.require(version, f"checkpoint of {instance.role} v{version}", "optimizer")
+        copy = self._copies.setdefault(instance, HostCopy(model.command, self.rank))
+        bytes_copied = copy.take(cast(TrainingEngine, model.engine))
+        return replace(self._report(began, model), bytes_moved=bytes_copied)
+
+    def commit(self, folder: Path) -> RankReport:
+        """Write what was copied into the folder of a checkpoint, through to the disk. Runs beside calls."""
+        began = time.perf_counter()
+        bytes_written = sum(copy.write(folder / instance.role) for instance, copy in self._copies.items())
+        return replace(self._report(began), bytes_moved=bytes_written)
 
     def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> RankReport:
         """Compare shards of roles with their checksums."""
@@ -198,14 +217,10 @@ class Rank:
         bytes_read = sum(check_shard(index, role) for role, index in indexes)
         return replace(self._report(began), bytes_moved=bytes_read)
 
-    def states(self, calls: Sequence[str]) -> dict[str, SavedState]:
-        """Return what these computations left for their next run, to be written down; nothing of those yet to run."""
-        return {name: encode(self._states[name], name) for name in calls if name in self._states}
-
-    def restore_states(self, states: Mapping[str, SavedState], modules: Sequence[str]) -> None:
-        """Undo `states`; importing `modules` registers their types."""
-        for module in modules:
-            import_module(module)
+    def restore_states(self, states: Mapping[str, SavedState], modules: Sequence[tuple[str, str]]) -> None:
+        """Undo `states`; importing `modules`, each a name and its file, registers their types."""
+        for name, file in modules:
+            import_from(name, file)
         self._states |= {name: decode(state) for name, state in states.items()}
 
     def _model_of(self, command: CallCommand, part: OffloadPart | None = None) -> LoadedModel:

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-import yaml
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.in_short import in_short, one_line
+from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
 
-from prefect_rlhf.placement.errors import InvalidInput
+
+class Flags(argparse.ArgumentParser):
+    """Flags of a command, of which a wrong one costs a line too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise RlhfError with what argparse says, in short."""
+        raise RlhfError(f"{one_line(in_short(message, str))}; {self.prog} --help says what there is")
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    """Return what reads a flag's whole number; argparse says what it raises for any other."""
+
+    def read(text: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"got {in_short(text)}, expected a whole number of {least} to {most}")
+        return int(text)
+
+    return read
 
 
 def read_parameters(file: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the parameters of a file, then those given one by one; a dotted name reaches into a group."""
+    """Return the parameters of a file, then those given one by one; a dotted name reaches into a group.
+
+    Raises InvalidInput for what is no YAML, and for a name inside of what is no group.
+    """
     parameters: dict[str, Any] = {}
     if file is not None:
-        if not file.is_file():
-            raise InvalidInput("--parameters", str(file), "a YAML or JSON file")
-        parameters = yaml.safe_load(file.read_text()) or {}
+        parameters = read_yaml("--parameters", file)
+        parameters = {} if parameters is None else parameters
         if not isinstance(parameters, dict):
             raise InvalidInput("--parameters", str(file), "a mapping of parameter names to values")
     for name, value in read_pairs("--param", assignments).items():
-        _set(parameters, name.split("."), yaml.safe_load(value))
+        _set(parameters, name.split("."), parse_yaml(name, value, value))
     return parameters
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
-from prefect_rlhf.flows.commands.flags import print_error, read_numbers, read_pairs, read_parameters
+from prefect_rlhf.flows.commands.flags import Flags, print_error, read_numbers, read_pairs, read_parameters
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.placement.search.driver import Progress
+from prefect_rlhf.placement.yaml_text import parse_yaml
 
 FLAGS = {
     "cluster": "--cluster",
@@ -33,10 +32,10 @@ NUMBERS = {"device_memory_gib", "batch_size", "budget_seconds"}
 """Those whose value is read as YAML; the others are words."""
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Flags:
     """Return the flags; what they mean is said once, by the fields of PlanOptions."""
     help_of = {name: field.description for name, field in PlanOptions.model_fields.items()}
-    top = argparse.ArgumentParser(prog="prefect-rlhf plan", description=__doc__)
+    top = Flags(prog="prefect-rlhf plan", description=__doc__)
     top.add_argument("algorithm", help=help_of["algorithm"])
     top.add_argument("--model", action="append", default=[], metavar="ROLE=MODEL", help=help_of["models"])
     top.add_argument("--parameters", type=Path, help="YAML or JSON file of the flow's parameters")
@@ -62,7 +61,7 @@ def run(arguments: Sequence[str]) -> int:
 def read_options(flags: argparse.Namespace) -> PlanOptions:
     """Return the flags as values. Raises InvalidInput for the first that is wrong."""
     values: dict[str, Any] = {
-        name: yaml.safe_load(value) if name in NUMBERS else value
+        name: parse_yaml(FLAGS[name], value, value) if name in NUMBERS else value
         for name in FLAGS
         if (value := getattr(flags, name)) is not None
     }

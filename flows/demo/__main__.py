@@ -19,6 +19,7 @@ from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
 from prefect_rlhf.flows.demo.smollm2 import prepare_model
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.tasks.reporting.report import step_line
+from prefect_rlhf.tasks.running.journal import EVALUATIONS
 
 LONGEST_RUN_SECONDS = 3600.0
 SHOWN = ("accuracy", "loss", "score", "kl", "orchestration_share")  # of a step's metrics, on the terminal
@@ -110,7 +111,7 @@ def run_folders(folder: Path) -> set[str]:
 
 def accuracy_line(run_dir: Path, server: DemoServer, judge: Judge) -> str:
     """Return the reward model's pair accuracy beside the independent judge's, on the same held-out pairs."""
-    accuracies = [step["pair_accuracy.accuracy"] for step in read_metrics(run_dir) if "pair_accuracy.accuracy" in step]
+    accuracies = [evaluation["pair_accuracy.accuracy"] for evaluation in read_metrics(run_dir, EVALUATIONS)]
     pairs = pq.read_table(server.home / "data" / "preferences.parquet").to_pylist()
     judged = judge.pair_accuracy([pair for pair in pairs if pair["split"] == "held_out"])
     return f"reward model: {accuracies[-1]:.3f} of held-out pairs right; VADER, a lexicon: {judged:.3f}"

@@ -60,10 +60,9 @@ def evaluations(run_dir: Path) -> list[Path]:
     return sorted((run_dir / EVALUATION).glob("step-*.parquet"))
 
 
-def read_metrics(run_dir: Path) -> list[Mapping[str, float]]:
-    """Read the metrics of each step so far."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def read_metrics(run_dir: Path, file: str = "metrics.jsonl") -> list[Mapping[str, float]]:
+    """Read the metrics of each step so far, or those of each evaluation."""
+    return [json.loads(line) for line in (run_dir / file).read_text().splitlines()]
 
 
 def texts(file: Path) -> list[str]:

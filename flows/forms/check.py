@@ -3,25 +3,55 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.errors import InvalidInput
 
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # of types that have no configuration of their own
+
+_SUBJECT = re.compile(r"^\w+ should (be|have) ")  # of a sentence in which pydantic says what would be right
+
 
 def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `parameters` as the types of `signature`. Raises InvalidInput for the first that is not what it says."""
+    """Return `parameters` as the types of `signature`.
+
+    Raises InvalidInput for the first that is not what it says, and for those that are missing.
+    """
     checked = {}
     for name, value in parameters.items():
         if name not in signature.parameters:
-            raise InvalidInput(name, value, f"one of the parameters {', '.join(signature.parameters)}")
+            raise InvalidInput(str(name), value, f"one of the parameters {', '.join(signature.parameters)}")
         try:
-            checked[name] = TypeAdapter(signature.parameters[name].annotation).validate_python(value)
+            checked[name] = _validated(name, signature.parameters[name].annotation, value)
         except ValidationError as error:
             raise invalid_input(name, error) from error
+    empty = inspect.Parameter.empty
+    missing = [name for name, one in signature.parameters.items() if one.default is empty and name not in checked]
+    if missing:
+        raise InvalidInput(", ".join(missing), None, "a value for each: they have no default")
     return checked
+
+
+def _validated(name: str, annotation: Any, value: Any) -> Any:
+    """Return a value as its type: strictly, and a plain one as the JSON in which a server would keep it."""
+    try:
+        adapter = TypeAdapter[Any](annotation, config=STRICT)
+    except PydanticUserError:  # a model, which has its own
+        adapter = TypeAdapter[Any](annotation)
+    try:
+        text = json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(name, value, "text in Unicode, without halves of characters") from error
+    except RecursionError as error:
+        raise InvalidInput(name, "groups within groups without end", "fewer of them") from error
+    except (TypeError, ValueError):  # it holds values that have their type, or a number that is none in JSON
+        return adapter.validate_python(value)
+    return adapter.validate_json(text)
 
 
 def invalid_input(name: str, error: ValidationError) -> InvalidInput:
@@ -35,4 +65,4 @@ def invalid_input(name: str, error: ValidationError) -> InvalidInput:
         return InvalidInput(field, first["input"], "no such key: its name is misspelt, or it belongs elsewhere")
     if first["type"] == "missing":
         return InvalidInput(field, None, "a value")
-    return InvalidInput(field, first["input"], first["msg"].removeprefix("Input should be "))
+    return InvalidInput(field, first["input"], _SUBJECT.sub("", first["msg"]))

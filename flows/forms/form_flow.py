@@ -10,6 +10,7 @@ from prefect import Flow
 
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
+from prefect_rlhf.flows.forms.retry import may_retry
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.reporting.refusal import show_refusal
@@ -37,12 +38,14 @@ def form_entry(
     """
 
     def entry(**parameters: Any) -> Any:
-        try:
-            return run(parameters)
-        except RlhfError as error:
-            if isinstance(error, PlanDoesNotFit):
-                show_refusal(error)
-            return failed(error)
+        while True:
+            try:
+                return run(parameters)
+            except RlhfError as error:
+                if isinstance(error, PlanDoesNotFit):
+                    show_refusal(error)
+                if not may_retry(error):
+                    return failed(error)
 
     parameters = [*own, *form.signature()]
     entry.__name__, entry.__qualname__, entry.__module__ = body.__name__, body.__qualname__, body.__module__

@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.placement.path_text import PathText
+from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
+
+MOST_SEED = 2**32 - 1  # exact in a browser's form, and in every library that takes one
 
 
 class Form(Settings):
@@ -37,16 +40,24 @@ class Form(Settings):
 class RunOptions(Form):
     """Options of every run, which each deployment's form shows after the algorithm's own parameters."""
 
-    steps: int = Field(10, ge=0, description="Iterations of the algorithm.")
-    plan: str = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")
-    seed: int = Field(1, ge=0, description="Decides the order of rows and every sampled token, under any plan.")
-    checkpoint_every: int | None = Field(None, ge=1, description="Steps between checkpoints; without it, none.")
-    keep_checkpoints: int = Field(2, ge=1, description="Newest checkpoints of this run that stay on disk.")
-    resume_from: str | None = Field(None, description="A run's or a checkpoint's folder, or latest of output_dir.")
-    output_dir: str = Field("runs", description="Folder for this run's models, rollouts and metrics.")
+    steps: int = Field(10, ge=0, le=MOST_STEPS, description="Iterations of the algorithm.")
+    plan: PathText = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")
+    seed: int = Field(
+        1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."
+    )
+    checkpoint_every: int | None = Field(
+        None, ge=1, le=MOST_STEPS, description="Steps between checkpoints; without it, none."
+    )
+    keep_checkpoints: int = Field(
+        2, ge=1, le=MOST_STEPS, description="Newest checkpoints of this run that stay on disk."
+    )
+    resume_from: PathText | None = Field(None, description="A run's or a checkpoint's folder, or latest of output_dir.")
+    output_dir: PathText = Field(
+        "runs", min_length=1, description="Folder for this run's models, rollouts and metrics."
+    )
     dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")
-    steps_per_group: int = Field(2, ge=1, description="Steps shown together as one subflow run.")
-    call_deadline_seconds: float = Field(900.0, gt=0, description="Longest time one call may take.")
+    steps_per_group: int = Field(2, ge=1, le=10_000, description="Steps shown together as one subflow run.")
+    call_deadline_seconds: float = Field(900.0, ge=1, le=7 * 86400, description="Longest time one call may take.")
 
     @classmethod
     def split(cls, parameters: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:

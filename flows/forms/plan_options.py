@@ -4,38 +4,71 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
 from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
+from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 from prefect_rlhf.placement.search.driver import Method
+from prefect_rlhf.tasks.settings import MOST_IN_JSON, MOST_ROWS
+
+MOST_NODES = 100_000
+
+_SCALAR: list[dict[str, Any]] = [
+    {"type": "number", "maximum": MOST_IN_JSON, "minimum": -MOST_IN_JSON},
+    *({"type": kind} for kind in ("string", "boolean", "null")),
+]
+_GROUP = {"anyOf": [*_SCALAR, {"type": "array", "items": {"anyOf": _SCALAR}}]}
+for _ in range(3):  # of groups within groups, as many as an algorithm's settings have
+    _GROUP = {"anyOf": [*_GROUP["anyOf"][:5], {"type": "object", "additionalProperties": _GROUP}]}
+Plain = Annotated[Any, WithJsonSchema(_GROUP)]
+"""A value as JSON has it; its type is checked when the algorithm is known, that no number breaks a server before."""
 
 
 class PlanOptions(Form):
     """One question: which plan, for this algorithm with these models on that cluster?"""
 
-    algorithm: str = Field("ppo", description="ppo, dpo, grpo, remax, reward, or module:function of your own.")
-    models: dict[str, str] = Field(
+    algorithm: str = Field(
+        "ppo", max_length=MOST_CHARACTERS, description="ppo, dpo, grpo, remax, reward, or module:function of your own."
+    )
+    models: dict[str, PathText] = Field(
         {}, description="Of each role: a known shape such as llama-70b, or a Hugging Face folder."
     )
-    parameters: dict[str, Any] = Field({}, description="The algorithm's own parameters, as its deployment takes them.")
-    cluster: str = Field("", description="Such as 16x8:h100; empty is the mesh that the work pool would lease.")
-    network: str = Field("", description="Between nodes: Gbit/s of a node, or a name such as roce-3200.")
-    device_memory_gib: float | None = Field(None, gt=0, description="Of one device; empty takes its datasheet's.")
-    profiles: list[str] = Field([], description="Files of measured times, in place of datasheets.")
+    parameters: dict[str, Plain] = Field(
+        {}, description="The algorithm's own parameters, as its deployment takes them."
+    )
+    cluster: str = Field(
+        "",
+        max_length=MOST_CHARACTERS,
+        description="Such as 16x8:h100; empty is the mesh that the work pool would lease.",
+    )
+    network: str = Field(
+        "", max_length=MOST_CHARACTERS, description="Between nodes: Gbit/s of a node, or a name such as roce-3200."
+    )
+    device_memory_gib: float | None = Field(
+        None, gt=0, le=1e5, description="Of one device; empty takes its datasheet's."
+    )
+    profiles: list[PathText] = Field([], max_length=100, description="Files of measured times, in place of datasheets.")
     prompt_length: str = Field(
         "",
+        max_length=MOST_CHARACTERS,
         description="Tokens: 1024, or 512:3,1024:1 (three of one to one of the other), or a run's rollouts (Parquet).",
     )
-    response_length: str = Field("", description="Tokens of a response, said in the same ways.")
-    batch_size: int | None = Field(None, ge=1, description="The algorithm's own batch_size, for short.")
+    response_length: str = Field(
+        "", max_length=MOST_CHARACTERS, description="Tokens of a response, said in the same ways."
+    )
+    batch_size: int | None = Field(None, ge=1, le=MOST_ROWS, description="The algorithm's own batch_size, for short.")
     method: Method = Field("exact", description="How plans are searched.")
-    budget_seconds: float = Field(2.0, description="Processor time of the search.")
+    budget_seconds: float = Field(2.0, gt=0, le=86400, description="Processor time of the search.")
     explain: bool = Field(False, description="Say of each call why it is placed so, and what the runner-up costs.")
-    sweep: list[int] = Field([], description="Numbers of nodes to plan for besides, to compare.")
-    output_dir: str = Field("plans", description="Folder for plan file, report, certificate and pictures.")
+    sweep: list[Annotated[int, Field(ge=1, le=MOST_NODES)]] = Field(
+        [], max_length=100, description="Numbers of nodes to plan for besides, to compare."
+    )
+    output_dir: PathText = Field(
+        "plans", min_length=1, description="Folder for plan file, report, certificate and pictures."
+    )
 
 
 def plan_options(values: Mapping[str, Any]) -> PlanOptions:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prefect_rlhf.blocks.cluster import MOST_DEVICES, MOST_NODES
 from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
 from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Network, datasheet, relative_speeds
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -13,7 +14,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.question import Site
 
-_GROUP = re.compile(r"(\d+)x(\d+):([\w. -]+)")
+_GROUP = re.compile(r"([0-9]{1,9})x([0-9]{1,9}):([\w. -]+)")
 CLUSTER_FORM = "nodes x devices : kind, such as 16x8:h100, or 1x8:a100-40+1x8:v100-32 for nodes of two kinds"
 CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU, as a Cluster block says it where nobody else does
 
@@ -44,8 +45,8 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
         if match is None:
             raise InvalidInput("cluster", text, CLUSTER_FORM)
         nodes, devices, name = int(match[1]), int(match[2]), match[3].lower()
-        if nodes < 1 or devices < 1:
-            raise InvalidInput("cluster", text, "at least 1 node and 1 device in each")
+        if not (1 <= nodes <= MOST_NODES and 1 <= devices <= MOST_DEVICES):
+            raise InvalidInput("cluster", text, f"1 to {MOST_NODES} nodes, and 1 to {MOST_DEVICES} devices in each")
         groups.append(NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name))
     return tuple(groups)
 

@@ -45,7 +45,7 @@ def choose_plan(request: RunRequest) -> ChosenPlan:
         trials = () if request.options.dry_run else measure(request, plans)
         plan = fastest(trials) if trials else plans[0]
     else:
-        if is_preset(name):
+        if is_preset(name) or (name.isidentifier() and not Path(name).exists()):  # another word is told the presets
             plan = preset(name, graph, lease.cluster, lease.mesh, workload.longest, lease.kind)
         else:
             plan = read_plan(Path(name), lease.cluster)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
@@ -27,6 +27,15 @@ class RunInputs:
     datasets: Mapping[str, Dataset]
     longest: Mapping[str, int]  # tokens of each dataset's longest row
     tokenizer: str
+
+    def read_by(self, role: str) -> RunInputs:
+        """Return the same read with the tokenizer of a role. Raises InvalidInput for rows that it cannot serve."""
+        tokenizer = self.models[role].path
+        if tokenizer == self.tokenizer:
+            return self
+        sources = {name: replace(source, tokenizer=tokenizer) for name, source in self.sources.items()}
+        longest = {name: source.check(self.context) for name, source in sources.items()}
+        return replace(self, sources=sources, longest={**self.longest, **longest}, tokenizer=tokenizer)
 
     @property
     def context(self) -> int:
@@ -55,11 +64,11 @@ def read_inputs(
         raise InvalidInput("models", (), "at least one Model parameter")
     check_vocabularies(models)
     tokenizer = next(iter(models.values())).path
-    context = shortest_context(models)
+    context, vocabulary = shortest_context(models), next(iter(models.values())).shape.vocab_size
     named = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
     sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
-    longest = {name: sources[name].check(context) if name in sources else 0 for name in named}
+    longest = {name: sources[name].check(context, vocabulary) if name in sources else 0 for name in named}
     items = {name: sources[name].num_items if name in sources else MANY for name in named}
     datasets = {name: value.to_spec(name, items[name]) for name, value in named.items()}
     return RunInputs(models, sources, datasets, longest, tokenizer)

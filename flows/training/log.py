@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from logging import Logger
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger
+from prefect.logging.loggers import LoggingAdapter
 
 LogLine = Callable[[str], None]
 
 
 def log_info(line: str) -> None:
     """Write a line to the flow run's log; outside of a run, to the terminal's."""
+    _log().info("%s", line)
+
+
+def log_warning(line: str) -> None:
+    """Write a line that a person should see, to the same log."""
+    _log().warning("%s", line)
+
+
+def _log() -> Logger | LoggingAdapter:
     try:
-        get_run_logger().info("%s", line)
+        return get_run_logger()
     except MissingContextError:
-        get_logger("prefect_rlhf.plan").info("%s", line)
+        return get_logger("prefect_rlhf.plan")

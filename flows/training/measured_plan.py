@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,9 +20,7 @@ from prefect.client.schemas.objects import State
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.placement.augmented.augment import augment
-from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import predict, without_evaluation
@@ -62,12 +60,6 @@ def plans_to_measure(name: str) -> int | None:
     return int(match[1])
 
 
-def first_steps(graph: DataflowGraph, plan: ExecutionPlan) -> AugmentedGraph:
-    """Return the steps that are measured, without evaluation and without what comes after the last step."""
-    augmented = augment(*without_evaluation(graph, plan), STEPS_MEASURED)
-    return replace(augmented, nodes=tuple(node for node in augmented if node.step < STEPS_MEASURED))
-
-
 class _Silence:
     """An audience that says nothing: the steps only count as a whole."""
 
@@ -91,10 +83,11 @@ def measure(request: RunRequest, plans: Sequence[ExecutionPlan]) -> list[PlanTri
 
 def try_plan(request: RunRequest, plan: ExecutionPlan) -> PlanTrial:
     """Run the first steps under a plan, as a subflow run with a gang of its own; what they write is thrown away."""
-    augmented = first_steps(request.graph, plan)
+    graph, alone = without_evaluation(request.graph, plan)
+    augmented = augment(graph, alone, STEPS_MEASURED)
     before, last = predict(augmented, request.workload, request.cost_sources).schedule.step_ends()[-2:]
     with TemporaryDirectory(prefix="rlhf-measure-") as folder:
-        run = request.training_run(augmented, Path(folder), checkpoint=None)
+        run = request.trial_run(graph, alone, STEPS_MEASURED, Path(folder))
         journal = Journal(run.run_dir)
         flow = Flow(
             lambda: train(run, journal, _Silence(), STEPS_MEASURED),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,15 @@ from typing import Any
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
+from prefect_rlhf.flows.training.log import log_warning
+from prefect_rlhf.flows.training.output_folder import check_output_folder
+from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.flows.training.workload import run_workload
-from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
@@ -45,10 +48,12 @@ class RunRequest:
         """The question which plan is best for this run. Raises InvalidInput where nobody knows the hardware."""
         return Question(self.graph, Site.of_lease(self.lease, self.cost_sources), self.workload)
 
-    def training_run(self, augmented: AugmentedGraph, run_dir: Path, checkpoint: Checkpoint | None) -> TrainingRun:
-        """Return the values that are fixed while `augmented` runs."""
+    def training_run(self, plan: ExecutionPlan, run_dir: Path) -> TrainingRun:
+        """Return the values that are fixed while the run goes on under `plan`."""
         return TrainingRun(
-            augmented=augmented,
+            graph=self.graph,
+            plan=plan,
+            num_steps=self.options.steps,
             lease=self.lease,
             sources=self.inputs.sources,
             tokenizer=self.inputs.tokenizer,
@@ -56,19 +61,50 @@ class RunRequest:
             seed=self.options.seed,
             max_sequence_length=self.workload.longest,
             call_deadline_seconds=self.options.call_deadline_seconds,
-            checkpoint=checkpoint,
+            checkpoint=self.checkpoint,
             checkpoint_every=self.options.checkpoint_every,
             keep_checkpoints=self.options.keep_checkpoints,
         )
 
+    def trial_run(self, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder: Path) -> TrainingRun:
+        """Return the first steps of such a run, from the start and of part of its graph; they leave no model."""
+        run = self.training_run(plan, folder)
+        return replace(run, graph=graph, num_steps=num_steps, checkpoint=None, checkpoint_every=None, exports=False)
 
-def read_request(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease) -> RunRequest:
-    """Read inputs and graph. Raises InvalidInput or GraphError for what cannot run."""
+
+def read_request(
+    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool = False
+) -> RunRequest:
+    """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError for what cannot run.
+
+    A run that did not reach its end may go on from a checkpoint of its last step: what comes after is still to be done.
+    """
     inputs = read_run_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
+    inputs = inputs.read_by(speaking_role(graph))
     workload, checkpoint = run_workload(graph, inputs), None
     if options.resume_from is not None:
         checkpoint = find_checkpoint(options.resume_from, Path(options.output_dir).expanduser())
         identity = run_identity(graph, options.seed, options.checkpoint_every)
-        check_resumable(checkpoint, graph, identity, options.steps)
+        has_ended = read_result(checkpoint.folder.parent.parent) is not None
+        check_resumable(checkpoint, graph, identity, options.steps, has_ended)
+    check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
+    if not algorithm.is_shipped:
+        try_own_operators(graph, inputs)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)
+
+
+def speaking_role(graph: DataflowGraph) -> str:
+    """Return the role whose tokenizer reads prompts and writes responses: that which generates, else is trained."""
+    kinds = {
+        kind: call.role for kind in ("train_step", "generate") for call in reversed(graph.calls) if call.kind == kind
+    }
+    return kinds.get("generate") or kinds.get("train_step") or graph.models[0].role
+
+
+def try_own_operators(graph: DataflowGraph, inputs: RunInputs) -> None:
+    """Import and try every operator in a process of its own. Raises InvalidInput for one that cannot be right."""
+    from prefect_rlhf.tasks.trial.try_operators import try_operators  # only here: a plan takes no engine
+
+    for warning in try_operators(graph, inputs.sources, inputs.tokenizer):
+        log_warning(warning)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,24 +17,31 @@ from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.measured_plan import trials_json
 from prefect_rlhf.flows.training.request import RunRequest, read_request
-from prefect_rlhf.placement.atomic_file import write_atomically
-from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
+from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
+from prefect_rlhf.placement.cost.state_bytes import copied_bytes
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
-from prefect_rlhf.tasks.checkpoints.folders import clear_unfinished
+from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, newest_finished
 from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.train import train
 from prefect_rlhf.tasks.running.training_run import TrainingRun
+from prefect_rlhf.tasks.server.task_run_record import complete_record
 from prefect_rlhf.tasks.trace import Algorithm
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that was checked and planned. `prediction` is None where nothing is known of the hardware."""
+    """A run that was checked and planned. `prediction` is None where nothing is known of the hardware.
+
+    `augmented` is the graph of its first steps.
+    """
 
     request: RunRequest
     chosen: ChosenPlan
@@ -42,33 +50,56 @@ class PreparedRun:
 
 
 def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
-    """Prepare a run of `algorithm`, then train; returns its run folder and trained models, of a dry run its plan."""
-    with leased_devices(options.dry_run) as lease:
-        prepared = prepare(algorithm, arguments, options, lease)
+    """Prepare a run of `algorithm`, then train; returns its run folder and trained models, of a dry run its plan.
+
+    A flow run that is started again goes on in its own folder, from the newest checkpoint there; one that had reached
+    its end, as it was suspended perhaps, has nothing left to do.
+    """
+    earlier = earlier_folder(_output_dir(options), flow_run.name or "run", str(flow_run.id))
+    if earlier is not None and (result := read_result(earlier)) is not None:
+        log_info(f"{earlier} holds the whole run: nothing is left to do")
+        return result
+    own = newest_finished(earlier) if earlier else None
+    if own is not None:
+        options = options.model_copy(update={"resume_from": str(own)})
+    with complete_record(), leased_devices(options.dry_run) as lease:
+        prepared = prepare(algorithm, arguments, options, lease, is_restart=own is not None)
         report = RunReport(prepared.augmented, lease, prepared.prediction)
         report.planned()
         if options.dry_run:
-            return {"plan": prepared.augmented.plan.name, "task_runs": len(prepared.augmented), "dry_run": True}
-        return train_prepared(prepared, report)
+            return {"plan": prepared.augmented.plan.name, "steps": options.steps, "dry_run": True}
+        return train_prepared(prepared, report, earlier)
 
 
-def prepare(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease) -> PreparedRun:
+def prepare(
+    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool = False
+) -> PreparedRun:
     """Decide everything that comes before the first step. Raises InvalidInput or GraphError for what cannot run.
 
-    Inputs are read, the graph is traced, a plan is chosen and proven to fit, every task run is made and its time
-    predicted. No device is used, except by the plans of `measure(k)` unless it is a dry run.
+    Inputs are read, the graph is traced, a plan is chosen and proven to fit, the task runs of the first steps are
+    made and their time predicted. No device is used, except by the plans of `measure(k)` unless it is a dry run.
     """
-    request = read_request(algorithm, arguments, options, lease)
+    request = read_request(algorithm, arguments, options, lease, is_restart=is_restart)
     chosen = choose_plan(request)
     first_step = request.checkpoint.step if request.checkpoint else 0
-    augmented = augment(request.graph, chosen.plan, options.steps, first_step, options.checkpoint_every)
+    augmented = preview(request.graph, chosen.plan, options.steps, first_step, options.checkpoint_every)
+    if options.checkpoint_every is not None:
+        log_info(checkpoint_memory(augmented))
     return PreparedRun(request, chosen, augmented, predict_run(request, augmented))
+
+
+def checkpoint_memory(augmented: AugmentedGraph) -> str:
+    """Say how much host memory checkpoints take: that of one copy, however long its writing takes."""
+    copied = copied_bytes(augmented.graph, augmented.plan)
+    most = byte_size(max(copied.values(), default=0))
+    return f"checkpoints: a copy takes {byte_size(copied.total())} of host memory, up to {most} a device; one at a time"
 
 
 def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | None:
     """Predict what each node will take; hardware that nobody knows stops no run whose plan is given."""
     try:
-        prediction = predict(augmented, request.workload, request.cost_sources)
+        later = distant_nodes(augmented, request.options.checkpoint_every)
+        prediction = predict(augmented, request.workload, request.cost_sources, later)
     except InvalidInput as error:
         log_info(f"no predictions: {error}")
         return None
@@ -76,38 +107,47 @@ def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | 
     return prediction
 
 
-def train_prepared(prepared: PreparedRun, report: RunReport) -> Mapping[str, Any]:
-    """Train in a new folder of the run's; returns the folder and the trained models."""
+def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | None = None) -> Mapping[str, Any]:
+    """Train in the folder of the flow run, `earlier` if it has one; returns the folder and the trained models."""
     request, options = prepared.request, prepared.request.options
-    run_dir = new_folder(Path(options.output_dir).expanduser().resolve(), flow_run.name or "run")
-    run = request.training_run(prepared.augmented, run_dir, request.checkpoint)
+    run_dir = earlier or new_folder(_output_dir(options), flow_run.name or "run", str(flow_run.id))
+    clear_unfinished(run_dir)
+    run = request.training_run(prepared.chosen.plan, run_dir)
     journal = open_journal(run_dir, prepared)
     report.started(journal)
-    report.resumed(run)
+    before = journal.go_on_from(*_begin(request.checkpoint, run_dir))
+    report.resumed(run, before)
     try:
-        train(run, journal, report, options.steps_per_group)
-    except BaseException:  # a cancellation too
+        stop = train(run, journal, report, options.steps_per_group)
+    except BaseException as error:  # a cancellation too
         clear_unfinished(run_dir)
-        report.stopped(run)
+        report.stopped(run, error)
         raise
+    if stop is not None:
+        report.stopped(run)
+        stop.leave()
     report.finished()
-    write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
-    return {"run_dir": str(run_dir), "models": trained_models(run)}
+    with writing(run_dir.parent / "latest"):
+        write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
+    result = {"run_dir": str(run_dir), "models": trained_models(run)}
+    journal.keep(RESULT, json.dumps(result))
+    return result
 
 
-def new_folder(output_dir: Path, name: str) -> Path:
-    """Make `output_dir/name`, with a number after it where a run of that name was, as of a flow run that is retried."""
-    folder, again = output_dir / name, 2
-    while folder.exists():
-        folder, again = output_dir / f"{name}-{again}", again + 1
-    folder.mkdir(parents=True)
-    return folder
+def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
+    """Return the step where the run begins, and the folder of the run that did those before."""
+    return (0, run_dir) if checkpoint is None else (checkpoint.step, checkpoint.folder.parent.parent)
+
+
+def _output_dir(options: RunOptions) -> Path:
+    return Path(options.output_dir).expanduser().resolve()
 
 
 def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
     """Begin the run's record with what was decided: plan, certificate, planned timeline, plans measured."""
     chosen, prediction = prepared.chosen, prepared.prediction
-    journal = Journal(run_dir, prediction.worked_seconds.get) if prediction else Journal(run_dir)
+    predicted_seconds: Callable[[str], float | None] = prediction.worked_seconds if prediction else lambda node: None
+    journal = Journal(run_dir, predicted_seconds, prepared.request.graph, prepared.request.options.steps)
     journal.keep("plan.yaml", plan_yaml(chosen.plan))
     journal.keep("certificate.json", chosen.certificate.to_json())
     if prediction:
@@ -118,6 +158,6 @@ def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
 
 
 def trained_models(run: TrainingRun) -> dict[str, str]:
-    """Return the folder of each model that the graph's export nodes wrote."""
-    roles = [node.instance.role for node in run.augmented if node.kind == "export" and node.instance]
+    """Return the folder of each model that the run exported: those that it trained."""
+    roles = [model.role for model in run.graph.models if run.graph.trained_by(model.role)]
     return {role: str(run.run_dir / role) for role in roles}

@@ -8,7 +8,8 @@ In this order: the runs of all calls; `reallocate` where an instance lacks the v
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.checkpointing import StepRange, add_checkpoints
@@ -34,18 +35,38 @@ def augment(
     `checkpoint_every`, a checkpoint after every so many steps and after the last. Expects a plan that `check_plan`
     accepts. Raises GraphError when the plan makes nodes wait for each other.
     """
+    steps = StepRange(num_steps, first_step, checkpoint_every)
+    return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, steps.all()), first_step)
+
+
+def unrolled_nodes(
+    graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Sequence[int]
+) -> tuple[Node, ...]:
+    """Return the task runs of some steps of a run, which are given in order, each after those that it waits for.
+
+    They wait for none of another step. Those near either end are not what they are in the whole graph: of what decides
+    how weights come and go, something is in steps that are not unrolled. `step_groups` says how far that reaches.
+    """
     builder = GraphBuilder()
     priorities = CallPriorities.of(graph)
-    steps = StepRange(num_steps, first_step, checkpoint_every)
-    for run in unroll(graph, num_steps, first_step, steps.drained):
+    for run in _runs(graph, steps, unrolled):
         builder.add(_call_node(graph, plan, run), priorities.call(run.call, run.step))
     add_reallocations(builder, graph, plan, priorities)
-    add_checkpoints(builder, graph, plan, steps)
+    add_checkpoints(builder, graph, plan, steps, unrolled)
     _add_overwrites(builder)
     _add_transfers(builder, graph, plan, priorities)
-    _add_exports(builder, graph, plan, num_steps)
-    add_offloads(builder, graph, plan, first_step)
-    return AugmentedGraph(graph, plan, num_steps, builder.ordered(), first_step)
+    if steps.num_steps in unrolled:
+        _add_exports(builder, graph, plan, steps.num_steps)
+    add_offloads(builder, graph, plan, steps)
+    return builder.ordered()
+
+
+def _runs(graph: DataflowGraph, steps: StepRange, unrolled: Sequence[int]) -> Iterator[CallRun]:
+    """Yield the runs of all calls in these steps, without what they wait for in others."""
+    runs = unroll(graph, steps.num_steps, steps.first, steps.drained, unrolled)
+    ids = {run.id for run in runs}
+    for run in runs:
+        yield replace(run, dependencies=tuple(d for d in run.dependencies if d.node in ids))
 
 
 def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
@@ -134,13 +155,14 @@ def _add_exports(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
         instance = trained_instance(graph, plan, model.role)
         if instance is None or num_steps == 0:
             continue
-        trained = Dependency(train_run_id(graph, model.role, num_steps), "version", f"{model.role} v{num_steps}")
+        trained = train_run_id(graph, model.role, num_steps)
+        waits = (Dependency(trained, "version", f"{model.role} v{num_steps}"),) if trained in builder.nodes else ()
         node = Node(
             id=f"export.{model.role}@{num_steps}",
             kind="export",
             step=num_steps,
             meshes=(instance.mesh,),
-            dependencies=(trained,),
+            dependencies=waits,
             reason=f"the run ends with {model.role} v{num_steps}, which is what it was for.",
             instance=instance,
             reads=num_steps,

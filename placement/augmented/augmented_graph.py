@@ -16,9 +16,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 
 @dataclass(frozen=True, slots=True)
 class AugmentedGraph:
-    """All task runs of a training run: estimated, drawn and run. Nodes are in a topological order.
+    """All task runs of a training run, or of its first steps, in a topological order: estimated and drawn.
 
-    `first_step` is where a run goes on that did earlier steps before: trained roles start with weights v`first_step`.
+    `num_steps` is that of the run. `first_step` is where a run goes on that did earlier steps before: trained roles
+    start with weights v`first_step`. A run gets its nodes from `StepGroups`, one group of steps after another.
     """
 
     graph: DataflowGraph

@@ -1,7 +1,9 @@
 """Insert the writing of a run's state to disk, and the waits of what would overwrite it too early.
 
-After a step that ends a period, and after the last one, each trained role has a `checkpoint` node: its shards are
-written beside the last checkpoint. One `commit` node then adds what is small and renames: now they are the newest one.
+After a step that ends a period, and after the last one, each trained role has a `checkpoint` node: its ranks copy what
+they write into host memory, and the next train_step may begin. Behind it one `commit` node writes all copies beside the
+last checkpoint, adds what is small and renames: now they are the newest one. The next copy waits for that, so there is
+never more than one.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from dataclasses import dataclass
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import checkpoint_of, commit_of
-from prefect_rlhf.placement.augmented.unroll import run_id, train_run_id
+from prefect_rlhf.placement.augmented.unroll import latest_run, run_id, train_run_id
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.mesh import union
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
 
 
@@ -22,23 +25,47 @@ class StepRange:
     """The steps that a run makes, and how often it writes a checkpoint.
 
     `first` is 0, or the step that the checkpoint it goes on from was written before: then each trained role starts with
-    weights v`first`. `every` None: never.
+    weights v`first`. `every` None: never. A run that is `stopped` after so many of its steps writes a checkpoint there.
+    Without `exports`, nothing comes after the last step, no evaluation either.
     """
 
     num_steps: int
     first: int = 0
     every: int | None = None
+    stopped: int | None = None
+    exports: bool = True
 
-    def checkpointed(self) -> tuple[int, ...]:
-        """Return the steps after which a checkpoint is written.
+    def all(self) -> range:
+        """Return the steps, with that of evaluation and export after the last one, which a stopped run does not have.
 
-        >>> StepRange(num_steps=5, every=2).checkpointed(), StepRange(num_steps=5, first=4, every=2).checkpointed()
-        ((1, 3, 4), (4,))
+        >>> StepRange(num_steps=3).all(), StepRange(num_steps=3, stopped=2).all()
+        (range(0, 4), range(0, 2))
         """
-        if self.every is None:
-            return ()
-        steps = range(self.first, self.num_steps)
-        return tuple(step for step in steps if (step + 1) % self.every == 0 or step + 1 == self.num_steps)
+        return range(self.first, self.num_steps + self.exports if self.stopped is None else self.stopped)
+
+    def is_checkpointed(self, step: int) -> bool:
+        """Whether a checkpoint is written after `step`.
+
+        >>> [step for step in range(6) if StepRange(num_steps=5, every=2).is_checkpointed(step)]
+        [1, 3, 4]
+        """
+        return self._is_regular(step) or self.is_extra(step)
+
+    def is_extra(self, step: int) -> bool:
+        """Whether the checkpoint after `step` is written only since the run is stopped there."""
+        return step + 1 == self.stopped and not self._is_regular(step)
+
+    def is_drained(self, step: int, staleness: int) -> bool:
+        """Whether a checkpoint after `step` leaves the weights that later steps read as they are without it.
+
+        With staleness only a regular one does, where there are any; see `drained`.
+        """
+        return staleness == 0 or self.every is None or self._is_regular(step)
+
+    def _is_regular(self, step: int) -> bool:
+        if self.every is None or step >= self.num_steps:
+            return False
+        return (step + 1) % self.every == 0 or step + 1 == self.num_steps
 
     def drained(self, step: int) -> int:
         """Return the oldest weight version that a call at `step` may read: that of the last checkpoint before it.
@@ -52,27 +79,25 @@ class StepRange:
         return max(self.first, 0 if self.every is None else step // self.every * self.every)
 
 
-def add_checkpoints(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -> None:
-    """Insert the nodes; a computation that would change its state waits until the state before is on disk.
+def add_checkpoints(
+    builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Iterable[int]
+) -> None:
+    """Insert the nodes of the steps that are unrolled; each copy waits until the one before is on disk.
 
-    That a train_step waits for the checkpoint of what it overwrites is seen to with all other readers.
+    That a train_step waits for the copy of what it overwrites is seen to with all other readers.
     """
     trained = [
         instance for model in graph.models if (instance := trained_instance(graph, plan, model.role)) is not None
     ]
     before: tuple[Dependency, ...] = ()
-    for step in steps.checkpointed() if trained else ():
-        shards = [_checkpoint(graph, instance, step) for instance in trained]
-        for position, node in enumerate(shards):
+    for step in filter(steps.is_checkpointed, unrolled) if trained else ():
+        copies = [_checkpoint(graph, instance, step) for instance in trained]
+        for position, node in enumerate(copies):
             builder.add(node, checkpoint_of(step, position))
-        commit = _commit(builder, graph, plan, step, shards)
+            builder.wait(node.id, *before)
+        commit = _commit(builder, graph, step, copies)
         builder.add(commit, commit_of(step))
-        builder.wait(commit.id, *before)
-        before = (Dependency(commit.id, "state", "the newest checkpoint"),)
-        for call in stateful_calls(graph):
-            following = _first_run(builder, call, range(step + 1, steps.num_steps + 1))
-            if following is not None:
-                builder.wait(following, Dependency(commit.id, "overwrite", call.name))
+        before = (Dependency(commit.id, "memory", "host memory of the last copy"),)
 
 
 def stateful_calls(graph: DataflowGraph) -> tuple[Call, ...]:
@@ -94,25 +119,19 @@ def _checkpoint(graph: DataflowGraph, instance: ModelInstance, step: int) -> Nod
     )
 
 
-def _commit(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, step: int, shards: list[Node]) -> Node:
-    """Return the node, on the devices whose ranks hold the states of computations."""
-    written = (Dependency(node.id, "version", f"{node.instance.role} v{step + 1}") for node in shards if node.instance)
-    stateful = stateful_calls(graph)
+def _commit(builder: GraphBuilder, graph: DataflowGraph, step: int, copies: list[Node]) -> Node:
+    """Return the node, on the devices whose ranks hold a copy."""
+    copied = (Dependency(node.id, "version", f"{node.instance.role} v{step + 1}") for node in copies if node.instance)
     states = (
         Dependency(latest, "state", call.name)
-        for call in stateful
-        if (latest := _first_run(builder, call, range(step, -1, -1))) is not None
+        for call in stateful_calls(graph)
+        if (latest := run_id(call.name, latest_run(call, step))) in builder.nodes
     )
     return Node(
         id=f"commit@{step}",
         kind="commit",
         step=step,
-        meshes=tuple(dict.fromkeys(plan[call.name].mesh for call in stateful)),
-        dependencies=(*written, *states),
-        reason="all shards are written beside: adding what is small and renaming makes them the newest checkpoint.",
+        meshes=union(mesh for node in copies for mesh in node.meshes),
+        dependencies=(*copied, *states),
+        reason="the copies are written beside: adding what is small and renaming makes them the newest checkpoint.",
     )
-
-
-def _first_run(builder: GraphBuilder, call: Call, steps: Iterable[int]) -> str | None:
-    """Return the call's run at the first of these steps that has one."""
-    return next((id for step in steps if (id := run_id(call.name, step)) in builder.nodes), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
@@ -25,18 +26,24 @@ NodeKind = Literal[
     "export",
 ]
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
-Resource = Literal["compute", "host_link"]
-"""A part of a device that a node has to itself: its compute, or the link to host memory, over which copies run."""
+Resource = Literal["compute", "host_link", "disk"]
+"""A part of a device that a node has to itself: its compute, the link to host memory, over which copies run, or the way
+from there to disk, with the copy of its training state that is about to be written."""
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
+BEHIND: frozenset[NodeKind] = frozenset({"commit"})
+"""Kinds that run behind the next steps: the step that they belong to is over without them."""
+
+_STEP = re.compile(r"(\.v\d+)?@\d+$")  # of a node's id, with the version that an earlier step trained
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
     """A node that must have ended, and the reason.
 
-    `data`: it made or brought rows; `version`: it made, brought or wrote down the weights; `state`: it left the state
+    `data`: it made or brought rows; `version`: it made, brought or copied the weights; `state`: it left the state
     of a stateful computation; `overwrite`: it still reads weights, or a state, to be overwritten in place; `memory`:
-    it makes room on the device. `label` says what flows: keys, or a weight version.
+    it makes room on the device, or in the host memory that a checkpoint is copied to. `label` says what flows: keys, or
+    a weight version.
     """
 
     node: str
@@ -76,14 +83,25 @@ class Node:
         return _devices(self.meshes)
 
     @property
-    def resource(self) -> Resource:
-        """The part of its devices that it uses: an offload or reload their host links, all else their compute."""
-        return "host_link" if self.kind in ("offload", "reload") else "compute"
+    def resources(self) -> tuple[Resource, ...]:
+        """The parts of its devices that it uses.
+
+        An offload or reload uses their host links, a commit their ways to disk; a checkpoint computes nothing else
+        meanwhile and fills what a commit writes; all else uses their compute.
+        """
+        match self.kind:
+            case "offload" | "reload":
+                return ("host_link",)
+            case "checkpoint":
+                return ("compute", "disk")
+            case "commit":
+                return ("disk",)
+        return ("compute",)
 
     @property
     def occupies(self) -> frozenset[tuple[Device, Resource]]:
-        """The resources that it has to itself while it runs."""
-        return _resources(self.meshes, self.resource)
+        """What it has to itself while it runs."""
+        return _occupied(self.meshes, self.resources)
 
     @property
     def depends_on(self) -> tuple[str, ...]:
@@ -135,6 +153,15 @@ class Node:
         return f"v{self.reads}" if self.kind != "train_step" else f"v{self.reads} → v{self.writes}"
 
 
+def subject_of(node: str) -> str:
+    """Return what a node does, whatever its step, from its id.
+
+    >>> subject_of("reallocate.actor.vllm@3"), subject_of("reallocate.actor.vllm.v2@3")
+    ('reallocate.actor.vllm', 'reallocate.actor.vllm')
+    """
+    return _STEP.sub("", node)
+
+
 def call_title(call: Call) -> str:
     """Return role and kind of a call; with its own name where that says more; a computation's name alone.
 
@@ -156,5 +183,5 @@ def _devices(meshes: tuple[DeviceMesh, ...]) -> frozenset[Device]:
 
 
 @lru_cache(maxsize=1024)
-def _resources(meshes: tuple[DeviceMesh, ...], resource: Resource) -> frozenset[tuple[Device, Resource]]:
-    return frozenset((device, resource) for device in _devices(meshes))
+def _occupied(meshes: tuple[DeviceMesh, ...], resources: tuple[Resource, ...]) -> frozenset[tuple[Device, Resource]]:
+    return frozenset((device, resource) for device in _devices(meshes) for resource in resources)

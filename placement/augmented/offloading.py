@@ -2,7 +2,8 @@
 
 Along one topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload`
 after its last. A window ends with its step, or when another offloaded part needs one of the same devices; so at any
-time at most one of them is on a device, and windows cut from one order can never wait for each other.
+time at most one of them is on a device, and windows cut from one order can never wait for each other. The checkpoint of
+a run that was asked to stop has a window to itself: those of its step may have been handed out without it.
 
 A reload runs beside the last call that its first use waits for, and no earlier: the copy is hidden behind that call,
 and until then the memory is free.
@@ -14,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import just_after, just_before
@@ -31,13 +33,13 @@ _OPTIMIZER_USERS = ("train_step", "checkpoint")
 _MODEL_CALLS = ("generate", "inference", "train_step")
 
 
-def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, first_step: int = 0) -> None:
+def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -> None:
     """Insert `reload` and `offload` around the uses of everything that the plan offloads."""
     parts = offloaded_parts(graph, plan)
     if not parts:
         return
-    versions = {instance: built_version(graph, plan, instance, first_step) for instance in parts}
-    windows = _UseWindows(parts, versions, first_step)
+    versions = {instance: built_version(graph, plan, instance, steps.first) for instance in parts}
+    windows = _UseWindows(parts, versions, steps)
     for node in builder.ordered():
         windows.visit(node)
     names = labels(graph, plan)
@@ -75,10 +77,10 @@ class _UseWindows:
     """All windows in the order in which they open; walks the nodes in a topological order."""
 
     def __init__(
-        self, parts: Mapping[ModelInstance, OffloadPart], versions: Mapping[ModelInstance, int], first_step: int
+        self, parts: Mapping[ModelInstance, OffloadPart], versions: Mapping[ModelInstance, int], steps: StepRange
     ) -> None:
         self._parts = parts
-        self._first_step = first_step
+        self._steps = steps
         self.all: list[_UseWindow] = []
         self._versions = dict(versions)
         self._opened: dict[ModelInstance, _UseWindow] = {}
@@ -87,10 +89,11 @@ class _UseWindows:
 
     def visit(self, node: Node) -> None:
         """Open the windows that a node needs, and close those that are in their way."""
-        uses = [(instance, max(step, self._first_step)) for instance, step in _uses(node, self._parts)]
+        uses = [(instance, max(step, self._steps.first)) for instance, step in _uses(node, self._parts)]
         together = [instance for instance, _ in uses]  # a reallocate needs both its instances at once
+        is_extra = node.kind == "checkpoint" and self._steps.is_extra(node.step)
         for instance, step in uses:
-            if (window := self._opened.get(instance)) is not None and window.step != step:
+            if (window := self._opened.get(instance)) is not None and (window.step != step or is_extra):
                 self._close(instance)
             for other in [other for other in self._opened if other.mesh.overlaps(instance.mesh)]:
                 if other not in together:
@@ -117,6 +120,7 @@ class _UseWindows:
         for earlier in window.after:  # a later window waits for this one, which waited for the earlier one
             if instance.mesh.contains(earlier.instance.mesh) and self._closed.get(earlier.instance) is earlier:
                 del self._closed[earlier.instance]
+        self._closed.pop(instance, None)  # the order is that of their ends, however long ago the first one was
         self._closed[instance] = window
 
 

@@ -54,12 +54,12 @@ def just_after(priority: Priority, distance: int = 1) -> Priority:
 
 
 def checkpoint_of(step: int, position: int) -> Priority:
-    """Run after all calls of a step, before the next step's: what the next train_step overwrites is soon on disk."""
+    """Run after all calls of a step, before the next step's: the next train_step may soon overwrite what was copied."""
     return step, _CHECKPOINT, 0, position, 0
 
 
 def commit_of(step: int) -> Priority:
-    """Run after the checkpoints of all roles."""
+    """Run behind the next step, after the copies of all roles."""
     return step, _CHECKPOINT, 1, 0, 0
 
 

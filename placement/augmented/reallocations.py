@@ -19,8 +19,9 @@ def add_reallocations(
     """Bring each version to the instances that read it and do not train it; version 0 comes from the checkpoint."""
     names = labels(graph, plan)
     offloaded = {instance for instance, part in offloaded_parts(graph, plan).items() if part == "all"}
-    for instance, by_version in _readers(builder).items():
-        source = trained_instance(graph, plan, instance.role)
+    readers_of = _readers(builder)
+    for instance in names:  # whichever steps are unrolled, in one order
+        by_version, source = readers_of[instance], trained_instance(graph, plan, instance.role)
         if source is None or source == instance:
             continue
         before: list[str] = []  # nodes that use the version held before

@@ -5,7 +5,7 @@ This knows nothing of a plan: what moves weights and data, and what overwrites w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.node import Dependency
@@ -44,17 +44,21 @@ def train_run_id(graph: DataflowGraph, role: str, version: int) -> str:
 
 
 def unroll(
-    graph: DataflowGraph, num_steps: int, first_step: int = 0, oldest: Callable[[int], int] | None = None
+    graph: DataflowGraph,
+    num_steps: int,
+    first_step: int = 0,
+    oldest: Callable[[int], int] | None = None,
+    only: Iterable[int] | None = None,
 ) -> tuple[CallRun, ...]:
     """Return every run of every call, step by step; evaluation also runs once after the last step, at `num_steps`.
 
     A run that goes on from `first_step` has only the later ones, which wait for no earlier one. `oldest` gives the
-    lowest weight version that the calls of a step read, whatever the staleness.
+    lowest weight version that the calls of a step read, whatever the staleness. With `only`, those of some steps.
     """
     edges = {(edge.target, edge.source): edge for edge in graph.version_edges()}
     return tuple(
         _run(graph, edges, call, step, first_step, oldest(step) if oldest else 0)
-        for step in range(first_step, num_steps + 1)
+        for step in (range(first_step, num_steps + 1) if only is None else only)
         for call in graph
         if runs_at(call, step, num_steps)
     )
@@ -65,6 +69,12 @@ def runs_at(call: Call, step: int, num_steps: int) -> bool:
     if call.every is None:
         return step < num_steps
     return step == num_steps or step % call.every == 0
+
+
+def latest_run(call: Call, step: int) -> int:
+    """Return the last step, up to `step`, in which `call` runs; not counting evaluation after the last train_step."""
+    every = call.every or 1
+    return step // every * every
 
 
 def version_read(edge: VersionEdge, step: int) -> int:
@@ -88,8 +98,7 @@ def _run(
         if reads > first:
             dependencies.append(Dependency(run_id(trainer.name, reads - 1), "version", f"{call.role} v{reads}"))
     if call.stateful:
-        every = call.every or 1
-        before = (step - 1) // every * every  # evaluation runs once more after the last step, between two multiples
+        before = latest_run(call, step - 1)  # evaluation runs once more after the last step, between two multiples
         if before >= first:
             dependencies.append(Dependency(run_id(call.name, before), "state", call.name))
     writes = None if call.kind != "train_step" or reads is None else reads + 1

@@ -23,6 +23,8 @@ from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Strategy
 
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
+DISK_BYTES_PER_SECOND = 0.5e9
+"""Of one rank on a local disk, as measured (docs/measured.md): the slowest that a checkpoint should meet."""
 _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
 
 
@@ -84,6 +86,11 @@ def row_bytes(keys: Iterable[str], workload: Workload) -> float:
 def host_seconds(num_bytes: float, links: Links) -> float:
     """Return the seconds to offload or reload bytes of one device over its link to the host (ReaL, section 6)."""
     return links.seconds(num_bytes, "host")
+
+
+def disk_seconds(num_bytes: float) -> float:
+    """Return the seconds in which one rank writes bytes of a checkpoint, checksums and flushing included."""
+    return num_bytes / DISK_BYTES_PER_SECOND
 
 
 @lru_cache(maxsize=64)  # a plan's steps all move the same

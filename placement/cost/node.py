@@ -7,10 +7,17 @@ from dataclasses import dataclass, field
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.moves import host_seconds, move_seconds, reallocation_flows, transfer_seconds
+from prefect_rlhf.placement.cost.moves import (
+    disk_seconds,
+    host_seconds,
+    move_seconds,
+    reallocation_flows,
+    transfer_seconds,
+)
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.state_bytes import copied_bytes, instance_copied_bytes
 from prefect_rlhf.placement.cost.uneven import placed_cost
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -18,15 +25,14 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_in
 from prefect_rlhf.placement.rows.moves import row_transfers
 
 _CALLS = ("generate", "inference", "train_step")
-_MOVES = ("transfer", "reallocate", "offload", "reload")
+_MOVES = ("transfer", "reallocate", "offload", "reload", "checkpoint", "commit")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCosts:
     """The seconds of each node of `graph` under `plan`.
 
-    No source of times knows computations on data and writes to disk (export, checkpoint): orchestration is all that
-    they count as.
+    No source of times knows computations on data and the export of models: orchestration is all that they count as.
     """
 
     graph: DataflowGraph
@@ -59,6 +65,8 @@ class NodeCosts:
     def _move(self, node: Node) -> Seconds:
         if node.kind not in _MOVES:
             return Seconds()
+        if node.kind == "commit":
+            return Seconds(transfer=disk_seconds(max(copied_bytes(self.graph, self.plan).values())))
         links = self.sources.links(node.meshes)
         if node.kind == "transfer":
             assert node.call is not None  # a transfer feeds one
@@ -69,7 +77,10 @@ class NodeCosts:
             sizes = self._sizes(node.source.role)
             flows = reallocation_flows(node.source, node.target, sizes)
             return Seconds(transfer=move_seconds(flows, links), call=self.sources.written_seconds(node.target, sizes))
-        assert node.instance is not None  # set for offload and reload
+        assert node.instance is not None  # set for the others
+        if node.kind == "checkpoint":
+            by_device = instance_copied_bytes(node.instance, self._sizes(node.instance.role))
+            return Seconds(transfer=host_seconds(max(by_device.values()), links))
         copied = Seconds(transfer=host_seconds(self._offloaded_bytes(node.instance, node.part == "all"), links))
         if node.kind == "offload" or node.part != "all":
             return copied

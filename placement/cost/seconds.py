@@ -64,7 +64,7 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "dp_communication": "reduce-scatter of gradients, all-gather of weights (Rajbhandari et al. 2020, section 7)",
         "optimizer": "Adam's passes over gradients, weights and moments at memory bandwidth",
         "call": "a constant for each call (ReaL, tables 4 to 6)",
-        "transfer": "bytes of weights or rows over the busiest link's bandwidth (ReaL, sections 5.1 and 6)",
+        "transfer": "bytes of weights, rows or checkpoints over the busiest link or to disk (ReaL, sections 5.1 and 6)",
         "orchestration": "a constant for each task run: messages to ranks and Prefect's states (docs/plans.md)",
     }
 )

@@ -9,7 +9,7 @@ from functools import cache, partial
 from math import ceil
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import reallocation_flows
@@ -52,6 +52,8 @@ def node_needs(
     needs: dict[Device, list[Need]] = defaultdict(list)
     staged_by_move = cache(partial(_staged_by_move, augmented.graph))  # the same in every step
     for index, node in enumerate(augmented.nodes):
+        if node.kind in BEHIND:  # it reads host memory alone
+            continue
         by_device = _active_bytes(augmented, node, workload, backend)
         if node.kind == "reallocate":
             assert node.source is not None and node.target is not None  # set for every reallocate

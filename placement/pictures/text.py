@@ -33,14 +33,16 @@ def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
 def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
     """List the nodes of the first steps in order, each with what it waits for and why.
 
-    A dependency is written `data <- node`, `version <- node`; those that merely keep an order stand last.
+    Where no more steps follow, with what comes after them. A dependency is written `data <- node`, `version <- node`;
+    those that merely keep an order stand last.
     """
     lines: list[str] = []
-    stop = min(augmented.first_step + num_steps, augmented.last_step + 1)
+    stop = augmented.first_step + num_steps
+    stop = augmented.last_step + 1 if stop >= augmented.num_steps else stop
     for step in range(augmented.first_step, stop):
         lines += [line for node in augmented.of_step(step) for line in _node_lines(node)]
-    left = len(augmented) - sum(node.step < stop for node in augmented)
-    return "\n".join([*lines, f"... and {left} more task runs"] if left > 0 else lines)
+    left = augmented.num_steps - stop
+    return "\n".join([*lines, f"... and {left} more steps"] if left > 0 else lines)
 
 
 def _plan_row(call: Call, placement: Placement) -> dict[str, str]:

@@ -56,7 +56,9 @@ def preset(
     if too_large:
         plan, certificate = too_large[0]
         raise refusal(plan, certificate, remedies(plan, certificate, graph, workload, backend))
-    raise refused[0]
+    first = refused[0]
+    other = f"; {name} has no plan on {mesh.name}, auto and flattening may have" if name != "flattening" else ""
+    raise InvalidInput(first.field, first.seen, f"{first.expected}{other}")
 
 
 def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:

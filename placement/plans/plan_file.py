@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,6 +12,9 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
 from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.yaml_text import read_yaml
+
+MOST_DEVICES = 1 << 20
 
 
 class CallEntry(BaseModel):
@@ -21,12 +24,12 @@ class CallEntry(BaseModel):
 
     mesh: str
     engine: EngineKind
-    dp: int = Field(1, ge=1)
-    tp: int = Field(1, ge=1)
-    pp: int = Field(1, ge=1)
-    micro_batches: int = Field(1, ge=1)
+    dp: int = Field(1, ge=1, le=MOST_DEVICES)
+    tp: int = Field(1, ge=1, le=MOST_DEVICES)
+    pp: int = Field(1, ge=1, le=MOST_DEVICES)
+    micro_batches: int = Field(1, ge=1, le=MOST_DEVICES)
     offload: Offload = "none"
-    order: list[int] = Field(default_factory=list)
+    order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """Return the placement it describes; its mesh must lie in `cluster`."""
@@ -72,25 +75,13 @@ class PlanFile(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
-    node_speeds: list[float] = Field(default_factory=list)
+    node_speeds: list[Annotated[float, Field(ge=0, le=1e6)]] = Field(default_factory=list)
     calls: dict[str, CallEntry] = Field(min_length=1)
 
 
 def read_plan(path: Path | str, cluster: ClusterShape) -> ExecutionPlan:
     """Read a plan for `cluster` from a YAML or JSON file. Raises InvalidInput naming the key that is wrong."""
-    try:
-        text = Path(path).read_text()
-    except OSError as error:
-        raise InvalidInput("plan", str(path), f"a readable file ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput("plan", str(path), "a text file in UTF-8") from error
-    try:
-        content = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f" (line {mark.line + 1}: {getattr(error, 'problem', '')})" if mark else ""
-        raise InvalidInput("plan", str(path), f"YAML or JSON{place}") from error
-    return parse_plan(content, cluster)
+    return parse_plan(read_yaml("plan", Path(path)), cluster)
 
 
 def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
@@ -122,18 +113,3 @@ def plan_yaml(plan: ExecutionPlan) -> str:
     lines.append("calls:")
     lines += [f"  {name}: {CallEntry.of(placement).line()}" for name, placement in plan.placements]
     return "\n".join(lines) + "\n"
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice in one mapping is an error, as nobody can mean it."""
-
-
-def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} stands twice", node.start_mark)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_twins)

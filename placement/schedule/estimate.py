@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.node import Node, subject_of
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -77,15 +77,20 @@ def without_evaluation(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[Dataf
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`schedule` has every node, with what the controller adds to it.
+    """`schedule` has the nodes of a run, or of its first steps, with what the controller adds to each.
 
-    `worked_seconds` is what a node's ranks work, by its id, without what the controller adds (`orchestration_seconds`
-    for each node). Nodes that no source of times knows are not in it; in the schedule they are orchestration alone.
+    `seconds_by_subject` is what a node's ranks work, whatever its step (see `subject_of`), without what the controller
+    adds (`orchestration_seconds` for each node). Nodes that no source of times knows are not in it; in the schedule
+    they are orchestration alone.
     """
 
     schedule: Schedule
-    worked_seconds: Mapping[str, float]
+    seconds_by_subject: Mapping[str, float]
     orchestration_seconds: float = 0.0
+
+    def worked_seconds(self, node: str) -> float | None:
+        """Return what the ranks of a node of any step work, by its id; None where no source of times knows."""
+        return self.seconds_by_subject.get(subject_of(node))
 
     @property
     def seconds_per_step(self) -> float:
@@ -93,9 +98,14 @@ class Prediction:
         return self.schedule.seconds_per_step
 
 
-def predict(augmented: AugmentedGraph, workload: Workload, sources: CostSources) -> Prediction:
-    """Predict each node of the very graph that runs. Raises InvalidInput for devices or models without times."""
+def predict(
+    augmented: AugmentedGraph, workload: Workload, sources: CostSources, later: Iterable[Node] = ()
+) -> Prediction:
+    """Predict each node of the very graph that runs, and `later` ones where it is only its first steps.
+
+    Raises InvalidInput for devices or models without times.
+    """
     costs = NodeCosts(augmented.graph, augmented.plan, workload, sources)
-    worked = {node.id: costs.worked_seconds(node) for node in augmented}
-    timed = {id: seconds for id, seconds in worked.items() if seconds is not None}
+    worked = {subject_of(node.id): costs.worked_seconds(node) for node in (*augmented, *later)}
+    timed = {subject: seconds for subject, seconds in worked.items() if seconds is not None}
     return Prediction(schedule(augmented, costs.seconds), timed, sources.orchestration_seconds)

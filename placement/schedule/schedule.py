@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Literal
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Device
 
@@ -76,10 +76,13 @@ class Schedule:
         return dict(busy)
 
     def step_ends(self) -> tuple[float, ...]:
-        """Return when the last node of each step ends; evaluation and export after the last step do not count."""
+        """Return when the last node of each step ends; evaluation and export after the last step do not count.
+
+        Nor does what is written behind the next steps.
+        """
         ends: dict[int, float] = defaultdict(float)
         for slot in self.slots:
-            if slot.node.step < self.num_steps:
+            if slot.node.step < self.num_steps and slot.node.kind not in BEHIND:
                 ends[slot.node.step] = max(ends[slot.node.step], slot.end)
         return tuple(ends[step] for step in sorted(ends))
 
@@ -93,7 +96,8 @@ def schedule(
 ) -> Schedule:
     """Place every node in time; `seconds` by node id, or asked of each node. Raises InvalidInput where one is missing.
 
-    Nodes that share a device exclude each other; an offload or reload occupies its devices' host links instead.
+    Nodes that share a device exclude each other; an offload or reload occupies its devices' host links instead, and a
+    commit their ways to disk.
     """
     jobs = _jobs(augmented.nodes, seconds)
     placed = zip(augmented.nodes, jobs, list_schedule(jobs, rule), strict=True)
@@ -167,7 +171,7 @@ def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node],
     position = {node.id: index for index, node in enumerate(nodes)}
     jobs = []
     for node in nodes:
-        where = node.resource, node.meshes
+        where = node.resources, node.meshes
         if where not in masks:
             masks[where] = sum(1 << bits.setdefault(resource, len(bits)) for resource in node.occupies)
         node_seconds = seconds(node) if callable(seconds) else seconds.get(node.id)

@@ -31,10 +31,10 @@ from prefect_rlhf.engines.files.checkpoint_files import (
 )
 from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.weights.versions import Fingerprint
-from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference
 
@@ -96,7 +96,8 @@ def beside(folder: Path) -> Path:
 
 
 def finish(
-    augmented: AugmentedGraph,
+    graph: DataflowGraph,
+    plan: ExecutionPlan,
     run_dir: Path,
     step: int,
     identity: dict[str, Any],
@@ -109,12 +110,12 @@ def finish(
     """
     folder = folder_of(run_dir, step)
     part = beside(folder)
-    shards = {role: shard_indexes(part / role) for role in fingerprints if augmented.graph.trained_by(role)}
+    shards = {role: shard_indexes(part / role) for role in fingerprints if graph.trained_by(role)}
     for role, indexes in shards.items():
-        _check_role(augmented.graph, role, [read_index(index, role) for index in indexes])
+        _check_role(graph, role, [read_index(index, role) for index in indexes])
     manifest = Manifest(
         step=step,
-        plan=plan_yaml(augmented.plan),
+        plan=plan_yaml(plan),
         identity=identity,
         fingerprints={role: dict(fingerprint) for role, fingerprint in fingerprints.items()},
         states=dict(states),
@@ -192,14 +193,20 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def check_resumable(checkpoint: Checkpoint, graph: DataflowGraph, identity: Mapping[str, Any], num_steps: int) -> None:
-    """Raise InvalidInput unless a run of `graph` with this `identity` goes on to `num_steps` from the checkpoint."""
+def check_resumable(
+    checkpoint: Checkpoint, graph: DataflowGraph, identity: Mapping[str, Any], num_steps: int, has_ended: bool
+) -> None:
+    """Raise InvalidInput unless a run of `graph` with this `identity` goes on to `num_steps` from the checkpoint.
+
+    There must be something to do: steps, or for a run that has not `has_ended` what comes after its last one.
+    """
     difference = first_difference(checkpoint.manifest.identity, identity)
     if difference is not None:
         path, saved, now = difference
         raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")
-    if num_steps <= checkpoint.step:
-        expected = f"more than {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"
+    if num_steps < checkpoint.step + has_ended:
+        bound = "more than" if has_ended else "at least"
+        expected = f"{bound} {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"
         raise InvalidInput("steps", num_steps, expected)
     for role in checkpoint.manifest.shards:
         _check_role(graph, role, [read_index(index, role) for index in checkpoint.shards(role)])

@@ -50,10 +50,33 @@ class ParquetSource:
         for text in texts:
             if not isinstance(text, str) or not text.strip():
                 raise InvalidInput(f"{self.name} row {row}", prompt, f"a prompt that is not empty, in {self.path}")
+        if not isinstance(prompt, str) and not all(turn["role"] for turn in prompt):
+            raise InvalidInput(f"{self.name} row {row}", prompt, f"messages that all have a role, in {self.path}")
+        if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
+            expected = (
+                f"a chat that waits for an answer; drop the last message, which is the assistant's, in {self.path}"
+            )
+            raise InvalidInput(f"{self.name} row {row}", prompt[-1], expected)
 
-    def check_lengths(self, rows: Sequence[Sequence[int]], max_tokens: int, rows_per_item: int = 1) -> int:
-        """Return the longest row's number of tokens. Raises InvalidInput for the first row that does not fit."""
+    def check_tokens(
+        self, rows: Sequence[Sequence[int]], max_tokens: int, vocabulary: int | None, rows_per_item: int = 1
+    ) -> int:
+        """Return the longest row's number of tokens.
+
+        Raises InvalidInput for a row that does not fit, says nothing, or has a token that is not in the `vocabulary`.
+        """
+        tokenizer = load_tokenizer(self.tokenizer)
+        meaningless = {*tokenizer.all_special_ids}
         for row, tokens in enumerate(rows):
+            if meaningless.issuperset(tokens):
+                seen = "no token" if not tokens else f"none but {tokenizer.decode(sorted(set(tokens)))}"
+                expected = f"text that the tokenizer of {self.tokenizer} knows, in {self.path}"
+                raise InvalidInput(f"{self.name} row {row // rows_per_item}", seen, expected)
+            if None in tokens:
+                raise InvalidInput(f"{self.name}.tokenizer", self.tokenizer, "one with an end-of-sequence token")
+            if vocabulary is not None and max(tokens) >= vocabulary:
+                expected = f"tokens below {vocabulary}, the models' vocab_size; this tokenizer is another's"
+                raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"token {max(tokens)}", expected)
             if len(tokens) > max_tokens:
                 expected = f"at most {max_tokens} to fit the context; shorten or remove the row of {self.path}"
                 raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"{len(tokens)} tokens", expected)
@@ -82,17 +105,17 @@ class PromptDataset(ParquetSource):
         tokenizer = load_tokenizer(self.tokenizer)
         return {"prompt_tokens": [prompt_tokens(tokenizer, self._prompts[i], self.chat_template) for i in row_ids]}
 
-    def check(self, max_tokens: int) -> int:
+    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
         """Raise InvalidInput for data that some step would choke on; return the longest prompt's number of tokens.
 
-        `max_tokens` is the longest prompt that fits.
+        `max_tokens` is the longest prompt that fits, `vocabulary` the number of tokens that the models know.
         """
         self.rows.read([self.prompt_column])
         require_text(self.rows, self.prompt_column, allow_messages=True)
         for row, prompt in enumerate(self._prompts):
             self.check_prompt(row, prompt)
         self.check_tokenizer(has_chats=not isinstance(self._prompts[0], str))
-        return self.check_lengths(self.read(range(len(self)))["prompt_tokens"], max_tokens)
+        return self.check_tokens(self.read(range(len(self)))["prompt_tokens"], max_tokens, vocabulary)
 
     @cached_property
     def _prompts(self) -> list[Prompt]:
@@ -128,10 +151,10 @@ class PreferenceDataset(ParquetSource):
         rows = [self._tokens(i) for i in row_ids]
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
-    def check(self, max_tokens: int) -> int:
+    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
         """Raise InvalidInput for data that some step would choke on; return the longest row's number of tokens.
 
-        `max_tokens` is the longest row that fits.
+        `max_tokens` is the longest row that fits, `vocabulary` the number of tokens that the models know.
         """
         self.rows.read(self._columns)
         for column in (self.chosen_column, self.rejected_column):
@@ -141,7 +164,7 @@ class PreferenceDataset(ParquetSource):
         for pair, values in enumerate(self._pairs):
             self._check_pair(pair, *values)
         self.check_tokenizer(has_chats=not isinstance(self._pairs[0][0], str))
-        return self.check_lengths(self.read(range(len(self)))["tokens"], max_tokens, rows_per_item=2)
+        return self.check_tokens(self.read(range(len(self)))["tokens"], max_tokens, vocabulary, rows_per_item=2)
 
     def _check_pair(self, pair: int, prompt: Prompt | None, chosen: str | None, rejected: str | None) -> None:
         where = f"{self.name} row {pair}"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.path_text import checked_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +30,28 @@ class ParquetRows:
             if name not in schema.names:
                 raise InvalidInput(f"{self.field}.{name}", self.path, f"a file with column {name!r}; {_has(schema)}")
         with_split = [*columns, self.split_column] if self.split_column else list(columns)
-        table = pq.read_table(self.path, columns=list(dict.fromkeys(with_split)))
+        try:
+            table = pq.read_table(self.path, columns=list(dict.fromkeys(with_split)))
+            table.validate(full=True)  # text that is no UTF-8, among others
+        except (pa.ArrowException, OSError) as error:
+            raise InvalidInput(f"{self.field}.path", self.path, f"whole Parquet files ({error!s:.120})") from error
         return self._of_split(table).select(list(columns))
 
     def schema(self) -> Any:
         """Return names and types of the columns. Raises InvalidInput for no Parquet file and for no split column."""
-        if not Path(self.path).exists():
-            raise InvalidInput(f"{self.field}.path", self.path, "an existing Parquet file or folder of Parquet files")
+        field = f"{self.field}.path"
+        if not checked_path(field, self.path).exists():
+            raise InvalidInput(field, self.path, "an existing Parquet file or folder of Parquet files")
+        _check_files(field, Path(self.path))
         try:
             schema = pq.ParquetDataset(self.path).schema
         except (pa.ArrowException, OSError, IndexError) as error:
-            raise InvalidInput(f"{self.field}.path", self.path, f"Parquet that can be read ({error!s:.80})") from error
+            raise InvalidInput(field, self.path, f"Parquet that can be read ({error!s:.80})") from error
         if not schema.names:
-            raise InvalidInput(f"{self.field}.path", self.path, "Parquet with columns; there is none")
+            raise InvalidInput(field, self.path, "Parquet with columns; there is none")
+        twins = [name for name in schema.names if schema.names.count(name) > 1]
+        if twins:
+            raise InvalidInput(field, self.path, f"columns of different names; {twins[0]!r} stands twice")
         if self.split_column is not None and self.split_column not in schema.names:
             expected = f"a column of {self.path}, or empty to read all rows; {_has(schema)}"
             raise InvalidInput(f"{self.field}.split_column", self.split_column, expected)
@@ -62,7 +72,7 @@ class ParquetRows:
 
 def require_text(rows: ParquetRows, column: str, allow_messages: bool = False) -> None:
     """Raise InvalidInput unless the column holds strings (or, where allowed, lists of role and content)."""
-    kind = rows.schema().field(column).type
+    kind = decoded(rows.schema().field(column).type)
     if is_text(kind) or (allow_messages and is_messages(kind)):
         return
     expected = "strings, or lists of {role, content}" if allow_messages else "strings"
@@ -70,8 +80,14 @@ def require_text(rows: ParquetRows, column: str, allow_messages: bool = False) -
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether an Arrow type is a string."""
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    """Return whether an Arrow type is a string, however it is stored."""
+    kind = decoded(kind)
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def decoded(kind: Any) -> Any:
+    """Return the type of the values of an Arrow type: of pandas categories, which are a dictionary's, their words'."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def is_messages(kind: Any) -> bool:
@@ -80,6 +96,20 @@ def is_messages(kind: Any) -> bool:
         return False
     fields = {kind.value_type.field(i).name: kind.value_type.field(i).type for i in range(kind.value_type.num_fields)}
     return {"role", "content"} <= set(fields) and all(is_text(fields[name]) for name in ("role", "content"))
+
+
+def _check_files(field: str, path: Path) -> None:
+    """Raise InvalidInput for a file that is no Parquet by its name; arrow takes every file of a folder for one."""
+    if path.is_dir():
+        files = (file for file in sorted(path.rglob("*")) if file.is_file() and not file.name.startswith((".", "_")))
+        other = next((file for file in files if file.suffix != ".parquet"), None)
+        if other is not None:
+            raise InvalidInput(field, str(other), "a folder with nothing but .parquet files")
+    module = {".jsonl": "json", ".json": "json", ".csv": "csv"}.get(path.suffix)
+    if module:
+        target = path.with_suffix(".parquet").name
+        convert = f"parquet.write_table({module}.read_{module}({path.name!r}), {target!r})"
+        raise InvalidInput(field, str(path), f"Parquet: from pyarrow import {module}, parquet; {convert}")
 
 
 def _has(schema: Any) -> str:

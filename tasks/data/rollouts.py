@@ -1,12 +1,16 @@
 """Rollouts as Parquet files that can be read while the run goes on: one per step, written then renamed.
 
 Columns: prompt, response (text), tokens (prompt and response), logprobs, advantages (per response token), reward (the
-reward model's score), step, weight_version (of the actor), row_id (number in the dataset's split).
+reward model's score), step, weight_version (of the role that generated), row_id (number in the dataset's split).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +25,16 @@ from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.settings import Settings
 
 ROLLOUTS = "rollouts"  # folder in the run's directory
+STEP_FILE = re.compile(r"step-(\d+)\.parquet")  # as `write_rows` names it
 
 
 @computation()
 def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: Settings, context: Context) -> Computed:
-    """Write `rollouts/step-000003.parquet`: this step's responses with their rewards and advantages."""
+    """Write `rollouts/step-000003.parquet`: this step's responses with their scores (as `reward`) and advantages.
+
+    Columns: `prompt`, `response` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`, `weight_version`,
+    `row_id`. A flow whose body does not call it leaves no rollouts.
+    """
     columns = text_columns(rollout, context.tokenizer) | {
         "tokens": lists(rollout, "tokens"),
         "logprobs": lists(rollout, "logprobs"),
@@ -54,12 +63,52 @@ def text_columns(rollout: Batch, tokenizer: str) -> dict[str, list[str]]:
 
 
 def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Context) -> Path:
-    """Write a step's rows into `folder` of the run's directory; a reader never sees half a file."""
+    """Write a step's rows into `folder` of the run's directory, as `step-000003.parquet`, and return its path.
+
+    `step`, `weight_version` and `row_id` are added to the columns. A reader never sees half a file.
+    """
     path = context.run_dir / folder / f"step-{context.step:06d}.parquet"
     num_rows = len(context.row_ids)
     origins = {
         "step": [context.step] * num_rows,
-        "weight_version": [context.versions.get("actor", 0)] * num_rows,
+        "weight_version": [context.weight_version] * num_rows,
         "row_id": list(context.row_ids),
     }
     return write_atomically(path, lambda part: pq.write_table(pa.table({**columns, **origins}), part))
+
+
+def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) -> int:
+    """Give `run_dir` the rows that an earlier run wrote in steps under `before_step`; return the number of files.
+
+    Rollouts, evaluations and whatever else `write_rows` wrote, as hard links; as copies where those cannot be. A reader
+    of `run_dir` then sees every step once. A file that `run_dir` has stays as it is.
+    """
+    carried = 0
+    for step, path in _step_files(earlier_run_dir):
+        target = run_dir / path.relative_to(earlier_run_dir)
+        if step < before_step and not target.exists():
+            write_atomically(target, partial(_link_or_copy, path))
+            carried += 1
+    return carried
+
+
+def remove_rollouts_from(run_dir: Path, step: int) -> int:
+    """Remove what `write_rows` wrote in `step` and later: a run that goes on writes it again. Return the number."""
+    files = [path for written, path in _step_files(run_dir) if written >= step]
+    for path in files:
+        path.unlink()
+    return len(files)
+
+
+def _step_files(run_dir: Path) -> Iterator[tuple[int, Path]]:
+    """Yield the step and the path of each file of rows in a folder of the run's."""
+    for path in sorted(run_dir.glob("*/step-*.parquet")):
+        if named := STEP_FILE.fullmatch(path.name):
+            yield int(named[1]), path
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copyfile(source, target)

@@ -22,17 +22,24 @@ def load_tokenizer(folder: str) -> Any:
     if not any(file.is_file() for file in files):
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  whatever it dislikes about the file, the person must change the file
         raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
 
 
 def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool) -> list[int]:
-    """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template."""
+    """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template.
+
+    Raises InvalidInput for messages that the template refuses, and for a template that is broken.
+    """
     if not _is_chat(prompt, chat_template):
         return [] if not prompt else list(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # noqa: BLE001  a template is a program of the model's author
+        expected = f"messages that the chat template of {tokenizer.name_or_path} takes ({error!s:.200})"
+        raise InvalidInput("chat_template", messages, expected) from error
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

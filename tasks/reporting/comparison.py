@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from prefect_rlhf.placement.augmented.node import BEHIND, subject_of
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.placement.schedule.schedule import steady_seconds
 from prefect_rlhf.tasks.running.journal import TaskRunSpan
@@ -46,7 +47,6 @@ def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeCom
         return []
     trained = sorted({span.step for span in spans if span.kind == "train_step"})
     later = [span for span in spans if span.step > trained[0]] if len(trained) > 1 else list(spans)
-    seconds = seconds_by_subject(predicted)
     runs: dict[str, list[TaskRunSpan]] = defaultdict(list)
     for span in sorted(later, key=lambda span: span.start):
         runs[subject_of(span.node)].append(span)
@@ -54,8 +54,8 @@ def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeCom
     for subject, of_subject in runs.items():
         worked = median(span.seconds for span in of_subject)
         wall = median(span.end - span.start for span in of_subject)
-        rows.append(NodeComparison(subject, len(of_subject), seconds.get(subject), worked, wall))
-    added = orchestration_seconds(predicted, later)
+        rows.append(NodeComparison(subject, len(of_subject), predicted.seconds_by_subject.get(subject), worked, wall))
+    added = orchestration_seconds(later)
     ends = step_ends(spans)
     step = steady_seconds(ends)
     return [
@@ -65,29 +65,11 @@ def compare(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> list[NodeCom
     ]
 
 
-def seconds_by_subject(predicted: Prediction) -> dict[str, float]:
-    """Return each predicted node's seconds by its subject, the median over steps."""
-    by_subject: dict[str, list[float]] = defaultdict(list)
-    for node, seconds in predicted.worked_seconds.items():
-        by_subject[subject_of(node)].append(seconds)
-    return {subject: median(seconds) for subject, seconds in by_subject.items()}
-
-
-def subject_of(node: str) -> str:
-    """Return what a node does, whatever its step.
-
-    >>> subject_of("reallocate.actor.vllm@3")
-    'reallocate.actor.vllm'
-    """
-    return node.rpartition("@")[0]
-
-
-def orchestration_seconds(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> float:
+def orchestration_seconds(spans: Sequence[TaskRunSpan]) -> float:
     """Return the median of what the controller added to a task run: from when nothing held it up to its end, less work.
 
     What holds a node up are the nodes that it waits for, and those that had its devices before.
     """
-    waits = {slot.node.id: slot.node.depends_on for slot in predicted.schedule.slots}
     ended = {span.node: span.end for span in spans}
     freed: dict[str, list[float]] = defaultdict(list)
     for span in spans:
@@ -95,7 +77,7 @@ def orchestration_seconds(predicted: Prediction, spans: Sequence[TaskRunSpan]) -
             freed[device].append(span.end)
     added = []
     for span in spans:
-        awaited = [ended[node] for node in waits.get(span.node, ()) if node in ended]
+        awaited = [ended[node] for node in span.depends_on if node in ended]
         before = [end for device in span.devices for end in freed[device] if end <= span.start]
         if awaited:
             added.append(max(0.0, span.end - max(awaited + before) - span.seconds))
@@ -104,6 +86,7 @@ def orchestration_seconds(predicted: Prediction, spans: Sequence[TaskRunSpan]) -
 
 def step_ends(spans: Sequence[TaskRunSpan]) -> list[float]:
     """Return when each step that trains ended, from the start of the first node: as a schedule counts them."""
+    spans = [span for span in spans if span.kind not in BEHIND]
     begin = min(span.start for span in spans)
     trained = {span.step for span in spans if span.kind == "train_step"}
     return [max(span.end for span in spans if span.step == step) - begin for step in sorted(trained)]

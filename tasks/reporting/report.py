@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Reversible, Sequence
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -15,6 +16,7 @@ from prefect.artifacts import (
 )
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.pictures.text import graph_text, plan_rows, plan_text
@@ -28,6 +30,7 @@ from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.training_run import TrainingRun
+from prefect_rlhf.tasks.server.patience import not_waiting
 
 PUBLISH_EVERY = 5  # steps between two versions of tables and timeline
 ROWS_SHOWN = 50
@@ -40,7 +43,7 @@ class RunReport:
     def __init__(self, augmented: AugmentedGraph, lease: Lease, predicted: Prediction | None = None) -> None:
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
         self._log = get_run_logger()
-        self._metrics: list[Mapping[str, float]] = []
+        self._metrics: deque[Mapping[str, float]] = deque(maxlen=ROWS_SHOWN)
         self._journal: Journal | None = None
         self._progress: UUID | None = None
 
@@ -64,17 +67,17 @@ class RunReport:
         created = publish(create_progress_artifact, 0.0, key="progress", description=description)
         self._progress = created if isinstance(created, UUID) else None
 
-    def resumed(self, run: TrainingRun) -> None:
-        """Say where the run goes on, what it leaves aside, and carry over the metrics of the steps before."""
-        if run.checkpoint is None or self._journal is None:
+    def resumed(self, run: TrainingRun, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Say where the run goes on, and what it leaves aside; `metrics` are those of the steps before."""
+        if run.checkpoint is None:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
         under = "under the same plan" if before == now else "under another plan, so equal within rounding"
         self._log.info("go on from %s after %d steps, %s", checkpoint.folder, checkpoint.step, under)
         for name in checkpoint.unfinished():
             self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
-        self._metrics = self._journal.carry_over(checkpoint.folder.parent.parent, checkpoint.step)
-        self._log.info("carried over the metrics of %d steps", len(self._metrics))
+        self._metrics.extend(metrics)
+        self._log.info("carried over the metrics of %d steps", len(metrics))
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
         """Say that a model is on its devices."""
@@ -83,18 +86,30 @@ class RunReport:
 
     def step_ended(self, metrics: Mapping[str, float]) -> None:
         """Write one line of the log, move the bar, and now and then publish the tables."""
+        if metrics["step"] >= self.augmented.num_steps:
+            self._after_last_step(metrics)
+            return
         self._metrics.append(metrics)
         self._log.info("%s", step_line(metrics))
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
-        if self._progress is not None:
-            publish(update_progress_artifact, self._progress, progress=100.0 * done)
-        if len(self._metrics) % PUBLISH_EVERY == 0:
-            self._publish()
+        with not_waiting():  # for a server that is away: some steps later they are published again
+            if self._progress is not None:
+                publish(update_progress_artifact, self._progress, progress=100.0 * done)
+            if (metrics["step"] + 1) % PUBLISH_EVERY == 0:
+                self._publish()
 
-    def stopped(self, run: TrainingRun) -> None:
-        """Say what another run can go on from."""
-        newest = newest_finished(run.run_dir) or (run.checkpoint.folder if run.checkpoint else None)
-        if newest is not None:
+    def _after_last_step(self, metrics: Mapping[str, float]) -> None:
+        """Write what the last evaluation found, if there was one: it belongs to no step."""
+        evaluated = {name: value for name, value in metrics.items() if "." in name}
+        if evaluated:
+            self._log.info("after %d steps · %s", metrics["step"], " · ".join(values_by_call(evaluated)))
+
+    def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
+        """Say what another run can go on from: not from the checkpoint that `error` refuses."""
+        began = run.checkpoint.folder if run.checkpoint else None
+        newest = newest_finished(run.run_dir) or began
+        is_refused = isinstance(error, InvalidInput) and newest == began
+        if newest is not None and not is_refused:
             self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, newest)
 
     def finished(self) -> None:
@@ -103,7 +118,8 @@ class RunReport:
 
     def _publish(self) -> None:
         assert self._journal is not None  # started before any step
-        publish(create_table_artifact, metric_rows(self._metrics), key="metrics", description="Metrics of each step")
+        rows = metric_rows(self._metrics)
+        publish(create_table_artifact, rows, key="metrics", description="Metrics of each step")
         publish(
             create_markdown_artifact,
             timeline_markdown(self._journal.last_steps(STEPS_SHOWN)),
@@ -116,15 +132,29 @@ class RunReport:
 
 
 def step_line(metrics: Mapping[str, float]) -> str:
-    """Return `step 3 · 8.2 s · kl 0.02 · ...`: the step's metrics without the names of their calls."""
-    short = {name: name.rpartition(".")[2] for name in metrics if name not in ("step", "seconds")}
-    values = [f"{word} {metrics[name]:.4g}" for name, word in short.items() if not word.startswith("initial_")]
-    return " · ".join([f"step {metrics['step']:.0f}", f"{metrics['seconds']:.1f} s", *values])
+    """Return a step's metrics on a line, in their order.
+
+    >>> step_line({"step": 3, "critic_train.loss": 0.5, "actor_train.loss": 0.25, "rewards.kl": 0.02, "seconds": 8.21})
+    'step 3 · 8.2 s · critic_train.loss 0.5 · actor_train.loss 0.25 · kl 0.02'
+    """
+    values = {name: value for name, value in metrics.items() if name not in ("step", "seconds")}
+    return " · ".join([f"step {metrics['step']}", f"{metrics['seconds']:.1f} s", *values_by_call(values)])
 
 
-def metric_rows(steps: list[Mapping[str, float]]) -> list[dict[str, str]]:
-    """Return the last steps as rows of a table, newest first."""
-    return [{name: f"{value:.4g}" for name, value in step.items()} for step in reversed(steps[-ROWS_SHOWN:])]
+def values_by_call(metrics: Mapping[str, float]) -> list[str]:
+    """Return each value with its name, which has its call's before it where several calls have one of that name."""
+    short = {name: name.rpartition(".")[2] for name in metrics}
+    shown = {name: word for name, word in short.items() if not word.startswith("initial_")}
+    times = Counter(shown.values())
+    return [f"{word if times[word] == 1 else name} {metrics[name]:.4g}" for name, word in shown.items()]
+
+
+def metric_rows(steps: Reversible[Mapping[str, float]]) -> list[dict[str, str]]:
+    """Return steps as rows of a table, newest first."""
+    return [
+        {name: str(value) if isinstance(value, int) else f"{value:.4g}" for name, value in step.items()}
+        for step in reversed(steps)
+    ]
 
 
 def timeline_markdown(spans: tuple[TaskRunSpan, ...]) -> str:

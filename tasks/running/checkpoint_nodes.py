@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
-from prefect_rlhf.engines.weights.versions import Fingerprints
-from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
+from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError, StaleWeights
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, keep_newest
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
-from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.left_states import LeftStates
+from prefect_rlhf.tasks.running.outcome import NodeOutcome, outcome_of
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
@@ -25,6 +26,12 @@ class Checkpointing:
     run: TrainingRun
     fingerprints: Fingerprints
     call: Callable[..., dict[int, Any]]
+    _states: LeftStates = field(init=False)
+    _copied: dict[int, dict[str, Fingerprint]] = field(init=False)  # by step and role: in host memory, not yet on disk
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_states", LeftStates(self.run.checkpoint_every))
+        object.__setattr__(self, "_copied", defaultdict(dict))
 
     def check(self, num_ranks: int) -> None:
         """Hold every shard against its checksums, each on one of the ranks, and learn what the weights must be."""
@@ -44,12 +51,14 @@ class Checkpointing:
 
     def restore_states(self) -> None:
         """Give each stateful computation what its last run left, where it runs now."""
-        graph, plan = self.run.augmented.graph, self.run.augmented.plan
+        graph, plan = self.run.graph, self.run.plan
         states = self.run.checkpoint.manifest.states if self.run.checkpoint else {}
         for name, state in states.items():
             rank = self.run.rank(plan[name].mesh.devices()[0])  # a computation has one device
-            arguments = {name: state}, (graph.call(name).operation.module,)
+            operation = graph.call(name).operation
+            arguments = {name: state}, ((operation.module, operation.file),)
             self.call("restore_states", {rank: arguments}, f"restore the state of {name}")
+            self._states.leave(name, self.run.first_step - 1, state)
 
     def refusal(self, error: StaleWeights, command: BuildCommand) -> RlhfError:
         """Return the error for built weights that are not their version: a frozen role's path may have others."""
@@ -62,28 +71,38 @@ class Checkpointing:
             f"those in {command.model.path}, as in this run",
         )
 
-    def write(self, node: Node) -> dict[int, RankReport]:
-        """Let ranks write a role's shards beside the last checkpoint."""
+    def left(self, node: Node, reports: Mapping[int, RankReport]) -> None:
+        """Keep what a stateful computation left, for the checkpoint that comes after it."""
+        assert node.call is not None  # a computation has one
+        for report in reports.values():
+            if report.state is not None:
+                self._states.leave(node.call.name, node.step, report.state)
+
+    def copy(self, node: Node) -> dict[int, RankReport]:
+        """Let ranks copy what they write of a role into host memory; remember what its weights must be."""
         instance = node.instance
         assert instance is not None and node.reads is not None  # set for a checkpoint
-        folder = beside(folder_of(self.run.run_dir, node.reads)) / instance.role
-        arguments = (instance, node.reads, folder)
-        return self.call("checkpoint", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
+        arguments = (instance, node.reads)
+        reports = self.call("checkpoint", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
+        self._copied[node.step][instance.role] = self.fingerprints.content(instance.role, node.reads)
+        return reports
 
     def commit(self, node: Node) -> NodeOutcome:
-        """Add the manifest to the shards and rename; then throw away what is too old."""
-        began, run, graph, version = time.perf_counter(), self.run, self.run.augmented.graph, node.step + 1
-        versions = {m.role: version if graph.trained_by(m.role) else 0 for m in graph.models}
-        fingerprints = {role: self.fingerprints.content(role, version) for role, version in versions.items()}
-        names = tuple(call.name for call in stateful_calls(graph))
-        ranks = {run.rank(device): (names,) for device in node.devices}
-        by_rank = self.call("states", ranks, node.title) if ranks else {}
-        states = {name: state for of_rank in by_rank.values() for name, state in of_rank.items()}
+        """Let ranks write their copies beside the last checkpoint, behind the next steps; add the manifest and rename.
+
+        Then throw away what is too old.
+        """
+        began, run, graph, version = time.perf_counter(), self.run, self.run.graph, node.step + 1
+        folder = beside(folder_of(run.run_dir, version))
+        ranks = [run.rank(device) for device in node.devices]
+        reports = self.call("commit", dict.fromkeys(ranks, (folder,)), node.title, "disk")
+        frozen = {m.role: self.fingerprints.content(m.role, 0) for m in graph.models if not graph.trained_by(m.role)}
+        fingerprints = {**frozen, **self._copied.pop(node.step)}
         identity = run_identity(graph, run.seed, run.checkpoint_every)
         try:
-            finish(run.augmented, run.run_dir, version, identity, fingerprints, states)
+            states = self._states.written_after(node.step)
+            finish(graph, run.plan, run.run_dir, version, identity, fingerprints, states)
             keep_newest(run.run_dir, run.keep_checkpoints)
         except OSError as error:
             raise RlhfError(f"{node.title}: {error}") from error
-        seconds = time.perf_counter() - began
-        return NodeOutcome(seconds=seconds, device_bytes={}, resident_bytes={}, store_bytes={})
+        return replace(outcome_of(reports), seconds=time.perf_counter() - began)

@@ -21,6 +21,7 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
     """Return what each rank of a call is told: the same call, each with its replica's rows and its stage's keys."""
     call, placement = node.call, node.placement
     assert call is not None and placement is not None  # every call node has both
+    generated = run.graph.generated_by(call)
     row_ids, frees = step_rows.row_ids(call, node.step), step_rows.take_frees(node)
     shared = {
         "step": node.step,
@@ -33,6 +34,7 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
         "reads": node.reads,
         "writes": node.writes,
         "versions": step_rows.versions(node),
+        "generated_by": generated.role if generated else None,
         **operation_fields(call, placement.micro_batches),
     }
     row_lengths, lengths = step_rows.lengths_for(call, node.step), step_rows.lengths(node.step)

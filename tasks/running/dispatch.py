@@ -30,7 +30,7 @@ class Dispatcher:
         self.fingerprints = Fingerprints()
         self.rows = StepRows(run)
         self.checkpointing = Checkpointing(run, self.fingerprints, self._call)
-        self._graph, self._plan = run.augmented.graph, run.augmented.plan
+        self._graph, self._plan = run.graph, run.plan
         self._layouts: dict[ModelInstance, Layout] = {}
 
     def build(self, on_built: Callable[[ModelInstance, NodeOutcome], None]) -> None:
@@ -58,6 +58,7 @@ class Dispatcher:
 
     def execute(self, node: Node) -> NodeOutcome:
         """Run one node on its ranks. Raises what the ranks raise; StaleWeights when weights are not their version."""
+        self.rows.begin(node)
         match node.kind:
             case "transfer":
                 reports = self._transfer(node)
@@ -66,7 +67,7 @@ class Dispatcher:
             case "offload" | "reload":
                 reports = self._move_between_host_and_device(node)
             case "checkpoint":
-                reports = self.checkpointing.write(node)
+                reports = self.checkpointing.copy(node)
             case "commit":
                 return self.checkpointing.commit(node)
             case "export":
@@ -85,6 +86,8 @@ class Dispatcher:
         reports = self._call(node.kind, {rank: (command,) for rank, command in commands.items()}, node.title)
         if node.kind == "generate":
             self.rows.generated(node, reports)
+        if node.kind == "compute":
+            self.checkpointing.left(node, reports)
         if node.writes is not None:
             assert node.instance is not None  # only train_step writes
             self._settle(node.instance, node.writes, reports)

@@ -11,10 +11,15 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.placement.atomic_file import write_atomically, writing
+from prefect_rlhf.placement.augmented.node import BEHIND
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 
+EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each time that the graph's evaluation calls ran
 STEPS_KEPT = 10  # finished ones whose task runs stay in memory
 MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 
@@ -25,6 +30,7 @@ class TaskRunSpan(NodeOutcome):
 
     `seconds` is the longest time a rank worked on it, by the rank's own clock; what is beyond is orchestration. `reads`
     and `writes` are weight versions, as the ranks checked; `predicted_seconds` is set where the plan was estimated.
+    `depends_on` are the nodes that it waited for.
     """
 
     node: str
@@ -40,31 +46,57 @@ class TaskRunSpan(NodeOutcome):
     reads: int | None = None
     writes: int | None = None
     predicted_seconds: float | None = None
+    depends_on: tuple[str, ...] = ()
 
 
 class Journal:
-    """Appends to `task_runs.jsonl` and `metrics.jsonl` in `run_dir`; safe to call from many threads."""
+    """Appends to `task_runs.jsonl`, `metrics.jsonl` and `evaluation.jsonl` in `run_dir`, from any thread.
 
-    def __init__(self, run_dir: Path, predicted_seconds: Callable[[str], float | None] = lambda node: None) -> None:
-        run_dir.mkdir(parents=True, exist_ok=True)
+    `graph` has the order of calls, and says which evaluate; what comes after `num_steps` steps is none.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        predicted_seconds: Callable[[str], float | None] = lambda node: None,
+        graph: DataflowGraph | None = None,
+        num_steps: int | None = None,
+    ) -> None:
+        with writing(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
         self.run_dir = run_dir
         self._predicted_seconds = predicted_seconds  # of a node, by its id
+        self._num_steps = num_steps
+        calls = graph.calls if graph else ()
+        self._position = {call.name: position for position, call in enumerate(calls)}
+        self._evaluations = frozenset(call.name for call in calls if call.every is not None)
         self._by_step: dict[int, list[TaskRunSpan]] = defaultdict(list)
         self._finished: deque[int] = deque()  # of the steps in `_by_step`
         self._lock = threading.Lock()
 
     def keep(self, name: str, text: str) -> None:
         """Write a file of the run's folder; a reader never sees half of it."""
-        write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
+        with writing(self.run_dir / name):
+            write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
 
-    def carry_over(self, earlier: Path, before: int) -> list[Mapping[str, float]]:
-        """Begin `metrics.jsonl` with the steps under `before` of an earlier run's, if that is still there."""
-        path = earlier / "metrics.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        steps: list[Mapping[str, float]] = [values for line in lines if (values := json.loads(line))["step"] < before]
-        for values in steps:
-            _append(self.run_dir / "metrics.jsonl", values)
-        return steps
+    def go_on_from(self, step: int, earlier: Path) -> list[Mapping[str, float]]:
+        """Begin with what an earlier run wrote of the steps under `step`, where its folder is still there.
+
+        That may be this run's own folder: what it has of later steps goes, since they are done again. Returns the
+        metrics of the steps before.
+        """
+        metrics = _of_steps_under(step, earlier / "metrics.jsonl")
+        self.keep("metrics.jsonl", _lines(metrics))
+        if evaluations := _of_steps_under(step, earlier / EVALUATIONS):
+            self.keep(EVALUATIONS, _lines(evaluations))
+        elif earlier == self.run_dir:
+            (earlier / EVALUATIONS).unlink(missing_ok=True)
+        if earlier == self.run_dir:
+            self.keep("task_runs.jsonl", _lines(_of_steps_under(step, earlier / "task_runs.jsonl")))
+            remove_rollouts_from(earlier, step)
+        else:
+            carry_over_rollouts(earlier, self.run_dir, step)
+        return metrics
 
     def last_steps(self, number: int) -> tuple[TaskRunSpan, ...]:
         """Return the task runs of the newest steps so far; `number` is at most `STEPS_KEPT`."""
@@ -76,31 +108,61 @@ class Journal:
         """Keep a finished task run, with its predicted seconds beside the measured ones."""
         span = replace(span, predicted_seconds=self._predicted_seconds(span.node))
         with self._lock:
-            self._by_step[span.step].append(span)
+            if span.kind not in BEHIND or span.step in self._by_step:  # a commit may end when its step is forgotten
+                self._by_step[span.step].append(span)
             _append(self.run_dir / "task_runs.jsonl", asdict(span))
 
     def finish_step(self, step: int) -> Mapping[str, float]:
-        """Write and return the metrics of a step: each call's, under `call.metric`, and where its time went."""
+        """Write and return the metrics of a step: each call's, under `call.metric`, and where its time went.
+
+        Those of evaluation calls are a line of `evaluation.jsonl` too; after the last step there is no other line.
+        """
         with self._lock:
-            metrics = {"step": float(step), **step_metrics(self._by_step[step])}
-            _append(self.run_dir / "metrics.jsonl", metrics)
+            spans = sorted(self._by_step[step], key=lambda span: self._position.get(span.call or "", -1))
+            metrics: dict[str, float] = {"step": step, **step_metrics(spans)}
+            if evaluated := call_metrics(span for span in spans if span.call in self._evaluations):
+                _append(self.run_dir / EVALUATIONS, {"step": step, **evaluated})
+            if self._num_steps is None or step < self._num_steps:
+                _append(self.run_dir / "metrics.jsonl", metrics)
             self._finished.append(step)
             if len(self._finished) > STEPS_KEPT:
                 del self._by_step[self._finished.popleft()]
         return metrics
 
 
+def _of_steps_under(step: int, path: Path) -> list[Mapping[str, Any]]:
+    """Read the lines of earlier steps; a last one that was cut short, as its writer was killed, is none of them."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
+    values = (json.loads(line) for line in lines if line.endswith("\n"))
+    return [value for value in values if value["step"] < step]
+
+
+def _lines(rows: Iterable[Mapping[str, object]]) -> str:
+    return "".join(json.dumps(values) + "\n" for values in rows)
+
+
 def read_spans(run_dir: Path) -> tuple[TaskRunSpan, ...]:
     """Read what `record` wrote into a run's folder."""
     lines = (run_dir / "task_runs.jsonl").read_text(encoding="utf-8").splitlines()
     values = (json.loads(line) for line in lines)
-    return tuple(TaskRunSpan(**{**value, "devices": tuple(value["devices"])}) for value in values)
+    return tuple(
+        TaskRunSpan(**{**value, **{name: tuple(value.get(name, ())) for name in ("devices", "depends_on")}})
+        for value in values
+    )
 
 
 def step_metrics(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
-    """Return all metrics of one step's task runs, with its seconds and the shares outside of model function calls."""
-    metrics = {f"{span.call}.{name}": value for span in spans for name, value in span.metrics.items()}
-    return metrics | time_shares(spans)
+    """Return all metrics of one step's task runs, with its seconds and the shares outside of model function calls.
+
+    What runs behind the next steps is no part of it.
+    """
+    spans = [span for span in spans if span.kind not in BEHIND]
+    return call_metrics(spans) | time_shares(spans)
+
+
+def call_metrics(spans: Iterable[TaskRunSpan]) -> dict[str, float]:
+    """Return the metrics of task runs, each under `call.metric`."""
+    return {f"{span.call}.{name}": value for span in spans for name, value in span.metrics.items()}
 
 
 def time_shares(spans: Sequence[TaskRunSpan]) -> dict[str, float]:
@@ -140,5 +202,5 @@ def covered_seconds(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def _append(path: Path, values: Mapping[str, object]) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(values) + "\n")
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.write(_lines([values]))

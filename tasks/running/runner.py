@@ -8,9 +8,9 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Set
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextvars import copy_context
 from dataclasses import asdict
 from typing import Any
@@ -18,72 +18,133 @@ from typing import Any
 from prefect import Flow, Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
 
-from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.node import BEHIND, Node
+from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.failures import failed, failed_task_run
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
-from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan
+from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
+from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.task_runner import MeshTaskRunner
 from prefect_rlhf.tasks.running.training_run import TrainingRun
+from prefect_rlhf.tasks.server.patience import hurry
 
 MAX_GROUPS_IN_FLIGHT = 2
+STOP_POLL_SECONDS = 1.0  # a request to stop is noticed within this
 
 
 class GraphRunner:
-    """Submits nodes, keeps what happened, and stops at the first failure."""
+    """Submits nodes, keeps what happened, and stops at the first failure, or early and cleanly when asked to."""
 
-    def __init__(self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, steps_per_group: int) -> None:
+    def __init__(
+        self, run: TrainingRun, dispatcher: Dispatcher, journal: Journal, groups: StepGroups, stop: StopRequest
+    ) -> None:
         self.run, self.dispatcher, self.journal = run, dispatcher, journal
-        self._groups = [StepGroup(nodes) for nodes in run.augmented.in_groups(steps_per_group)]
-        self._group_of = {node.id: group for group in self._groups for node in group.nodes}
-        self._left = Counter(node.step for node in run.augmented)
+        self._groups, self._stop = groups, stop
+        self._in_flight: list[GroupRun] = []
+        self._nodes: dict[str, Node] = {}  # of the groups in flight
+        self._left: Counter[int] = Counter()  # nodes that have not ended, of the steps in flight
+        self._ended: deque[int] = deque(maxlen=STEPS_KEPT)  # the latest
         self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
+        self._stops_after: int | None = None  # this step, when asked to stop early
         self._lock = threading.Lock()
-        self._locks = DeviceLocks(frozenset(run.lease.devices), run.augmented)
-        self._task_runner = MeshTaskRunner(run.augmented, self._locks)
-        self._tasks = {
-            kind: Task(
-                fn=self._run_node,
-                name=kind,
-                task_run_name=self._title,  # type: ignore[arg-type]  # Prefect's protocol asks for its own class method
-                cache_policy=NO_CACHE,
-                persist_result=False,
-            )
-            for kind in {node.kind for node in run.augmented}
-        }
+        self._locks = DeviceLocks(frozenset(run.lease.devices))
+        self._task_runner = MeshTaskRunner(self._nodes, self._locks)
+        self._tasks: dict[str, Task[[str], Any]] = {}
 
-    def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
-        """Run every node; `on_step` gets each step's metrics as the step ends. Raises a failed node's own error."""
-        with ThreadPoolExecutor(MAX_GROUPS_IN_FLIGHT + 1, thread_name_prefix="groups") as threads:
+    def run_all(self, on_step: Callable[[Mapping[str, float]], None]) -> int | None:
+        """Run every node; `on_step` gets each step's metrics as the step ends. Raises a failed node's own error.
+
+        Returns None, or the number of finished steps where it was asked to stop before the end.
+        """
+        with ThreadPoolExecutor(MAX_GROUPS_IN_FLIGHT + 3, thread_name_prefix="groups") as threads:
             driver = threads.submit(copy_context().run, self._start_groups, threads)
             driver.add_done_callback(lambda _: self._ended_steps.put(None))
+            steps = threads.submit(copy_context().run, self._finish_steps, on_step)
             try:
-                for step in iter(self._ended_steps.get, None):  # ends: the driver does, since each call has a deadline
-                    on_step(self.journal.finish_step(step))
+                self._wait_for({driver, steps})  # both end: the driver does, as each call does
+                steps.result()
                 driver.result()
             except BaseException as error:  # a cancellation too: without a gang every call in flight ends at once
                 self._fail(error)
                 self.dispatcher.gang.close()
+                if not isinstance(error, Exception):
+                    hurry()  # who stops a run by hand does not wait for a server that is away
                 raise
         if self._failure is not None:
             raise self._failure
+        return self._groups.stopped_after
+
+    def _finish_steps(self, on_step: Callable[[Mapping[str, float]], None]) -> None:
+        """Write down each step as it ends: in a thread of its own, since signals interrupt the one that waits."""
+        for step in iter(self._ended_steps.get, None):
+            on_step(self.journal.finish_step(step))
+
+    def _wait_for(self, threads: Set[Future[None]]) -> None:
+        """Wait until both have ended, or one has failed, and for a request to stop."""
+        while not _are_over(threads):
+            try:
+                wait(threads, STOP_POLL_SECONDS, FIRST_EXCEPTION)
+            except TerminationSignal as termination:
+                self._stop.take_notice(termination)
+            if self._stop and self._stops_after is None:
+                self._stop_early()
+
+    def _stop_early(self) -> None:
+        """Let the steps end of which a node has begun; a checkpoint follows, and nothing of later steps begins."""
+        self._stops_after = self._groups.stop(self._locks.hold())
+        get_run_logger().info("%s: step %d is the last one, a checkpoint follows", self._stop, self._stops_after)
+        with self._lock:
+            for step in [step for step in self._left if step > self._stops_after]:
+                del self._left[step]
+        self._locks.go_on_to(self._stops_after)
+        self._let_go()
 
     def _start_groups(self, threads: ThreadPoolExecutor) -> None:
+        in_flight: deque[GroupRun] = deque()
         running: list[Future[None]] = []
-        for group in self._groups:
-            running.append(threads.submit(copy_context().run, self._run_group, group))
-            group.submitted.wait()  # both end: a failure sets all of them
-            group.at_last_step.wait()
-            if self._failure is not None:
-                break
-        for future in running:
-            future.result()
+        with self._stop.not_to_interrupt():
+            while self._failure is None and (group := self._hand_out()):
+                in_flight.append(group)
+                running = [future for future in running if not future.done()]  # with a group of which a commit is left
+                running.append(threads.submit(copy_context().run, self._run_group, group))
+                group.submitted.wait()  # all three end: the end of the group's thread sets them, however it ends
+                group.at_last_step.wait()
+                while len(in_flight) >= MAX_GROUPS_IN_FLIGHT:
+                    in_flight.popleft().over.wait()
+            for future in running:
+                future.result()
 
-    def _run_group(self, group: StepGroup) -> None:
+    def _hand_out(self) -> GroupRun | None:
+        """Take the next group of nodes in hand; None when there is none."""
+        with self._lock:  # a step is whole in the moment in which the last of its nodes counts as left
+            nodes = self._groups.next_group()
+            within = (node for node in nodes if self._stops_after is None or node.step <= self._stops_after)
+            self._left.update(node.step for node in within if node.kind not in BEHIND)
+            if nodes:
+                group = GroupRun(nodes)
+                self._in_flight.append(group)
+                self._nodes.update((node.id, node) for node in nodes)
+                for kind in {node.kind for node in nodes} - self._tasks.keys():
+                    self._tasks[kind] = self._task(kind)
+        self._end_whole_steps()  # nothing may be left of a step that waited for nodes that are not to come
+        return group if nodes else None
+
+    def _task(self, kind: str) -> Task[[str], Any]:
+        return Task(
+            fn=self._run_node,
+            name=kind,
+            task_run_name=self._title,  # type: ignore[arg-type]  # Prefect's protocol asks for its own class method
+            cache_policy=NO_CACHE,
+            persist_result=False,
+        )
+
+    def _run_group(self, group: GroupRun) -> None:
         flow = Flow(
             lambda: self._submit(group),
             name="rlhf-steps",
@@ -94,16 +155,28 @@ class GraphRunner:
         try:
             state: State[Any] = flow(return_state=True)
             if not state.is_completed():
-                error = state.result(raise_on_failure=False)
-                self._fail(error if isinstance(error, BaseException) else RlhfError(f"{group.name}: {state.message}"))
-        except Exception as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
+                self._fail(_error_of(state, group.name))
+        except BaseException as error:  # noqa: BLE001  whatever ends a group ends the run, with the first error's own words
             self._fail(error)
+        finally:
+            self._take_back(group)
 
-    def _submit(self, group: StepGroup) -> State[Any] | None:
+    def _take_back(self, group: GroupRun) -> None:
+        group.let_go()
+        group.over.set()
+        with self._lock:
+            self._in_flight.remove(group)
+            for node in group.nodes:
+                if self._nodes.get(node.id) is node:  # else void, and handed out anew as part of a shorter run
+                    del self._nodes[node.id]
+
+    def _submit(self, group: GroupRun) -> State[Any] | None:
         futures = [self._tasks[node.kind].submit(node.id) for node in group.nodes]
         group.submitted.set()
-        for future in futures:
+        for node, future in zip(group.nodes, futures, strict=True):
             future.wait()
+            if future.state.is_failed() or future.state.is_crashed():  # also where Prefect never called our function
+                self._fail(_error_of(future.state, node.title))
         if isinstance(self._failure, RlhfError):
             return failed(self._failure)
         if self._failure is not None:
@@ -111,45 +184,81 @@ class GraphRunner:
         return None
 
     def _title(self, parameters: Mapping[str, Any]) -> str:
-        return self.run.augmented.node(parameters["node"]).title
+        return self._nodes[parameters["node"]].title
 
     def _run_node(self, node: str) -> State[Any] | None:
         """Do the work of a task run: the node of this id."""
-        planned = self.run.augmented.node(node)
-        self._group_of[node].node_began()
+        planned = self._nodes[node]
         lease, devices = self.run.lease, tuple(map(str, sorted(planned.devices)))
-        start = time.time()
         try:
+            get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
+            self._note_begun(planned)
+            start = time.time()
             outcome = self.dispatcher.execute(planned)
             end = time.time()
             self._locks.end(planned)  # the ranks are free; what is left is bookkeeping
-        except Exception as error:
+            self.journal.record(_span(planned, self.run, devices, (start, end), outcome))
+            self._end_node(planned)
+        except BaseException as error:
             self._fail(error)
             if isinstance(error, RlhfError):
-                return failed(error)
+                return failed_task_run(error)
             raise
-        finally:
-            get_run_logger().info("pool %s · lease %s · devices %s", lease.pool, lease.id, " ".join(devices))
-        self.journal.record(_span(planned, self.run, devices, (start, end), outcome))
-        self._end_node(planned)
         return None
 
-    def _end_node(self, node: Node) -> None:
+    def _note_begun(self, node: Node) -> None:
         with self._lock:
+            for group in self._in_flight:
+                group.node_began(node)
+
+    def _end_node(self, node: Node) -> None:
+        """Note that a node has ended, and whatever is over with it; nothing but a group's end waits for a commit."""
+        if node.kind in BEHIND:
+            return
+        with self._lock:
+            for group in self._in_flight:
+                group.node_ended(node)
             self._left[node.step] -= 1
-            ended = self._left[node.step] == 0
-            if ended:
-                del self._left[node.step]
-        if ended:
-            self.dispatcher.finish_step(node.step, oldest=min(self._left, default=node.step + 1))
-            self._ended_steps.put(node.step)
+        self._end_whole_steps()
+
+    def _end_whole_steps(self) -> None:
+        """End the steps of which all nodes were handed out and have ended."""
+        with self._lock:
+            handed_out = self._groups.first_unfinished  # steps before that were handed out whole
+            ended = [step for step in sorted(self._left) if not self._left[step] and step < handed_out]
+            for step in ended:
+                del self._left[step]
+            oldest = min(self._left, default=handed_out)
+        for step in ended:
+            self.dispatcher.finish_step(step, oldest=oldest)
+            if step not in self._ended:  # the checkpoint of a run that stops may come after the end of its step
+                self._ended.append(step)
+                self._ended_steps.put(step)
 
     def _fail(self, error: BaseException) -> None:
+        """Let the run fail, with the first error's own words; what is no Exception would end more than this run."""
         with self._lock:
-            self._failure = self._failure or error
+            ours = error if isinstance(error, Exception) else RlhfError(f"{type(error).__name__}: {error}")
+            self._failure = self._failure or ours
         self._locks.stop()
-        for group in self._groups:
-            group.give_up()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            for group in self._in_flight:
+                group.let_go()
+
+
+def _are_over(threads: Set[Future[None]]) -> bool:
+    """Whether all threads have ended, or one with an error."""
+    ended = [thread for thread in threads if thread.done()]
+    return len(ended) == len(threads) or any(thread.exception() is not None for thread in ended)
+
+
+def _error_of(state: State[Any], subject: str) -> BaseException:
+    """Return what ended a task run or subflow run: its own error, or one of ours with its state's message."""
+    error = state.result(raise_on_failure=False)
+    return error if isinstance(error, BaseException) else RlhfError(f"{subject}: {state.name}: {state.message}")
 
 
 def _span(
@@ -168,11 +277,12 @@ def _span(
         end=seconds[1],
         reads=node.reads,
         writes=node.writes,
+        depends_on=node.depends_on,
         **asdict(outcome),
     )
 
 
-class StepGroup:
+class GroupRun:
     """Nodes that are shown as one subflow run, and how far they are."""
 
     def __init__(self, nodes: tuple[Node, ...]) -> None:
@@ -181,18 +291,24 @@ class StepGroup:
         self.name = f"step {steps[0]}" if min(steps) == max(steps) else f"steps {min(steps)}-{max(steps)}"
         self.submitted = threading.Event()  # its nodes can be waited for
         self.at_last_step = threading.Event()  # only about a step's worth of its nodes has not begun
-        self._not_begun = len(nodes)
+        self.over = threading.Event()  # nothing of it is left but what runs behind the next steps
+        self._not_begun = {node.id for node in nodes}
+        self._not_ended = {node.id for node in nodes if node.kind not in BEHIND}
         self._last_step = steps.count(max(steps))
-        self._lock = threading.Lock()
 
-    def node_began(self) -> None:
-        """Count a node that began."""
-        with self._lock:
-            self._not_begun -= 1
-            if self._not_begun < self._last_step:
-                self.at_last_step.set()
+    def node_began(self, node: Node) -> None:
+        """Count a node that began, if it is one of this group's."""
+        self._not_begun.discard(node.id)
+        if len(self._not_begun) < self._last_step:
+            self.at_last_step.set()
 
-    def give_up(self) -> None:
-        """Let go of whoever waits for this group."""
+    def node_ended(self, node: Node) -> None:
+        """Count a node that ended, if it is one of this group's."""
+        self._not_ended.discard(node.id)
+        if not self._not_ended:
+            self.over.set()
+
+    def let_go(self) -> None:
+        """Let go of whoever waits for this group's nodes to begin."""
         self.submitted.set()
         self.at_last_step.set()

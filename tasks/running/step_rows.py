@@ -6,14 +6,17 @@ What does not depend on the step is computed once for a run.
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Mapping
 from functools import cached_property
 
 from prefect_rlhf.engines.commands import RankReport, RowTransfer
+from prefect_rlhf.placement.augmented.augment import unrolled_nodes
+from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey, row_uses, use_counts
-from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.augmented.unroll import runs_at
+from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.rows.moves import row_transfers
 from prefect_rlhf.placement.rows.shares import Need, knows_lengths, needs, origin_of
@@ -21,12 +24,18 @@ from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
+def samples_per_item(graph: DataflowGraph) -> dict[str, int]:
+    """Return how many rows of each call come from one dataset row: the samples of the generate they stem from."""
+    generated = {call.name: graph.generated_by(call) for call in graph}
+    return {name: generate.samples_per_prompt if generate else 1 for name, generate in generated.items()}
+
+
 class StepRows:
     """Rows by step. Safe to call from many threads; devices are those of the plan, ranks those of the gang."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
-        self._graph, self._plan = run.augmented.graph, run.augmented.plan
+        self._graph, self._plan = run.graph, run.plan
         self._row_ids: dict[int, dict[Hashable, tuple[int, ...]]] = {}
         self._lengths: dict[int, dict[str, tuple[int, ...]]] = {}
         self._uses_left: dict[int, Counter[tuple[Device, RowKey]]] = {}
@@ -42,11 +51,7 @@ class StepRows:
     @cached_property
     def samples_per_item(self) -> Mapping[str, int]:
         """Return how many rows of each call come from one dataset row: the samples of the generate they stem from."""
-        samples: dict[str, int] = {}
-        for call in self._graph:
-            of_sources = (samples[port.source] for port in call.inputs if port.source in samples)
-            samples[call.name] = call.samples_per_prompt if call.kind == "generate" else next(of_sources, 1)
-        return samples
+        return samples_per_item(self._graph)
 
     def row_ids(self, call: Call, step: int) -> tuple[int, ...]:
         """Return the dataset's row number behind each of the call's rows at `step`.
@@ -101,25 +106,32 @@ class StepRows:
         frees: dict[int, tuple[RowKey, ...]] = {}
         with self._lock:
             if node.step not in self._uses_left:
-                of_step = self._nodes_by_step.get(node.step, [])
-                self._uses_left[node.step] = use_counts(self._uses_of(other) for other in of_step)
+                self._uses_left[node.step] = self._uses_in(node.step)
             left = self._uses_left[node.step]
             for device, keys in self._uses_of(node).items():
                 left.subtract((device, key) for key in keys)
                 frees[self.run.rank(device)] = tuple(sorted(key for key in keys if not left[device, key]))
         return frees
 
+    def begin(self, node: Node) -> None:
+        """Note the versions of a node before those that wait for it ask."""
+        if node.call is not None:
+            self.versions(node)
+
     def versions(self, node: Node) -> Mapping[str, int]:
-        """Return the weight version of each role that has a part in the rows a call works on, itself included."""
-        of_step = self._versions.setdefault(node.step, {})
-        if node.id not in of_step:
-            own = {node.call.role: node.reads} if node.call and node.call.role and node.reads is not None else {}
-            sources = [self.run.augmented.node(d.node) for d in node.dependencies if d.kind == "data"]
-            merged: dict[str, int] = {}
-            for versions in (*(self.versions(source) for source in sources), own):
-                merged.update(versions)
-            of_step[node.id] = merged
-        return of_step[node.id]
+        """Return the weight version of each role that has a part in the rows a node works on, itself included.
+
+        Asked after those of the nodes whose rows it reads.
+        """
+        with self._lock:
+            of_step = self._versions.setdefault(node.step, {})
+            if node.id not in of_step:
+                own = {node.call.role: node.reads} if node.call and node.call.role and node.reads is not None else {}
+                merged: dict[str, int] = {}
+                for versions in (own, *(of_step[d.node] for d in reversed(node.dependencies) if d.kind == "data")):
+                    merged.update(versions)  # of a role that had several parts, the first input's counts
+                of_step[node.id] = merged
+            return of_step[node.id]
 
     def finish(self, step: int) -> None:
         """Forget a step's rows."""
@@ -133,9 +145,19 @@ class StepRows:
             self._uses[work] = row_uses(self._graph, self._plan, node)
         return self._uses[work]
 
+    def _uses_in(self, step: int) -> Counter[tuple[Device, RowKey]]:
+        """Count the nodes of a step that use each key on each device; a step may be handed out in parts."""
+        counts: Counter[tuple[Device, RowKey]] = Counter()
+        for call in self._graph:
+            if runs_at(call, step, self.run.num_steps):
+                counts += self._uses_by_call[call.name]
+        return counts
+
     @cached_property
-    def _nodes_by_step(self) -> dict[int, list[Node]]:
-        by_step: dict[int, list[Node]] = defaultdict(list)
-        for node in self.run.augmented:
-            by_step[node.step].append(node)
-        return by_step
+    def _uses_by_call(self) -> Mapping[str, Counter[tuple[Device, RowKey]]]:
+        """Of each call and the transfers that feed it, the same in every step; in the first one all calls run."""
+        nodes: dict[str, list[Node]] = {call.name: [] for call in self._graph}
+        for node in unrolled_nodes(self._graph, self._plan, StepRange(1), (0,)):
+            if node.call is not None:
+                nodes[node.call.name].append(node)
+        return {name: use_counts(self._uses_of(node) for node in of_call) for name, of_call in nodes.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prefect import Task
     from prefect.client.schemas.objects import RunInput
 
-    from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
     from prefect_rlhf.placement.augmented.node import Node
 
 
@@ -34,14 +33,14 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
     subflows share the locks.
     """
 
-    def __init__(self, augmented: AugmentedGraph, locks: DeviceLocks, namespace: UUID | None = None) -> None:
+    def __init__(self, nodes: Mapping[str, Node], locks: DeviceLocks, namespace: UUID | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # Prefect leaves it unannotated
-        self._augmented, self._locks = augmented, locks
+        self._nodes, self._locks = nodes, locks  # nodes by id, as they are handed out
         self._namespace = namespace or uuid4()
         self._threads: ThreadPoolExecutor | None = None
 
     def duplicate(self) -> MeshTaskRunner:
-        return type(self)(self._augmented, self._locks, self._namespace)
+        return type(self)(self._nodes, self._locks, self._namespace)
 
     def submit(
         self,
@@ -53,7 +52,7 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
         """Raises DeviceOutsideLease for a node on a device that the run does not hold."""
         if self._threads is None:
             raise RuntimeError("MeshTaskRunner.submit was called outside of its context manager")
-        node = self._augmented.node(parameters["node"])
+        node = self._nodes[parameters["node"]]
         run_id = self._task_run_id(node.id)
         run = partial(
             run_task_sync,
@@ -88,6 +87,9 @@ class MeshTaskRunner(TaskRunner[PrefectConcurrentFuture[Any]]):
             self._locks.stop()
             ended.set_exception(error)
             raise
+        else:
+            if not state.is_completed():  # also where Prefect never called the task's body
+                self._locks.stop()
         finally:
             self._locks.end(node)  # the task's body did, unless it failed
         ended.set_result(state)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Protocol
 
 from prefect_rlhf.engines.gang.open import open_gang
+from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.runner import GraphRunner
+from prefect_rlhf.tasks.running.stop_request import StopRequest
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
@@ -24,11 +26,38 @@ class Audience(Protocol):
     def step_ended(self, metrics: Mapping[str, float]) -> None: ...
 
 
-def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int) -> None:
-    """Build the models and run the whole graph. The gang is gone when this returns."""
-    engines = {placement.engine for _, placement in run.augmented.plan.placements}
+def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_group: int) -> StopRequest | None:
+    """Build the models and run the whole graph. The gang is gone when this returns.
+
+    Returns the request that ended the run early, after a checkpoint of the steps until then; None at the end of all.
+    """
+    engines = {placement.engine for _, placement in run.plan.placements}
+    groups = StepGroups(
+        run.graph, run.plan, run.num_steps, steps_per_group, run.first_step, run.checkpoint_every, run.exports
+    )
     with closing(open_gang(len(run.lease.devices), device=run.lease.kind, engines=engines)) as gang:
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
-        gc.freeze()  # what is imported stays; looking through it again and again would hold up task runs
-        GraphRunner(run, dispatcher, journal, steps_per_group).run_all(audience.step_ended)
+        stop = StopRequest()
+        with imports_frozen():
+            finished = GraphRunner(run, dispatcher, journal, groups, stop).run_all(audience.step_ended)
+    return None if finished is None else stop
+
+
+@contextmanager
+def imports_frozen() -> Iterator[None]:
+    """Keep what is imported out of garbage collection: looking through it again and again would hold up task runs.
+
+    Python looks through everything once that has grown by a quarter. The second collection tells it how little is left
+    to look through; else garbage would add up to a quarter of the imports first.
+
+    What is kept is given back at the end, for objects that nobody collects at the end of a process are reported as
+    leaked by the libraries that made them.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -7,22 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefect_rlhf.engines.commands import RowSource
-from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import Device
-from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """`sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses.
+    """Steps `first_step` to `num_steps` of `graph` under `plan`; `exports` unless it is only to be measured.
 
+    `sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses.
     `checkpoint` is where the run goes on; every `checkpoint_every` steps it writes one of its own, of which it keeps
     the newest `keep_checkpoints`.
     """
 
-    augmented: AugmentedGraph
+    graph: DataflowGraph
+    plan: ExecutionPlan
+    num_steps: int
     lease: Lease
     sources: Mapping[str, RowSource]
     tokenizer: str
@@ -31,12 +34,18 @@ class TrainingRun:
     max_sequence_length: int
     call_deadline_seconds: float
     checkpoint: Checkpoint | None = None
+    exports: bool = True
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ranks", {device: rank for rank, device in enumerate(self.lease.devices)})
+
+    @property
+    def first_step(self) -> int:
+        """The step where the run begins: after those that its checkpoint has finished."""
+        return self.checkpoint.step if self.checkpoint else 0
 
     def rank(self, device: Device) -> int:
         """Return the gang's rank on `device`: its position in the lease."""

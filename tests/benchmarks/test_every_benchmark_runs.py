@@ -22,7 +22,17 @@ MEASURED = "details seconds_per_call seconds_per_step"
 
 SMALLEST = {
     "certify_memory": ("--plans 1", "max_ratio min_ratio never_under num_plans num_ranks within_tolerance"),
+    "checkpoint_step": (
+        "--steps 4 --every 2 --ranks 1 --batch-size 4 --tokens 8 --layers 1 --hidden 192 --vocabulary 64",
+        "checkpoint_seconds commit_seconds extra_seconds_per_checkpoint mean_seconds_with mean_seconds_without "
+        "megabytes ranks ratio_after_checkpoint seconds_after_checkpoint seconds_without",
+    ),
+    "chaos": (
+        "--moments 1 --steps 2 --victims controller",
+        "identical lost_steps_max moments orphans recovered seconds_to_recover_median",
+    ),
     "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
+    "growth": ("{growth}", "calls ratio rss_mib seconds threads"),
     "heterogeneous": ("--model llama-7b --batch-sizes 16 --budget-seconds 0.5", "gains paper rows"),
     "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
     "our_ppo": ("{work}", MEASURED),
@@ -90,7 +100,7 @@ def test_a_benchmark_ends_with_one_line_of_json(name, started, home):
     arguments, keys = SMALLEST[name]
     prompts = home / "data" / "prompts.parquet"
     work = PPOWork(str(home / "models" / "smollm2"), str(prompts), batch_size=8, response_tokens=4, steps=1)
-    values = {"home": home, "work": json.dumps(asdict(work), separators=(",", ":"))}
+    values = {"home": home, "work": json.dumps(asdict(work), separators=(",", ":")), "growth": '{"calls":12}'}
     command = [f"benchmarks/{name}.py"] if started == "file" else ["-m", f"benchmarks.{name}"]
     environment = {**os.environ, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
     environment["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"  # its first start makes a database

@@ -13,12 +13,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 PREFECT = Path(sys.executable).with_name("prefect")
-DEPLOYMENTS = {"whole": {"mesh": "n0:0-1"}, "half": {"num_devices": 1}, "outside": {"mesh": "n0:0-7"}}
+DEPLOYMENTS: dict[str, dict[str, Any]] = {
+    "whole": {"mesh": "n0:0-1"},
+    "half": {"num_devices": 1},
+    "outside": {"mesh": "n0:0-7"},
+    "wide": {"cluster": "wide", "devices_per_node": 8, "num_devices": 1},
+}
 FINAL = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
 
 
@@ -27,6 +32,7 @@ class PrefectSite:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.temporary = folder / "tmp"
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -45,7 +51,8 @@ class PrefectSite:
         self.until(self._is_healthy, 90)
 
     def start_worker(self) -> None:
-        self._start("worker", "worker", "start", "--pool", "mesh", "--name", "tester")
+        """Start one as a script does with `&`, which leaves it SIGINT ignored."""
+        self._start("worker", "worker", "start", "--pool", "mesh", "--name", "tester", ignored=signal.SIGINT)
         self.until(lambda: b"started!" in (self.folder / "worker.log").read_bytes(), 60)
 
     def deploy(self) -> None:
@@ -75,10 +82,25 @@ class PrefectSite:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def run(self, deployment: str, **parameters: Any) -> str:
+    def run(self, deployment: str, job_variables: dict[str, Any] | None = None, **parameters: Any) -> str:
         """Ask for a flow run; returns its id."""
         found = self.ask(f"/deployments/name/rlhf/{deployment}")
-        return self.ask(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"]
+        asked = {"parameters": parameters, "job_variables": job_variables or {}}
+        return self.ask(f"/deployments/{found['id']}/create_flow_run", asked)["id"]
+
+    def set_state(self, run: str, state: dict[str, Any], force: bool = False) -> None:
+        """Do as the buttons of the UI do."""
+        self.ask(f"/flow_runs/{run}/set_state", {"state": state, "force": force})
+
+    def states(self, run: str) -> list[str]:
+        """Names of all states that the run has had, in order."""
+        history = self.ask(f"/flow_run_states/?flow_run_id={run}")
+        return [state["name"] for state in sorted(history, key=lambda state: state["timestamp"])]
+
+    def logged(self, run: str) -> str:
+        """All that the run has in its log."""
+        lines = self.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200})
+        return "\n".join(line["message"] for line in lines)
 
     def state(self, run: str) -> dict[str, Any]:
         return self.ask(f"/flow_runs/{run}")["state"]
@@ -150,7 +172,11 @@ class PrefectSite:
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait(10)
 
-    def _start(self, name: str, *arguments: str) -> None:
+    def _start(self, name: str, *arguments: str, ignored: signal.Signals | None = None) -> None:
+        def ignore() -> None:
+            if ignored is not None:
+                signal.signal(ignored, signal.SIG_IGN)
+
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [str(PREFECT), *arguments],
@@ -159,6 +185,7 @@ class PrefectSite:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                preexec_fn=ignore,
             )
 
     def _is_healthy(self) -> bool:
@@ -168,10 +195,19 @@ class PrefectSite:
             return False
 
 
+AnySite = TypeVar("AnySite", bound=PrefectSite)
+
+
+def prefect_site(folder: Path) -> AbstractContextManager[PrefectSite]:
+    """Return the site of `folder`, up while the body runs."""
+    return everything_up(PrefectSite(folder))
+
+
 @contextmanager
-def prefect_site(folder: Path) -> Iterator[PrefectSite]:
-    """Everything up; whatever happens, everything down again."""
-    site = PrefectSite(folder)
+def everything_up(site: AnySite) -> Iterator[AnySite]:
+    """Start server, deployments and worker of a site; whatever happens, everything is down again."""
+    site.temporary.mkdir()
+    site.environment["TMPDIR"] = str(site.temporary)
     try:
         site.start_server()
         site.deploy()

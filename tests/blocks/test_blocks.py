@@ -13,6 +13,7 @@ from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import TransformerShape
 
 BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock]
@@ -26,7 +27,8 @@ FIELDS = {
     Prompts: "path split_column split chat_template prompt_column saved",
     Preferences: "path split_column split chat_template prompt_column chosen_column rejected_column saved",
     GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib kind"
-    " lease_directory mesh num_devices lease_wait_seconds grace_seconds working_dir stream_output",
+    " lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds working_dir"
+    " stream_output",
 }
 """Saved blocks, deployments and work pools hold these names: renaming one breaks them."""
 
@@ -130,3 +132,11 @@ def test_a_misspelt_job_variable_is_refused():
     configuration = GpuMeshWorker.job_configuration
     with pytest.raises(InvalidInput, match="job_variables: got 'clutser', expected one of cluster"):
         asyncio.run(configuration.from_template_and_values(template, {"clutser": "x"}, client=None))
+
+
+@pytest.mark.parametrize(("kind", "seen"), [("cpu", ""), ("cuda", "2,3")])
+def test_a_run_sees_the_gpus_of_its_lease_and_on_cpu_none(kind, seen):
+    """Megatron and vLLM ask torch for GPUs themselves, whatever kind of device a run was given."""
+    configuration = GpuMeshWorker.job_configuration(kind=kind, devices_per_node=4, command="", env={})
+    environment = configuration.environment(configuration.lease("1", DeviceMesh.parse("n0:2-3")))
+    assert environment["CUDA_VISIBLE_DEVICES"] == seen

@@ -211,3 +211,29 @@ def test_default_folder_is_in_the_home():
     """Runs of one user on one machine meet in the same folder without being told."""
     book = LeaseBook(Path("~/leases"), DESK)
     assert Path.home() / "leases" / "desk" == book.directory
+
+
+def test_a_run_that_may_make_do_with_less_gets_the_largest_mesh_that_is_free(tmp_path):
+    """Aligned, inside what was asked for, and never below the least."""
+    book = LeaseBook(tmp_path, NODE)
+    held = book.acquire("n0:0", ME)
+    assert isinstance(book.acquire(8, ME, at_least=8), Busy)
+    half = book.acquire(8, ME, at_least=2)
+    assert half.mesh.name == "n0:4-7"
+    assert book.acquire("n0:0-3", ME, at_least=1).mesh.name == "n0:2-3"
+    assert isinstance(book.acquire("n0:4-7", ME, at_least=1), Busy)
+    assert book.acquire(8, ME, at_least=1).mesh.name == "n0:1"
+    assert str(book.acquire(8, ME, at_least=1)).startswith("waiting for 8 devices")
+    held.release()
+
+
+def test_a_least_above_what_is_asked_for_is_refused(tmp_path):
+    with pytest.raises(InvalidInput, match="min_devices: got 4, expected at most the 2 devices"):
+        LeaseBook(tmp_path, NODE).acquire("n0:0-1", ME, at_least=4)
+
+
+@pytest.mark.parametrize("wanted", [8, "n0-1:0-3"])
+def test_a_lease_of_several_nodes_is_refused(tmp_path, wanted):
+    """No gang spans nodes; two ranks would share each device."""
+    with pytest.raises(InvalidInput, match="devices of one node"), lease(RACK, wanted, directory=tmp_path):
+        pass

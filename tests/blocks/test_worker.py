@@ -1,12 +1,20 @@
 """The gpu-mesh worker with a real server: leases, waiting, and ends of every kind that leave nothing behind."""
 
+import asyncio
 import os
 import signal
+import socket
 
 import pytest
+from prefect.client.orchestration import PrefectClient
+from prefect.states import Cancelling, Pending, Running
 from prefect_site import PrefectSite, prefect_site
+from toy_flow import attempts
 
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
+from prefect_rlhf.blocks.worker.recover import HOST_LABEL, recover_runs
+from prefect_rlhf.blocks.worker.taken import TakenRun
+from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 
@@ -94,12 +102,163 @@ def test_an_impossible_mesh_is_refused(site):
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_worker_ends(site, number):
-    """Killed or stopped, the worker leaves no process, no lease and no run that seems to go on."""
-    run = site.run("whole", steps=5, seconds=5)
-    site.until_state(run, "RUNNING")
-    site.until(lambda: len(site.left_of(run)) >= 3, 30)
+    """Killed or stopped, the worker leaves no process, lease, folder, or run that seems to go on.
+
+    A run that waited is taken by the next worker, and so is one that may start again; it can be cancelled meanwhile.
+    """
+    out = str(site.folder / f"restarted-{number.name}")
+    restarted = site.run("wide", {"max_restarts": 1}, out=out, steps=5, seconds=20, quick_again=True)
+    run = site.run("whole", steps=5, seconds=20)
+    for started in (run, restarted):
+        site.until(lambda started=started: len(site.left_of(started)) >= 3, 60)
+        site.until_state(started, "RUNNING")
+    waiting, unwanted = site.run("half"), site.run("half")
+    for waits in (waiting, unwanted):
+        site.until_state(waits, "WaitingForLease")
+
     site.signal_worker(number)
+    site.prefect("flow-run", "cancel", unwanted)
+    assert site.state(unwanted)["type"] == "CANCELLED"
     _require_nothing_left(site, run, 10)
     site.until_state(run, "CRASHED", 30)
-    site.until(lambda: site.unfinished_tasks() == [], 20)
+    words = "The worker was stopped." if number == signal.SIGTERM else "The worker of this flow run died."
+    assert site.state(run)["message"] == words
+    assert site.until_state(restarted, "AwaitingRetry", 30)["message"] == f"restart 1 of 1: {words}"
+    site.until(lambda: list(site.temporary.glob("gpu-mesh-*")) == [], 10)
+
     site.start_worker()
+    site.until_state(waiting, "COMPLETED")
+    site.until_state(restarted, "COMPLETED")
+    assert attempts(out) == 2
+    assert site.states(unwanted)[-1] == "Cancelled"
+    site.until(lambda: site.unfinished_tasks() == [], 20)
+
+
+@pytest.mark.all
+def test_a_run_that_nobody_looks_after_is_recovered(site):
+    """Worker and keeper die together, as when the machine goes down: the next worker of this host finds the run."""
+    out = str(site.folder / "recovered")
+    run = site.run("wide", {"max_restarts": 1}, out=out, steps=5, seconds=20, quick_again=True)
+    site.until(lambda: len(site.left_of(run)) >= 3, 60)
+    site.until_state(run, "RUNNING")
+    site.signal_worker(signal.SIGKILL)
+    for process in site.left_of(run)[:1]:  # in order of their start: keeper, flow, child
+        os.kill(process, signal.SIGKILL)
+    site.start_worker()
+    site.until_state(run, "COMPLETED", 120)
+    assert attempts(out) == 2
+    assert [name for name in site.states(run) if name in ("AwaitingRetry", "Crashed")] == ["AwaitingRetry"]
+
+
+def test_runs_that_nobody_has_are_recovered(site, monkeypatch):
+    """Those of this host whose lock is free: one that ran starts again or crashed, one that had not is put back."""
+    monkeypatch.setattr("prefect_rlhf.blocks.worker.settle.LATE_EVENTS_SECONDS", 0)
+    site.prefect("work-pool", "create", "nobody", "--type", "gpu-mesh")  # no worker looks at it
+    here = {HOST_LABEL: socket.gethostname()}
+    cases = {
+        "running": (Running(), here, "AwaitingRetry"),
+        "has restarted": (Running(), here | {"prefect-rlhf.restarts": 1}, "Crashed"),
+        "not begun": (Pending(), here, "Scheduled"),
+        "being cancelled": (Cancelling(), here, "Cancelled"),
+        "of another host": (Running(), {HOST_LABEL: "another"}, "Running"),
+        "with a worker": (Running(), here, "Running"),
+    }
+
+    async def configure(flow_run):
+        folder = str(site.folder / "nobody")
+        configuration = GpuMeshWorker.job_configuration(command="", env={}, lease_directory=folder, max_restarts=1)
+        configuration.prepare_for_flow_run(flow_run)
+        return configuration
+
+    async def names():
+        async with PrefectClient(site.api) as client:
+            flow_id = await client.create_flow_from_name("orphans")
+            deployment = await client.create_deployment(flow_id, "orphans", work_pool_name="nobody")
+            runs = {}
+            for name, (state, labels, _) in cases.items():
+                run = await client.create_flow_run_from_deployment(deployment)
+                await client.update_flow_run_labels(run.id, labels)
+                await client.set_flow_run_state(run.id, state, force=True)
+                runs[name] = run.id
+            held = TakenRun.take(await configure(await client.read_flow_run(runs["with a worker"])))
+            await recover_runs(client, "nobody", configure)
+            held.release()
+            return {name: (await client.read_flow_run(run)).state.name for name, run in runs.items()}
+
+    assert asyncio.run(names()) == {name: wanted for name, (_, _, wanted) in cases.items()}
+
+
+AGAIN = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}  # what the UI's button sends
+
+
+def test_failures_restarts_and_retries(site):
+    """A mistake ends a run, a lost rank is a restart, a bug has its traceback once; Retry is taken whenever pressed."""
+
+    def start(name, job_variables=None, **parameters):
+        return site.run("wide", job_variables, out=str(site.folder / name), **parameters)
+
+    mistake = start("mistake", {"max_restarts": 2}, failure="mistake", steps=3)
+    restarted = start("restarted", {"max_restarts": 2}, failure="lost", steps=3)
+    in_vain = start("in_vain", {"max_restarts": 1}, failure="lost", failures=9)
+    retried = start("retried", {"env": {"PREFECT_FLOWS_DEFAULT_RETRIES": "1"}}, failure="lost")
+    again = start("again", failure="bug")
+    again_at_once = start("again_at_once", failure="lost")
+
+    site.until_state(again_at_once, "FAILED")
+    site.set_state(again_at_once, AGAIN)
+    assert site.until_state(mistake, "FAILED")["message"] == "InvalidInput: steps: got 0, expected at least 1"
+    site.until_state(again, "FAILED")
+    site.until(lambda: not site.left_of(again), 20)
+    site.set_state(again, AGAIN)
+    for run in (restarted, retried, again, again_at_once):
+        site.until_state(run, "COMPLETED", 120)
+    assert site.until_state(in_vain, "FAILED", 120)["message"] == "RankLost: rank 1 was killed by SIGKILL"
+
+    names = ("mistake", "restarted", "in_vain", "retried", "again")
+    tries = {name: attempts(str(site.folder / name)) for name in names}
+    assert tries == {"mistake": 1, "restarted": 2, "in_vain": 2, "retried": 2, "again": 2}
+    assert {"Failed", "Crashed"}.isdisjoint(site.states(restarted) + site.states(retried))
+    assert "restart 1 of 2: RankLost: rank 1 was killed by SIGKILL" in site.logged(restarted)
+    assert "Crashed" not in site.states(again) + site.states(again_at_once)
+    assert site.ask(f"/flow_runs/{in_vain}")["labels"]["prefect-rlhf.restarts"] == 0
+    assert [site.logged(run).count("Traceback") for run in (mistake, restarted, in_vain, retried)] == [0, 0, 0, 0]
+    assert site.logged(again).count("Traceback") == 1
+    site.until(lambda: site.unfinished_tasks() == [], 20)
+
+
+@pytest.mark.all  # as `benchmarks/chaos.py` does with a real run, of which `make test` has a part
+def test_a_suspended_run_ends_its_step_and_goes_on_when_resumed(site):
+    """Its devices are free when its process has ended, not before; Resume may be pressed before that."""
+    out = str(site.folder / "suspended")
+    run = site.run("whole", out=out, suspended=True, seconds=3)
+    site.until(lambda: attempts(out) == 1, 60)
+    suspended = {"type": "PAUSED", "name": "Suspended", "state_details": {"pause_reschedule": True}}
+    site.set_state(run, suspended, force=True)  # what the UI's button sends
+    assert len(site.left_of(run)) >= 3
+    next_run = site.run("half")
+    site.until_state(next_run, "WaitingForLease")
+    site.until_state(next_run, "COMPLETED")
+    assert site.state(run)["name"] == "Suspended"
+    site.ask(f"/flow_runs/{run}/resume", {})
+    site.until_state(run, "COMPLETED")
+    assert attempts(out) == 2
+
+
+def test_a_run_may_make_do_with_fewer_devices(site):
+    """The largest free part of the mesh, at once."""
+    book = LeaseBook(site.folder / "leases", ClusterShape("wide", 1, 8, 8 << 30))
+    held = book.acquire("n0:0", Holder.now("probe", "probe"))
+    assert isinstance(held, LeasedMesh)
+    out = site.folder / "fewer"
+    run = site.run("wide", {"num_devices": 8, "min_devices": 2}, out=str(out))
+    site.until_state(run, "COMPLETED")
+    held.release()
+    assert Lease.from_json(out.read_text()).mesh.name == "n0:4-7"
+
+
+def test_a_run_that_cannot_start_says_why_in_one_line(site):
+    """A job variable that is not there, devices of two nodes, a missing file: failed, and no worker's trouble."""
+    misspelt = site.run("wide", {"mehs": "n0:0"})
+    nodes = site.run("wide", {"cluster": "two", "num_nodes": 2, "num_devices": 16})
+    assert site.until_state(misspelt, "FAILED")["message"].startswith("job_variables: got 'mehs', expected one of")
+    assert "devices of one node" in site.until_state(nodes, "FAILED")["message"]

@@ -1,14 +1,14 @@
 """One Prefect server for all tests of flows, and a small PPO run's parameters."""
 
 import pytest
-from prefect.testing.utilities import prefect_test_harness
 
+from tests.own_server import own_server
 from tests.tiny import ppo_parameters
 
 
 @pytest.fixture(scope="package")
 def prefect():
-    with prefect_test_harness(server_startup_timeout=120):
+    with own_server():
         yield
 
 

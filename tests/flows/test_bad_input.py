@@ -2,21 +2,25 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.training.run import prepare
-from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
+from tests.finished_steps import write_checkpoint
 from tests.tiny import make_model, make_pairs, ppo_parameters
 
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
@@ -76,20 +80,65 @@ def plan(good, **changes):
     return at(good, "plan", str(file))
 
 
-def prompts(good, name, table, **more):
-    """Parameters with another prompts file."""
+def prompts(good, name, table, damage=None, **more):
+    """Parameters with another prompts file, or with bytes of it changed."""
     file = good["folder"] / f"{name}.parquet"
-    pq.write_table(pa.table(table), file)
+    pq.write_table(pa.table(table), file, compression="none", use_dictionary=False)
+    if damage:
+        file.write_bytes(damage(file.read_bytes()))
     return at(good, "prompts", {"path": str(file), **more})
 
 
-def broken_model(good, name, role="actor", config=None, drop=None, truncate=False):
+def chat(good, name, *turns, **more):
+    """Parameters with prompts that are one chat, eight times."""
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return prompts(good, name, {"prompt": [messages] * 8, "split": ["train"] * 8}, **more)
+
+
+def prompts_file(good, name, content):
+    """Parameters with another prompts file, of these bytes."""
+    file = good["folder"] / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(content)
+    return at(good, "prompts.path", str(file))
+
+
+def crowded_folder(good):
+    """Parameters with a folder of prompts in which something else lies too."""
+    folder = Path(prompts(good, "part", SOME)["prompts"]["path"]).rename(good["folder"] / "lone.parquet").parent
+    (folder / "many").mkdir()
+    (folder / "lone.parquet").rename(folder / "many" / "part.parquet")
+    (folder / "many" / "notes.txt").write_text("what it is")
+    return at(good, "prompts.path", str(folder / "many"))
+
+
+def plan_text(good, text):
+    """Parameters with a plan file of that text."""
+    file = good["folder"] / f"plan-{abs(hash(text))}.yaml"
+    file.write_text(text)
+    return at(good, "plan", str(file))
+
+
+def output(good, name, content=None):
+    """Parameters with an output folder below a file."""
+    file = good["folder"] / "a file"
+    file.write_text("")
+    return at(good, "output_dir", str(file / name))
+
+
+def broken_model(
+    good, name, role="actor", config=None, drop=None, truncate=False, text=None, tensor=None, template=None
+):
     """Parameters with a copy of the actor's folder that has something wrong."""
     folder = good["folder"] / name
     make_model(folder)
-    if config:
+    if config or text:
         file = folder / "config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+        file.write_text(text or json.dumps(json.loads(file.read_text()) | config))
+    if tensor:
+        save_file(load_file(folder / "model.safetensors") | tensor, folder / "model.safetensors", {"format": "pt"})
+    if template:
+        (folder / "chat_template.jinja").write_text(template)
     if drop:
         (folder / drop).unlink()
     if truncate:
@@ -98,6 +147,10 @@ def broken_model(good, name, role="actor", config=None, drop=None, truncate=Fals
     return at(good, f"{role}.path", str(folder))
 
 
+BOMB = "\n".join(
+    ["a: &a [x, x]", *(f"{b}: &{b} [{', '.join(f'*{a}' for _ in range(9))}]" for a, b in pairwise("abcdefghij"))]
+)
+DEEP = "[" * 100_000
 SOME = {"prompt": ["what is it"] * 8, "split": ["train"] * 8}
 
 CASES = {
@@ -132,11 +185,48 @@ CASES = {
     "a model folder without config": (lambda g: broken_model(g, "bare", drop="config.json"), "config.json"),
     "a model folder without weights": (lambda g: broken_model(g, "empty", drop="model.safetensors"), "safetensors"),
     "a checkpoint that was cut off": (lambda g: broken_model(g, "cut", truncate=True), "safetensors"),
+    "a config of 100,000 brackets": (lambda g: broken_model(g, "deep", text=DEEP), "actor.config.json"),
+    "a config that is no object": (lambda g: broken_model(g, "list", text="[1]"), "actor.config.json"),
+    "a context that is null": (lambda g: broken_model(g, "null", config={"max_position_embeddings": None}), "max_position_embeddings"),
+    "a billion layers": (lambda g: broken_model(g, "tower", config={"num_hidden_layers": 10**9}), "num_hidden_layers"),
+    "layers that are true": (lambda g: broken_model(g, "true", config={"num_hidden_layers": True}), "num_hidden_layers"),
+    "an epsilon that is no number": (lambda g: broken_model(g, "nan", config={"rms_norm_eps": float("nan")}), "rms_norm_eps"),
+    "an epsilon in words": (lambda g: broken_model(g, "words", config={"rms_norm_eps": "small"}), "rms_norm_eps"),
+    "key-value heads that do not divide": (lambda g: broken_model(g, "heads", config={"num_key_value_heads": 3}), "num_key_value_heads"),
+    "weights that are quantised": (lambda g: broken_model(g, "gptq", config={"quantization_config": {"quant_method": "gptq"}}), "quantization_config"),
+    "a model with code of its own": (lambda g: broken_model(g, "code", config={"auto_map": {"AutoModelForCausalLM": "mine.Mine"}}), "auto_map"),
+    "an architecture that is no list": (lambda g: broken_model(g, "bare-name", config={"architectures": "LlamaForCausalLM"}), "architectures"),
+    "rotary embeddings in words": (lambda g: broken_model(g, "rope", config={"rope_parameters": "default"}), "rope_parameters"),
+    "a tensor that no Llama has": (lambda g: broken_model(g, "bias", tensor={"model.layers.0.mlp.up_proj.bias": torch.zeros(128)}), "up_proj.bias"),
+    "weights of whole numbers": (lambda g: broken_model(g, "whole", tensor={"model.norm.weight": torch.zeros(64, dtype=torch.int32)}), "I32"),
+    "an output folder that is a file": (lambda g: output(g, ""), "output_dir"),
+    "an output folder below a file": (lambda g: output(g, "runs"), "output_dir"),
+    "an output folder of the kernel": (lambda g: at(g, "output_dir", "/proc/runs"), "output_dir"),
+    "an output folder below a device": (lambda g: at(g, "output_dir", "/dev/null/runs"), "output_dir"),
+    "an output folder too small for its checkpoints": (lambda g: g | {"checkpoint_every": 1, "keep_checkpoints": 10**6, "steps": 10**6}, "keep_checkpoints"),
+    "a checkpoint that is not there": (lambda g: at(g, "resume_from", "/nowhere"), "resume_from"),
+    "a plan that is a folder": (lambda g: at(g, "plan", str(g["folder"])), "directory"),
+    "a plan that grows as it is read": (lambda g: plan_text(g, BOMB), "values"),
+    "a plan of 100,000 brackets": (lambda g: plan_text(g, DEEP), "levels"),
+    "a plan with a Python object": (lambda g: plan_text(g, "!!python/object/apply:os.system [ls]"), "tag"),
     "a reward model without a scalar head": (lambda g: at(g, "reward.path", g["actor"]["path"]), "score"),
     "a language model as critic": (lambda g: at(g, "critic", {"path": g["actor"]["path"]}), "head"),
     "models with different vocabularies": (lambda g: at(g, "ref.path", make_model(g["folder"] / "vocab", vocab=96)), "vocab"),
     "a dataset that is not there": (lambda g: at(g, "prompts.path", "/nowhere/prompts.parquet"), "/nowhere"),
     "a dataset without the column": (lambda g: at(g, "prompts.prompt_column", "question"), "question"),
+    "a dataset whose rows are damaged": (lambda g: prompts(g, "page", SOME, damage=lambda b: b[:4] + bytes(60) + b[64:]), "prompts.path"),
+    "a dataset of text that is no UTF-8": (lambda g: prompts(g, "latin1", SOME | {"prompt": pa.array([b"caf\xe9"] * 8, pa.binary()).view(pa.string())}), "UTF"),
+    "a dataset with two columns of one name": (lambda g: prompts(g, "twins", pa.Table.from_arrays([pa.array(["a"] * 8), pa.array(["b"] * 8), pa.array(["train"] * 8)], names=["prompt", "prompt", "split"])), "stands twice"),
+    "a folder of prompts with other files": (crowded_folder, "notes.txt"),
+    "prompts as JSON lines": (lambda g: prompts_file(g, "prompts.jsonl", b'{"prompt": "a"}'), "parquet.write_table(json.read_json('prompts.jsonl'), 'prompts.parquet')"),
+    "a dataset that is no Parquet": (lambda g: prompts_file(g, "noise.parquet", bytes(range(256))), "noise.parquet"),
+    "an empty file of prompts": (lambda g: prompts_file(g, "nothing.parquet", b""), "nothing.parquet"),
+    "prompts of words that nobody knows": (lambda g: prompts(g, "unknown", SOME | {"prompt": ["what"] * 7 + ["qux quux"]}), "row 7"),
+    "a tokenizer of more words than the models know": (lambda g: {key: value | {"path": make_model(g["folder"] / f"few-{key}", vocab=8, **({"scalar": True} if "head" in value else {}))} if isinstance(value, dict) and key in ("actor", "ref", "critic", "reward") else value for key, value in g.items()}, "vocab_size"),
+    "a chat that ends with the answer": (lambda g: chat(g, "answered", ("user", "what is it"), ("assistant", "a film")), "drop the last message"),
+    "a chat without a role": (lambda g: chat(g, "roleless", (None, "what is it"), ("user", "what")), "have a role"),
+    "a chat that the template refuses": (lambda g: broken_model(g, "picky", template="{{ raise_exception('users first') }}") | {"prompts": chat(g, "picky", ("user", "what"))["prompts"]}, "users first"),
+    "a chat template that is broken": (lambda g: broken_model(g, "jinja", template="{% for %}") | {"prompts": chat(g, "jinja", ("user", "what"))["prompts"]}, "chat_template"),
     "an unknown split": (lambda g: at(g, "prompts.split", "valid"), "valid"),
     "an empty dataset": (lambda g: prompts(g, "none", {"prompt": pa.array([], pa.string()), "split": pa.array([], pa.string())}), "prompts"),
     "a prompt that is null": (lambda g: prompts(g, "null", SOME | {"prompt": ["what", None] + ["a"] * 6}), "row 1"),
@@ -153,7 +243,7 @@ def test_a_mistake_is_refused_in_one_line_that_names_it(good, case):
     with pytest.raises(RlhfError) as refused:
         check(broken(good))
     assert names in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 1000
 
 
 def test_the_parameters_that_the_cases_break_are_right(good):
@@ -185,6 +275,27 @@ def test_a_pair_of_equal_answers_is_named_with_its_row(good):
     }
     with pytest.raises(RlhfError, match="row 3"):
         check(parameters, flow=reward)
+
+
+def test_words_of_a_dictionary_are_read_like_others(good):
+    """As pandas writes categories."""
+    words = pa.array(SOME["prompt"]).dictionary_encode()
+    file = good["folder"] / "categories.parquet"
+    pq.write_table(pa.table({"prompt": words, "split": pa.array(SOME["split"]).dictionary_encode()}), file)
+    assert check(at(good, "prompts.path", str(file))).request.inputs.sources["prompts"].num_items == 8
+
+
+@pytest.mark.parametrize("change", [{"chat_template": True}, {"prompt_column": "again"}, {"split_column": None}])
+def test_a_run_goes_on_with_rows_that_are_read_as_before(good, tmp_path, change):
+    table = SOME | {"again": SOME["prompt"]}
+    given = prompts(good, "read_as", table)
+    folder = tmp_path / "stopped"
+    write_checkpoint(check(given).augmented, folder, 1)
+    going_on = given | {"resume_from": str(folder)}
+    assert check(going_on).request.checkpoint is not None
+    (name, value), *_ = change.items()
+    with pytest.raises(InvalidInput, match=f"a checkpoint with datasets.prompts.*expected .*{name}={value}"):
+        check(at(going_on, f"prompts.{name}", value))
 
 
 def test_a_parameter_without_a_value_is_refused():

@@ -57,8 +57,17 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
     assert {one.seed for one in tried} == {1}
 
     kept = {"plan.yaml", "certificate.json", "plan.svg", "measured_plans.json", "task_runs.jsonl", "metrics.jsonl"}
+    kept |= {"flow_run_id", "result.json"}
     written = {path.name for path in run_dir.iterdir()}
-    assert written == kept | {"actor", "critic", "rollouts", "evaluation"}
+    assert written == kept | {
+        "actor",
+        "critic",
+        "rollouts",
+        "evaluation",
+        "evaluation.jsonl",
+        "flow_run_id",
+        "result.json",
+    }
     assert json.loads((run_dir / "certificate.json").read_text())["fits"] is True
     assert (run_dir / "plan.svg").read_text().startswith("<svg")
     check_predictions(read_spans(run_dir))

@@ -13,6 +13,7 @@ from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.engine import Generated, LossTerms, Shard
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.graph import DataflowGraph, Operation
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -115,6 +116,7 @@ class OpenRank(Rank):
 def check_columns(rollout, ref, reward, critic, settings: Settings, context) -> Computed:
     """All rows of the step, each with the values that are its own."""
     ids = context.row_ids
+    assert context.generated_by == "actor"
     assert [row.tolist() for row in rollout.columns["tokens"]] == [prompt(i) + response(i) for i in ids]
     for made in (rollout, ref):
         assert [row.tolist() for row in made.columns["logprobs"]] == [[-i] * len(response(i)) for i in ids]
@@ -155,12 +157,19 @@ def with_operations(graph: DataflowGraph) -> DataflowGraph:
     return replace(graph, calls=tuple(calls), datasets=datasets)
 
 
+def whole_graph(run: TrainingRun) -> AugmentedGraph:
+    """All nodes of a short run."""
+    return augment(run.graph, run.plan, run.num_steps, run.first_step, run.checkpoint_every)
+
+
 def training_run(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder) -> TrainingRun:
     """A run of `num_steps` on all devices of the plan's cluster."""
     mesh = plan.cluster.whole
     lease = Lease("test", "test", plan.cluster, mesh, mesh.devices())
     return TrainingRun(
-        augmented=augment(graph, plan, num_steps),
+        graph=graph,
+        plan=plan,
+        num_steps=num_steps,
         lease=lease,
         sources={"prompts": Prompts()},
         tokenizer="",

@@ -5,6 +5,8 @@ from importlib import import_module
 
 import pytest
 
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.engine import LossTerms
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import DataEdge, Dataset, Operation
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
@@ -22,17 +24,17 @@ class Gain(Settings):
 
 @loss("logprobs")
 def some_loss(output, batch, settings):
-    return output * settings.factor
+    return LossTerms(output * settings.factor, 1.0)
 
 
 @loss("values")
 def value_loss(output, batch, settings):
-    return output
+    return LossTerms(output, 1.0)
 
 
 @computation("advantages")
 def some_advantages(rollout, scores, settings):
-    return rollout
+    return Computed({"advantages": rollout["logprobs"]})
 
 
 class Stand:
@@ -90,7 +92,7 @@ def test_a_body_becomes_its_calls_and_data_edges():
 def test_a_loss_crosses_a_graph_with_its_settings():
     """What the rank runs is what the body bound, settings included."""
     operation = traced(good_body).call("actor_train").operation
-    assert Bound(operation)(2.0, {}) == 6.0
+    assert Bound(operation)(2.0, {}).total == 6.0
 
 
 def test_a_graph_names_operations_and_not_their_modules():
@@ -169,6 +171,57 @@ def loss_as_computation(prompts, actor, reward):
     compute(some_loss, generate(actor, prompts), settings=Gain())
 
 
+@computation("advantages")
+def of_three(rollout, scores, ref, settings, context):
+    return Computed({"advantages": rollout["logprobs"]})
+
+
+@loss("logprobs")
+def loss_without_settings(output, batch):
+    return LossTerms(output, 1.0)
+
+
+def an_input_too_few(prompts, actor, reward):
+    rollout = generate(actor, prompts)
+    compute(of_three, rollout, inference(reward, rollout, output="scores"), settings=Gain())
+
+
+def an_input_too_many(prompts, actor, reward):
+    rollout = generate(actor, prompts)
+    compute(some_advantages, rollout, rollout, inference(reward, rollout, output="scores"), settings=Gain())
+
+
+def loss_that_takes_no_settings(prompts, actor, reward):
+    train_step(actor, generate(actor, prompts), loss=loss_without_settings(Gain()))
+
+
+def unbound_loss(prompts, actor, reward):
+    train_step(actor, generate(actor, prompts), loss=some_loss)
+
+
+def no_loss(prompts, actor, reward):
+    train_step(actor, generate(actor, prompts), loss="some_loss")
+
+
+def unknown_output(prompts, actor, reward):
+    inference(actor, generate(actor, prompts), output="logits")
+
+
+def looks_into_rows(prompts, actor, reward):
+    if generate(actor, prompts)["logprobs"] > 0:
+        inference(reward, generate(actor, prompts, name="again"), output="scores")
+
+
+def branches_on_rows(prompts, actor, reward):
+    if generate(actor, prompts):
+        pass
+
+
+def calculates_with_rows(prompts, actor, reward):
+    scores = inference(reward, generate(actor, prompts), output="scores")
+    return 2 * scores - 1
+
+
 def trained_twice(prompts, actor, reward):
     rollout = generate(actor, prompts)
     train_step(actor, rollout, loss=some_loss(Gain()))
@@ -190,6 +243,28 @@ def empty(prompts, actor, reward):
         (bare_function, "decorated with @computation"),
         (loss_as_computation, "decorated with @computation"),
         (trained_twice, "two train_steps"),
+        (
+            an_input_too_few,
+            r"^flow some: of_three\(rollout, scores, ref, settings, context\) is given 2 inputs and settings: "
+            rf"missing a required argument: 'ref' \({__file__}:\d+\)$",
+        ),
+        (
+            an_input_too_many,
+            "some_advantages.* is given 3 inputs and settings: multiple values for argument 'settings'",
+        ),
+        (
+            loss_that_takes_no_settings,
+            r"loss_without_settings\(output, batch\) is given output and batch and settings: got an",
+        ),
+        (unbound_loss, r"^flow some: loss some_loss has no settings; write some_loss\(algo\)$"),
+        (no_loss, "^flow some: got 'some_loss' as loss, expected a function with @loss, and settings$"),
+        (unknown_output, r"got output 'logits', one of \('logprobs', 'values', 'scores'\)"),
+        (
+            looks_into_rows,
+            "^flow some: the rows of actor_generate do not exist while the body is traced; .*@computation",
+        ),
+        (branches_on_rows, "the rows of actor_generate do not exist"),
+        (calculates_with_rows, "the rows of reward_inference do not exist"),
         (empty, "made no model function call"),
     ],
 )

@@ -10,8 +10,9 @@ from safetensors.torch import load_file
 
 from prefect_rlhf.engines.commands import BuildCommand, Restore
 from prefect_rlhf.engines.engine import TrainSettings
-from prefect_rlhf.engines.files.training_state import restore, save
+from prefect_rlhf.engines.files.training_state import HostCopy, restore
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
+from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.layout.layout import megatron_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
@@ -36,13 +37,33 @@ def train_once(engine: MegatronEngine, case: Case, rank: int, seed: int):
 
 
 def train_save_train(rank: int, case: Case, folder: Path, updates: bool = True):
-    """Metrics and weights after training, saving and training on without a pause."""
+    """Metrics and weights after training, copying and training on; what was copied is written only then."""
     command = build_command(case)
-    engine = MegatronEngine(command, rank)
+    engine, copy = MegatronEngine(command, rank), HostCopy(command, rank)
     if updates:
         train_once(engine, case, rank, seed=1)
-    save(engine, command, folder, rank)
-    return train_once(engine, case, rank, seed=2), held(engine)
+    copy.take(engine)
+    metrics = train_once(engine, case, rank, seed=2)
+    copy.write(folder)
+    return metrics, held(engine)
+
+
+def copies_in_turn(rank: int, case: Case, folder: Path):
+    """Bytes of two copies, and whether they lie in the same memory; words of a third one, taken too early."""
+    command = build_command(case)
+    engine, copy = MegatronEngine(command, rank), HostCopy(command, rank)
+    train_once(engine, case, rank, seed=1)
+    sizes, places = [], []
+    for number in range(2):
+        sizes.append(copy.take(engine))
+        places.append(copy._room.data_ptr())
+        copy.write(folder / str(number))
+    copy.take(engine)
+    try:
+        copy.take(engine)
+    except RlhfError as error:
+        return sizes, len(set(places)) == 1, len(copy._room), str(error)
+    return None
 
 
 def load_train(rank: int, case: Case, folder: Path, offload: bool = False):
@@ -81,4 +102,6 @@ def load_save(rank: int, case: Case, folder: Path, target: Path):
     command = build_command(case, folder)
     engine = MegatronEngine(command, rank)
     restore(engine, folder)
-    save(engine, command, target, rank)
+    copy = HostCopy(command, rank)
+    copy.take(engine)
+    copy.write(target)

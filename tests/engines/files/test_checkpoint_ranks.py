@@ -1,6 +1,7 @@
 """Checkpoints of the Megatron engine: written under one split, read under another, and training goes on."""
 
 import json
+import math
 import shutil
 
 import checkpoint_cases as work
@@ -124,6 +125,19 @@ def test_before_the_first_update_there_are_no_moments_to_save(world, folders, tm
     assert {key.split()[0] for key in work.stored_bits(tmp_path)} == {"main"}
     found = world.run(case.ranks, work.load_train, case, tmp_path)
     assert found[0][0] == expected[0][0]
+
+
+def test_a_copy_takes_12_bytes_a_parameter_in_memory_that_is_used_again(world, folders, tmp_path):
+    """Of all ranks together, though each holds all weights; and it is on disk before the next one may be taken."""
+    case = case_of(folders, "tied", "dp2")
+    found = world.run(case.ranks, work.copies_in_turn, case, tmp_path)
+    parameters_ = sum(math.prod(p.shape) for p in parameters(case.spec()))
+    assert [sum(of_copy) for of_copy in zip(*(sizes for sizes, *_ in found), strict=True)] == [12 * parameters_] * 2
+    for sizes, is_same_memory, room, said in found:
+        assert is_same_memory and room == sizes[0]
+        assert said == "actor.megatron n0:0 dp2: its last copy in host memory is not yet on disk"
+    one, other = (work.stored_bits(tmp_path / number) for number in ("0", "1"))
+    assert all(torch.equal(values, other[key]) for key, values in one.items())
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import megatron_cases as cases
 import pytest
 import torch
 from megatron_cases import Case
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec, write_folder
@@ -37,7 +38,7 @@ BROKEN = {
     "not JSON": (lambda f: (f / "config.json").write_text("{"), "actor.config.json: got .*, expected JSON"),
     "architecture": (lambda f: edit(f, architectures=["GPT2LMHeadModel"]), "got 'GPT2LMHeadModel', expected the Llama"),
     "no architecture": (lambda f: edit(f, architectures=None), "architectures: got None, expected the Llama family"),
-    "size": (lambda f: edit(f, num_hidden_layers=0), "num_hidden_layers: got 0, expected a whole number of at least 1"),
+    "size": (lambda f: edit(f, num_hidden_layers=0), "num_hidden_layers: got 0, expected a whole number of 1 to 10000"),
     "activation": (lambda f: edit(f, hidden_act="gelu"), "hidden_act: got 'gelu', expected 'silu'"),
     "bias": (lambda f: edit(f, attention_bias=True), "attention_bias: got True, expected False"),
     "rope": (lambda f: edit(f, rope_parameters={"rope_type": "llama3"}), "rope_type: got 'llama3', expected 'default'"),
@@ -126,3 +127,13 @@ def test_a_slice_is_read_alone(made):
     with OpenTensors(made, "actor.path") as tensors:
         part = tensors.read("model.layers.1.mlp.down_proj.weight", ((8, 24), (32, 64)))
     assert torch.equal(part, whole[8:24, 32:64])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_refused_where_they_are_read(folder, value):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = value
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    says = "actor.path: got 'model.norm.weight with NaN or infinite values in .*', expected weights that are finite"
+    with OpenTensors(str(folder), "actor.path") as tensors, pytest.raises(InvalidInput, match=says):
+        tensors.read("model.norm.weight", ((0, 64),))

@@ -195,9 +195,10 @@ def beside(gang, first, second):
         return [one.result(60) for one in (threads.submit(run, "compute", *first), threads.submit(run, *second))]
 
 
-def test_copies_to_the_host_run_beside_a_call_on_the_same_rank(shared):
+@pytest.mark.parametrize("resource", ["host_link", "disk"])
+def test_copies_to_the_host_and_writes_run_beside_a_call_on_the_same_rank(shared, resource):
     """The call waits for a signal that only the copy gives; were they served in turn, none would come."""
-    found = beside(shared, ("await_signal", 30.0), ("host_link", "signal"))
+    found = beside(shared, ("await_signal", 30.0), (resource, "signal"))
     assert found == [dict.fromkeys(range(4), True), dict.fromkeys(range(4), False)]
 
 
@@ -246,10 +247,16 @@ def test_an_error_in_a_copy_comes_back(shared):
     ],
 )
 def test_an_error_in_a_rank_comes_back(shared, error, kind, text):
-    """Our own errors come back as themselves, foreign ones as RankFailed in one line, with the rank named."""
+    """Our own errors come back as themselves, foreign ones as RankFailed in one line, with the rank named.
+
+    That line has the place in the file of whoever is no library, and the rank's traceback comes along for the log.
+    """
     with pytest.raises(kind) as caught:
         call(shared, "raise_error", error, ranks=[2])
-    assert text == str(caught.value)
+    line = Probe.raise_error.__code__.co_firstlineno + 1
+    is_foreign = issubclass(kind, RankFailed)
+    assert str(caught.value) == text + (f" ({__file__}:{line} in raise_error)" if is_foreign else "")
+    assert not is_foreign or f'test_gang.py", line {line}, in raise_error' in caught.value.traceback
     assert "rank 2" in str(caught.value) or "rank 2" in caught.value.__notes__[0]
     assert call(shared, "place", ranks=[2]) == {2: (2, 4)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,9 +18,9 @@ from prefect_rlhf.flows.training import auto_plan as auto
 from prefect_rlhf.flows.training.choose_plan import choose_plan
 from prefect_rlhf.flows.training.measured_plan import (
     MOST_PLANS,
+    STEPS_MEASURED,
     PlanTrial,
     fastest,
-    first_steps,
     plans_to_measure,
     trial_rows,
     trials_json,
@@ -27,6 +28,7 @@ from prefect_rlhf.flows.training.measured_plan import (
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.flows.training.run import predict_run
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.cost.hardware import Efficiency
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import LengthDistribution
@@ -40,6 +42,7 @@ from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import parse_plan, read_plan
 from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.placement.schedule.estimate import without_evaluation
 from tests.strategies import GIB, TWO_DEVICES, dpo, ppo, remax
 
 HELD = Lease("pool", "abc", TWO_DEVICES, TWO_DEVICES.whole, TWO_DEVICES.whole.devices())
@@ -227,10 +230,14 @@ def test_the_plans_to_measure_differ_and_the_best_is_first(found, count):
     assert presets == sorted(presets)
 
 
-def test_what_is_measured_are_two_steps_without_evaluation_and_export(found):
-    measured = first_steps(ppo(evaluate_every=2), found.plan)
-    assert {node.step for node in measured} == {0, 1}
-    assert not any(node.kind == "export" or (node.call and node.call.every) for node in measured)
+def test_what_is_measured_are_two_steps_without_evaluation_checkpoint_and_export(tmp_path):
+    options, inputs = RunOptions(plan="flattening", checkpoint_every=1), SimpleNamespace(sources={}, tokenizer="")
+    asked = replace(request("flattening"), options=options, inputs=inputs, graph=ppo(evaluate_every=2))
+    run = asked.trial_run(*without_evaluation(asked.graph, choose_plan(asked).plan), STEPS_MEASURED, tmp_path)
+    groups = StepGroups(run.graph, run.plan, run.num_steps, 2, run.first_step, run.checkpoint_every, run.exports)
+    measured = groups.next_group()
+    assert {node.step for node in measured} == {0, 1} and groups.next_group() == ()
+    assert not any(node.kind in ("checkpoint", "export") or (node.call and node.call.every) for node in measured)
     assert [node.id for node in measured if node.kind == "train_step" and node.step == 1]
 
 

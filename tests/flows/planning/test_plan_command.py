@@ -244,7 +244,7 @@ CASES = {
     "rows longer than the context": ([*ONE, *MODELS, "--prompt-length", "4000", "--response-length", "200"], "4096"),
     "responses longer than may be made": ([*ONE, *LENGTHS, *MODELS, "-p", "algo.sampling.max_new_tokens=9"], "at most 9"),
     "a misspelt hyperparameter": ([*ONE, *LENGTHS, *MODELS, "-p", "algo.clipp=1"], "clipp"),
-    "a sweep over nothing": ([*ONE, *LENGTHS, *MODELS, "--sweep", "0,1"], "1 or more"),
+    "a sweep over nothing": ([*ONE, *LENGTHS, *MODELS, "--sweep", "0,1"], "sweep.0"),
     "a sweep that is no list": ([*ONE, *LENGTHS, *MODELS, "--sweep", "1-4"], "1-4"),
     "a profile that is not there": ([*ONE, *LENGTHS, *MODELS, "--profile", "nowhere.json"], "nowhere.json"),
     "a profile that is none": ([*ONE, *LENGTHS, *MODELS, "--profile", "{}"], "as rlhf/profile writes it"),

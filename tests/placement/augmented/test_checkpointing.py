@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.checkpointing import stateful_calls
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.unroll import latest_run
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import offloaded_parts, trained_instance
 from prefect_rlhf.placement.planner.preset_plan import preset
@@ -23,12 +25,14 @@ class DevicesAndDisk:
     """Which version each copy of weights is, on its devices or away, and what is on disk, played node by node."""
 
     def __init__(self, graph, plan, first_step=0):
+        self.graph, self.first = graph, first_step
         self.trained = {m.role: i for m in graph.models if (i := trained_instance(graph, plan, m.role)) is not None}
         self.version = defaultdict(int, dict.fromkeys(self.trained.values(), first_step))
         self.comes_and_goes = offloaded_parts(graph, plan)
         self.away = dict(self.comes_and_goes)
-        self.state_of: dict[str, int] = {}  # stateful computation -> the step that left its state
-        self.beside: dict[int, dict[str, int]] = defaultdict(dict)  # step -> the version of each role's shards
+        self.state_of = defaultdict(list)  # stateful computation -> the steps that left its state, as reported
+        self.copies: dict[int, dict[str, int]] = defaultdict(dict)  # step -> the version of each role's copy
+        self.most_copies = 0  # at once
         self.committed: list[int] = []
 
     def run(self, node):
@@ -48,13 +52,16 @@ class DevicesAndDisk:
             assert self.away.pop(node.instance) == node.part
         elif node.kind == "checkpoint":
             assert node.reads == node.step + 1
-            self.beside[node.step][node.instance.role] = node.reads
+            self.copies[node.step][node.instance.role] = node.reads
+            self.most_copies = max(self.most_copies, len(self.copies))
         elif node.kind == "commit":
-            assert self.beside.pop(node.step) == dict.fromkeys(self.trained, node.step + 1)
-            assert all(step <= node.step for step in self.state_of.values()), "a state of a later step"
+            assert self.copies.pop(node.step) == dict.fromkeys(self.trained, node.step + 1)
+            for call in stateful_calls(self.graph):
+                due = latest_run(call, node.step)
+                assert due < self.first or due in self.state_of[call.name], "a state is not yet known"
             self.committed.append(node.step + 1)
         elif node.kind == "compute" and node.call.stateful:
-            self.state_of[node.call.name] = node.step
+            self.state_of[node.call.name].append(node.step)
 
 
 def calls_of(augmented: AugmentedGraph, first_step=0):
@@ -89,6 +96,7 @@ def test_whatever_the_order_a_checkpoint_is_of_one_moment(data, graph, num_steps
         assert devices.away == devices.comes_and_goes
         due = [s for s in range(first + 1, num_steps + 1) if every and (s % every == 0 or s == num_steps)]
         assert devices.committed == due
+        assert devices.most_copies <= 1, "a second copy is taken before the first is on disk"
     assert AugmentedGraph.from_json(augmented.to_json()) == augmented
 
 
@@ -137,10 +145,22 @@ def test_a_checkpoint_waits_for_its_train_step_and_the_next_one_waits_for_it():
     assert ("checkpoint.actor@1", "overwrite") not in waits_of(augmented.node("critic_train_step@2"))
 
 
-def test_a_state_is_on_disk_before_the_next_step_changes_it():
-    augmented = flattened()
+def test_the_next_step_waits_for_the_copy_alone():
+    """What writes it down runs behind: of the graph only the next copy and its commit wait for a commit."""
+    augmented = flattened(num_steps=6)
+    reachable = nx.transitive_closure_dag(dependency_graph(augmented))
+    waiting = {id for id in reachable.successors("commit@1") if augmented.node(id).step <= 3}
+    assert waiting == {"checkpoint.actor@3", "checkpoint.critic@3", "commit@3"}
+    assert ("commit@1", "memory") in waits_of(augmented.node("checkpoint.actor@3"))
     assert ("advantages@1", "state") in waits_of(augmented.node("commit@1"))
-    assert ("commit@1", "overwrite") in waits_of(augmented.node("advantages@2"))
+    assert not {"commit@1", "commit@3"} & {name for name, _ in waits_of(augmented.node("advantages@2"))}
+
+
+def test_a_copy_has_compute_and_the_way_to_disk_and_a_commit_the_way_to_disk_alone():
+    """So even where a dependency is not there to see, as in a group of steps, no copy begins while one is written."""
+    augmented = flattened()
+    assert {what for _, what in augmented.node("checkpoint.actor@1").occupies} == {"compute", "disk"}
+    assert {what for _, what in augmented.node("commit@1").occupies} == {"disk"}
 
 
 def test_a_commit_waits_for_every_trained_role():
@@ -151,7 +171,7 @@ def test_a_commit_waits_for_every_trained_role():
 def test_titles_say_what_is_written():
     augmented = flattened()
     assert augmented.node("checkpoint.actor@3").title == "actor.checkpoint · step 3 · n0:0-1 dp2 · v4"
-    assert augmented.node("commit@3").title == "checkpoint.commit · step 3 · n0:0"
+    assert augmented.node("commit@3").title == "checkpoint.commit · step 3 · n0:0-1"
     assert augmented.node("checkpoint.actor@3").reason == (
         "a run that ends after step 3 goes on from actor v4 and its optimizer."
     )

@@ -91,7 +91,7 @@ BAD = {
     "not YAML": ("name: [", "expected YAML or JSON (line 1"),
     "one call twice": (
         "name: x\ncalls:\n  a: {mesh: 'n0:0', engine: vllm}\n  a: {mesh: 'n0:1', engine: vllm}\n",
-        "expected YAML or JSON (line 3: key 'a' stands twice)",
+        "expected YAML or JSON (line 4: key 'a' stands twice)",
     ),
 }
 

@@ -1,5 +1,6 @@
 """Presets give every graph a legal plan, or say why there is none."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -166,9 +167,15 @@ def test_rows_that_do_not_divide_over_replicas_ask_for_tp():
 
 
 def test_an_unknown_preset_is_refused_with_the_names_that_exist():
-    names = ", ".join(PRESETS)
-    with pytest.raises(InvalidInput, match=f"got 'flat', expected a plan file or one of the presets {names}"):
+    said = f"got 'flat', expected auto, measure(k), a plan file, or one of the presets {', '.join(PRESETS)}"
+    with pytest.raises(InvalidInput, match=re.escape(said)):
         preset("flat", ppo(), TWO_DEVICES, WHOLE)
+
+
+def test_a_preset_that_cannot_be_had_says_what_may():
+    """Three models need three devices to be alone on; there are two."""
+    with pytest.raises(InvalidInput, match="; standalone has no plan on n0:0-1, auto and flattening may have$"):
+        preset("standalone", ppo(), TWO_DEVICES, WHOLE)
 
 
 def test_frozen_roles_are_offloaded_where_memory_is_short():

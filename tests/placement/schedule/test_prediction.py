@@ -3,14 +3,19 @@
 import pytest
 
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.preview import MOST_STEPS, distant_nodes, preview
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
+from prefect_rlhf.placement.cost.moves import DISK_BYTES_PER_SECOND
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
+from prefect_rlhf.placement.cost.state_bytes import copied_bytes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.planner.preset_plan import preset
-from prefect_rlhf.placement.schedule.estimate import estimate, predict
+from prefect_rlhf.placement.schedule.estimate import estimate, predict, without_evaluation
+from prefect_rlhf.placement.schedule.schedule import schedule
 from tests.strategies import TWO_DEVICES, ppo
 
 GRAPH, WORKLOAD = ppo(evaluate_every=2), Workload.fixed(64, 64)
@@ -28,15 +33,15 @@ def test_every_node_of_the_run_is_scheduled_evaluation_checkpoints_and_exports_t
 
 def test_what_no_source_of_times_knows_is_not_predicted():
     """Of all else the seconds are more than none."""
-    unknown = {node.kind for node in AUGMENTED if node.id not in PREDICTED.worked_seconds}
-    assert unknown == {"compute", "checkpoint", "commit", "export"}
+    unknown = {node.kind for node in AUGMENTED if PREDICTED.worked_seconds(node.id) is None}
+    assert unknown == {"compute", "export"}
     calls = [node.id for node in AUGMENTED if node.kind in ("generate", "inference", "train_step")]
-    assert all(PREDICTED.worked_seconds[id] > 0 for id in calls)
+    assert all(PREDICTED.worked_seconds(id) > 0 for id in calls)
 
 
 def test_every_task_run_takes_what_the_controller_adds_and_its_ranks_work():
     for slot in PREDICTED.schedule.slots:
-        worked = PREDICTED.worked_seconds.get(slot.node.id, 0.0)
+        worked = PREDICTED.worked_seconds(slot.node.id) or 0.0
         assert slot.seconds == pytest.approx(worked + ADDED)
 
 
@@ -52,6 +57,43 @@ def test_a_call_says_what_of_its_time_is_the_controllers():
     cost = NodeCosts(GRAPH, PLAN, WORKLOAD, SOURCES).cost(node)
     assert cost.orchestration == ADDED
     assert cost.worked == pytest.approx(cost.total - ADDED)
+
+
+def test_a_checkpoint_costs_its_step_the_copy_and_is_written_behind_the_next_ones():
+    """The schedule has it so: after the copy the next steps go on, and a step ends without its commit."""
+    slots = {slot.node.id: slot for slot in PREDICTED.schedule.slots}
+    copy, commit = slots["checkpoint.actor@2"], slots["commit@2"]
+    state = 12 * num_parameters(GRAPH.model("actor"))
+    assert copy.seconds - ADDED == pytest.approx(state / HARDWARE[0].links().host, rel=0.1)
+    written = max(copied_bytes(GRAPH, PLAN).values())
+    assert commit.seconds - ADDED == pytest.approx(written / DISK_BYTES_PER_SECOND)
+    assert slots["actor_generate@3"].start < commit.end and commit.seconds > copy.seconds
+    slow = schedule(AUGMENTED, lambda node: 100.0 if node.kind == "commit" else slots[node.id].seconds)
+    late = {slot.node.id: slot for slot in slow.slots}
+    assert slow.step_ends()[:5] == PREDICTED.schedule.step_ends()[:5], "no step waits for the disk before the next copy"
+    assert late["checkpoint.actor@5"].start >= late["commit@2"].end, "which does wait"
+
+
+@pytest.mark.parametrize("first_step", [0, 777_777])
+def test_a_long_run_is_predicted_from_its_first_steps(first_step):
+    """A node of any step, also of an evaluation and a checkpoint far away, and the steps that repeat."""
+    graph = ppo(staleness=1, evaluate_every=1000)
+    plan = preset("split", graph, TWO_DEVICES, TWO_DEVICES.whole)
+    first = preview(graph, plan, 1_000_000, first_step, checkpoint_every=5000)
+    assert len({node.step for node in first}) <= MOST_STEPS + 1
+    long = predict(first, WORKLOAD, SOURCES, distant_nodes(first, 5000))
+    trained = predict(augment(*without_evaluation(graph, plan), 20), WORKLOAD, SOURCES)
+    assert long.seconds_per_step == pytest.approx(trained.seconds_per_step, rel=0.01)
+    whole = augment(graph, plan, 12, 0, 6)
+    short = predict(whole, WORKLOAD, SOURCES)
+    for node in whole:
+        later = f"{node.id.rpartition('@')[0]}@900000"
+        if node.kind != "export":
+            assert long.worked_seconds(later) == short.worked_seconds(node.id), node.id
+
+
+def test_a_short_run_is_predicted_whole():
+    assert preview(GRAPH, PLAN, 6, checkpoint_every=3) == AUGMENTED
 
 
 def test_the_timeline_of_a_run_that_goes_on_begins_where_it_does():

@@ -187,12 +187,12 @@ def test_with_staleness_a_checkpoint_interval_is_part_of_the_problem(tmp_path, s
     """Checkpoints then decide which weights are read."""
     write_checkpoint(augmented(staleness), tmp_path / "run", 4, every=2)
     found, graph = find_checkpoint("latest", tmp_path), augmented(staleness).graph
-    check_resumable(found, graph, run_identity(graph, 1, 2), 9)
+    check_resumable(found, graph, run_identity(graph, 1, 2), 9, has_ended=True)
     if accepted:
-        check_resumable(found, graph, run_identity(graph, 1, 3), 9)
+        check_resumable(found, graph, run_identity(graph, 1, 3), 9, has_ended=True)
     else:
         with pytest.raises(InvalidInput, match="'a checkpoint with checkpoint_every 2', expected 3, as in this run"):
-            check_resumable(found, graph, run_identity(graph, 1, 3), 9)
+            check_resumable(found, graph, run_identity(graph, 1, 3), 9, has_ended=True)
 
 
 def test_what_is_small_is_plain_json(written):

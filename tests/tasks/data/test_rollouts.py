@@ -1,12 +1,15 @@
 """Rollouts and evaluations on disk: the rows as they were, readable at any moment."""
 
+import os
+from dataclasses import replace
+
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks.data.rollouts import record_rollouts
+from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, record_rollouts, remove_rollouts_from, write_rows
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.small_tokenizer import ids, save_small_tokenizer
@@ -25,10 +28,13 @@ ADVANTAGES = Batch({"advantages": [torch.tensor([0.5, 1.0, 2.0]), torch.tensor([
 @pytest.fixture
 def context(tmp_path):
     tokenizer = save_small_tokenizer(tmp_path / "tokenizer")
-    return Context(3, tmp_path / "run", tokenizer, row_ids=(41, 7), versions={"actor": 2, "ref": 0})
+    return Context(
+        3, tmp_path / "run", tokenizer, row_ids=(41, 7), versions={"ref": 0, "pupil": 2}, generated_by="pupil"
+    )
 
 
 def test_a_steps_rollouts_are_a_parquet_file(context):
+    """Their weight version is that of the role which generated them, whatever its name."""
     record_rollouts.function(ROLLOUT, SCORES, ADVANTAGES, Settings(), context)
     assert pq.read_table(context.run_dir / "rollouts" / "step-000003.parquet").to_pylist() == [
         {
@@ -75,3 +81,54 @@ def test_an_evaluation_keeps_its_responses_and_reports_their_means(context):
     table = pq.read_table(context.run_dir / "evaluation" / "step-000003.parquet")
     assert table["response"].to_pylist() == ["is good", "bad"]
     assert table["reward"].to_pylist() == [1.5, -2.0]
+
+
+def written(run_dir):
+    """The files of rows in a run's folder."""
+    return sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*.parquet"))
+
+
+@pytest.fixture
+def earlier(context):
+    """The folder of a run of 4 steps, which evaluated at steps 0 and 2 and after the last."""
+    for step in range(4):
+        write_rows({"reward": [0.5, float(step)]}, "rollouts", replace(context, step=step))
+    for step in (0, 2, 4):
+        write_rows({"reward": [0.0, 1.0]}, "evaluation", replace(context, step=step))
+    (context.run_dir / "rollouts" / "step-mine.parquet").write_text("a person's own")
+    return context.run_dir
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_run_that_goes_on_from_another_holds_every_step_once(earlier, tmp_path, monkeypatch, links):
+    """Those before its checkpoint are the earlier run's, also where a file can have no second name."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda source, target: (_ for _ in ()).throw(OSError("not supported")))
+    later = tmp_path / "later"
+    carried = ["evaluation/step-000000.parquet", "rollouts/step-000000.parquet", "rollouts/step-000001.parquet"]
+    assert carry_over_rollouts(earlier, later, before_step=2) == 3
+    assert written(later) == carried
+    assert all((later / name).read_bytes() == (earlier / name).read_bytes() for name in carried)
+    assert all((later / name).samefile(earlier / name) == links for name in carried)
+
+
+def test_what_a_run_already_has_is_not_replaced(earlier, context):
+    again = replace(context, run_dir=context.run_dir.with_name("later"), step=1)
+    own = write_rows({"reward": [7.0, 7.0]}, "rollouts", again)
+    assert carry_over_rollouts(earlier, again.run_dir, before_step=2) == 2
+    assert pq.read_table(own)["reward"].to_pylist() == [7.0, 7.0]
+
+
+def test_a_run_that_goes_on_in_its_own_folder_forgets_what_it_will_write_again(earlier):
+    kept = ["evaluation/step-000000.parquet", "rollouts/step-000000.parquet", "rollouts/step-000001.parquet"]
+    assert remove_rollouts_from(earlier, step=2) == 4
+    assert written(earlier) == [*kept, "rollouts/step-mine.parquet"]
+
+
+def test_removing_rows_of_a_later_run_leaves_the_earlier_runs(earlier, tmp_path):
+    """They may be the same files under two names."""
+    before = written(earlier)
+    carry_over_rollouts(earlier, tmp_path / "later", before_step=4)
+    remove_rollouts_from(tmp_path / "later", step=0)
+    assert written(tmp_path / "later") == []
+    assert written(earlier) == before

@@ -6,26 +6,28 @@ from dataclasses import replace
 import pytest
 
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.augmented.node import subject_of
 from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.pictures.timeline import timeline_svg
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.placement.schedule.schedule import schedule
-from prefect_rlhf.tasks.reporting.comparison import ORCHESTRATION, compare, comparison_rows, subject_of
+from prefect_rlhf.tasks.reporting.comparison import ORCHESTRATION, compare, comparison_rows
 from prefect_rlhf.tasks.running.journal import Journal, TaskRunSpan, read_spans
 from tests.strategies import TWO_DEVICES, dpo
 
 WORKED = {"ref_inference": 2.0, "actor_train_step": 3.0}
 AUGMENTED = augment(dpo(), preset("flattening", dpo(), TWO_DEVICES, TWO_DEVICES.whole), 4)
 SCHEDULE = schedule(AUGMENTED, lambda node: WORKED.get(subject_of(node.id), 0.0))
-KNOWN = {node.id: WORKED[subject_of(node.id)] for node in AUGMENTED if subject_of(node.id) in WORKED}
-PREDICTED = Prediction(SCHEDULE, KNOWN, orchestration_seconds=0.25)
+PREDICTED = Prediction(SCHEDULE, WORKED, orchestration_seconds=0.25)
 
 
 def span(call: str, kind: str, step: int, start: float, end: float, seconds: float) -> TaskRunSpan:
     memory: dict[str, dict[str, int]] = {"device_bytes": {}, "resident_bytes": {}, "store_bytes": {}}
     where = ("", "", ("n0:0",))
-    return TaskRunSpan(f"{call}@{step}", call, kind, call, step, *where, start, end, seconds=seconds, **memory)
+    awaited = AUGMENTED.node(f"{call}@{step}").depends_on if call in WORKED else ()
+    here = (f"{call}@{step}", call, kind, call, step, *where, start, end)
+    return TaskRunSpan(*here, depends_on=awaited, seconds=seconds, **memory)
 
 
 def spans(num_steps: int = 4) -> list[TaskRunSpan]:
@@ -83,7 +85,7 @@ def test_a_single_step_is_compared_as_it_is():
 
 def test_the_journal_keeps_what_was_predicted_and_that_nothing_was(tmp_path):
     """What no source of times knows is not predicted to take no time; what is written reads back equal."""
-    journal = Journal(tmp_path, PREDICTED.worked_seconds.get)
+    journal = Journal(tmp_path, PREDICTED.worked_seconds)
     known = spans(1)[0]
     unknown = replace(known, node="export.actor@4", kind="export")
     journal.record(known)

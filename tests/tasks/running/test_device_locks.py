@@ -19,9 +19,9 @@ A, B = Device(0, 0), Device(0, 1)
 MESHES = {frozenset({A}): "n0:0", frozenset({B}): "n0:1", frozenset({A, B}): "n0:0-1"}
 
 
-def node(name, *devices, kind="inference", after=()):
+def node(name, *devices, kind="inference", after=(), step=0):
     mesh = DeviceMesh.parse(MESHES[frozenset(devices)])
-    return Node(name, kind, 0, (mesh,), tuple(Dependency(other, "data") for other in after), "a test.")
+    return Node(name, kind, step, (mesh,), tuple(Dependency(other, "data") for other in after), "a test.")
 
 
 class Run:
@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, *nodes):
         self.nodes, self.begun = {node.id: node for node in nodes}, []
-        self.locks = DeviceLocks({A, B}, nodes)
+        self.locks = DeviceLocks({A, B})
         self.turns = {node.id: self.announce(node) for node in nodes}
 
     def announce(self, node):
@@ -95,10 +95,24 @@ def test_a_run_that_stops_begins_nothing_more():
     assert run.locks.announce(run.nodes["waiting"]).cancelled()
 
 
+def test_a_held_run_goes_on_to_the_end_of_a_step_and_no_later_step_begins():
+    """Whoever waits for a node of a later step no longer does: that node never begins, announced now or later."""
+    reader = node("reader@2", B, step=2, after=["running@1"])
+    run = Run(
+        node("running@1", A, step=1), node("other@1", A, step=1), reader, node("train@1", B, step=1, after=["reader@2"])
+    )
+    assert run.locks.hold() == 1
+    run.end("running@1")
+    assert run.begun == ["running@1"]
+    run.locks.go_on_to(1)
+    assert run.begun == ["running@1", "other@1", "train@1"]
+    assert run.turns["reader@2"].cancelled() and run.locks.announce(node("next@2", A, step=2)).cancelled()
+
+
 def test_a_device_outside_the_lease_is_refused_by_name():
     both = node("both", A, B)
     with pytest.raises(DeviceOutsideLease, match=r"device n0:1 is not in this run's lease \(n0:0\)"):
-        DeviceLocks({A}, [both]).announce(both)
+        DeviceLocks({A}).announce(both)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -109,7 +123,7 @@ def test_transfers_go_before_long_calls_and_both_train_steps_run_at_once(seed):
     """
     plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
     augmented = augment(ppo(), plan, 4)
-    locks, chance, lock = DeviceLocks({A, B}, augmented), random.Random(seed), threading.Lock()
+    locks, chance, lock = DeviceLocks({A, B}), random.Random(seed), threading.Lock()
     meetings = {step: threading.Barrier(2) for step in range(4)}
 
     def run(node, turn):
@@ -131,7 +145,7 @@ def test_locks_keep_nothing_of_nodes_that_ended():
     """However long a run is."""
     plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
     augmented = augment(ppo(), plan, 12)
-    locks = DeviceLocks({A, B}, augmented)
+    locks = DeviceLocks({A, B})
     for node in augmented:
         assert locks.announce(node).done()
         locks.end(node)

@@ -78,7 +78,7 @@ def held(gang, step):
 def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_path, name):
     """After each node a rank holds only keys that a later node of the step uses there; after the last one nothing."""
     dispatcher = started(gang, name, tmp_path)
-    augmented, run = dispatcher.run.augmented, dispatcher.run
+    augmented, run = row_world.whole_graph(dispatcher.run), dispatcher.run
     for step in range(2):
         nodes = [node for node in augmented.of_step(step) if node.kind != "export"]
         most = 0
@@ -100,7 +100,7 @@ def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):
     """Scores and reference log-probabilities have one reader; once the computation has run nobody has them."""
     dispatcher = started(gang, "pipelines", tmp_path, 1)
     seen = {}
-    for node in dispatcher.run.augmented:
+    for node in row_world.whole_graph(dispatcher.run):
         if node.kind != "export":
             dispatcher.execute(node)
             seen[node.id] = {(call, key) for _, call, key in held(gang, 0)}
@@ -114,7 +114,7 @@ def test_a_key_is_gone_right_after_its_last_consumer(gang, tmp_path):
 def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
     """What each replica is told to train on: two mini-batches of the same rows, tokens as even as one row allows."""
     dispatcher = started(gang, "pipelines", tmp_path, 1)
-    for node in dispatcher.run.augmented:
+    for node in row_world.whole_graph(dispatcher.run):
         if node.id == "actor_train_step@0":
             break
         dispatcher.execute(node)
@@ -135,7 +135,7 @@ def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
     dispatcher = started(gang, "colocated", tmp_path, num_steps=5)
     rows, fingerprints = dispatcher.rows, dispatcher.fingerprints
     for step in range(5):
-        for node in dispatcher.run.augmented.of_step(step):
+        for node in row_world.whole_graph(dispatcher.run).of_step(step):
             if node.kind != "export":
                 dispatcher.execute(node)
         assert rows.lengths(step)
@@ -149,7 +149,7 @@ def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
 def test_calls_on_the_same_rows_share_their_numbers(gang, tmp_path):
     """They are computed once a step, not once a call."""
     dispatcher = started(gang, "colocated", tmp_path)
-    rows, calls = dispatcher.rows, dispatcher.run.augmented.graph.calls
+    rows, calls = dispatcher.rows, dispatcher.run.graph.calls
     numbers = {id(rows.row_ids(call, 1)) for call in calls}
     assert len(numbers) == 1
     assert rows.row_ids(calls[0], 0) != rows.row_ids(calls[0], 1)

@@ -1,9 +1,12 @@
 """The journal: what a step's lines say, and where its time went, by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
+from prefect_rlhf.tasks.reporting.report import step_line
 from prefect_rlhf.tasks.running.journal import (
     STEPS_KEPT,
     Journal,
@@ -38,7 +41,7 @@ def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
     journal.finish_step(0)
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == {
-        "step": 0.0,
+        "step": 0,
         "train_step.loss": 0.5,
         "seconds": 2.0,
         "orchestration_share": 0.0,
@@ -46,6 +49,51 @@ def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
     }
     assert len((tmp_path / "task_runs.jsonl").read_text().splitlines()) == 2
     assert [s.step for s in journal.last_steps(1)] == [1]
+
+
+def call(name, every=None):
+    return Call(name, "compute", None, (Port("rows", "prompts", ()),), (), Operation("x"), "prompts", 1, every)
+
+
+GRAPH = DataflowGraph("some", (), (Dataset("prompts", (), 1),), (call("critic"), call("actor"), call("held_out", 2)))
+
+
+def test_metrics_have_a_line_for_each_step_and_evaluations_a_file_of_their_own(tmp_path):
+    """What comes after the last step is none; steps are integers, and calls in the graph's order."""
+    journal = Journal(tmp_path, graph=GRAPH, num_steps=3)
+    for step in range(4):
+        calls = ["actor", "critic"] * (step < 3) + ["held_out"] * (step in (0, 2, 3))
+        for name in calls:
+            journal.record(replace(span("compute", 0.0, 1.0, step=step, metrics={"loss": 0.5}), call=name))
+        journal.finish_step(step)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all(type(line["step"]) is int for line in lines)
+    assert [list(line)[:4] for line in lines[:2]] == [
+        ["step", "critic.loss", "actor.loss", "held_out.loss"],
+        ["step", "critic.loss", "actor.loss", "seconds"],
+    ]
+    evaluations = [json.loads(line) for line in (tmp_path / "evaluation.jsonl").read_text().splitlines()]
+    assert evaluations == [{"step": step, "held_out.loss": 0.5} for step in (0, 2, 3)]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_run_that_goes_on_has_a_line_for_each_step_before(tmp_path, own):
+    """In its own folder, or from that of another run."""
+    journal = Journal(tmp_path / "run", graph=GRAPH, num_steps=3)
+    for step in range(4):
+        journal.record(replace(span("compute", 0.0, 1.0, step=step, metrics={"loss": 0.5}), call="held_out"))
+        journal.finish_step(step)
+    folder = tmp_path / ("run" if own else "later")
+    assert [line["step"] for line in Journal(folder).go_on_from(2, tmp_path / "run")] == [0, 1]
+    for name in ("metrics.jsonl", "evaluation.jsonl"):
+        assert [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()] == [0, 1]
+
+
+def test_a_step_is_shown_with_the_names_that_tell_its_values_apart():
+    metrics = {"step": 12345, "rewards.kl": 0.02, "critic.loss": 0.5, "actor.loss": 2, "actor.initial_loss": 1.0}
+    line = step_line({**metrics, "seconds": 8.25})
+    assert line == "step 12345 · 8.2 s · kl 0.02 · critic.loss 0.5 · actor.loss 2"
 
 
 def test_a_long_run_keeps_the_newest_steps_in_memory(tmp_path):
@@ -69,4 +117,5 @@ def test_lines_of_task_runs_are_flat(tmp_path):
         "lease": "lease", "devices": ["n0:0"], "start": 0.0, "end": 1.0, "seconds": 1.0, "reads": None, "writes": None,
         "fingerprint_seconds": 0.0, "bytes_moved": 0, "num_tokens": 0, "peak_extra_bytes": 0, "device_bytes": {"0": 7},
         "resident_bytes": {}, "store_bytes": {}, "metrics": {"loss": 0.5}, "predicted_seconds": None,
+        "depends_on": [],
     }  # fmt: skip

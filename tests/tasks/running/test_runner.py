@@ -1,5 +1,9 @@
 """Real Prefect, no ranks: what a run's nodes become as task runs, in what order they run, and how a run ends."""
 
+import io
+import logging
+import os
+import signal
 import threading
 from types import SimpleNamespace
 
@@ -7,14 +11,16 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
-from prefect.events.worker import EventsWorker
-from prefect.testing.utilities import prefect_test_harness
 
-from prefect_rlhf.placement.errors import StaleWeights
+from prefect_rlhf.placement.augmented.step_groups import StepGroups
+from prefect_rlhf.placement.errors import OutputFailed, RankFailed, StaleWeights
 from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.tasks.failures import TASK_RUN_LOGGER
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, read_spans
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
-from prefect_rlhf.tasks.running.runner import GraphRunner
+from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS, GraphRunner
+from prefect_rlhf.tasks.running.stop_request import StopRequest
+from tests.own_server import own_server
 from tests.strategies import TWO_DEVICES, ppo
 from tests.tasks import row_world
 
@@ -23,16 +29,19 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def prefect():
-    with prefect_test_harness(server_startup_timeout=120):
-        EventsWorker.drain_all()  # that of an earlier file's server would go on sending task runs there
+    with own_server():
         yield
 
 
 class Dispatcher:
-    """Does nothing at each node but to note it, and that nothing runs beside it that shares what it occupies."""
+    """Does nothing at each node but to note it, and that nothing runs beside it that shares what it occupies.
 
-    def __init__(self, failing=""):
+    At the node `failing` it raises `error`; at the node `calling` it calls `do`.
+    """
+
+    def __init__(self, failing="", error=None, calling="", do=None):
         self.failing, self.begun, self.finished = failing, [], []
+        self.error, self.calling, self.do = error or StaleWeights("actor holds v0, expected v1"), calling, do
         self._now, self._lock = [], threading.Lock()
         self.gang = SimpleNamespace(close=lambda: None)
 
@@ -42,7 +51,9 @@ class Dispatcher:
             self._now.append(node)
             self.begun.append(node.id)
         if node.id == self.failing:
-            raise StaleWeights("actor holds v0, expected v1")
+            raise self.error
+        if node.id == self.calling:
+            self.do()
         with self._lock:
             self._now.remove(node)
         return NodeOutcome(seconds=0.0, device_bytes={}, resident_bytes={}, store_bytes={})
@@ -51,11 +62,12 @@ class Dispatcher:
         self.finished.append((step, oldest))
 
 
-def run(folder, dispatcher, num_steps, steps_per_group=2):
+def run(folder, dispatcher, num_steps, steps_per_group=2, journal=None, checkpoint_every=None):
     """Run PPO under `split`; the runner, the flow run's state, and the steps that ended."""
     plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
     training = row_world.training_run(row_world.with_operations(ppo()), plan, num_steps, folder)
-    runner = GraphRunner(training, dispatcher, Journal(folder), steps_per_group)
+    groups = StepGroups(training.graph, plan, num_steps, steps_per_group, checkpoint_every=checkpoint_every)
+    runner = GraphRunner(training, dispatcher, journal or Journal(folder), groups, StopRequest())
     steps = []
     body = flow(lambda: runner.run_all(lambda metrics: steps.append(metrics["step"])), name="test")
     return runner, body(return_state=True), steps
@@ -82,7 +94,7 @@ def test_each_node_is_a_task_run_whose_inputs_are_those_of_the_nodes_it_depends_
     """The inputs are what Prefect's UI draws as edges, across groups too."""
     dispatcher = Dispatcher()
     runner, state, steps = run(tmp_path, dispatcher, 3)
-    augmented = runner.run.augmented
+    augmented = row_world.whole_graph(runner.run)
     assert state.is_completed() and sorted(steps) == [0, 1, 2, 3]
     places = {name: place for place, name in enumerate(dispatcher.begun)}
     assert all(places[before] < places[node.id] for node in augmented for before in node.depends_on)
@@ -97,7 +109,7 @@ def test_the_first_failure_ends_the_run_and_nothing_begins_after_it(tmp_path):
     """The run ends with the node's own error; what had not begun leaves no task run behind."""
     dispatcher = Dispatcher(failing="actor_train_step@0")
     runner, state, _ = run(tmp_path, dispatcher, 3)
-    augmented = runner.run.augmented
+    augmented = row_world.whole_graph(runner.run)
     error = state.result(raise_on_failure=False)
     assert isinstance(error, StaleWeights) and str(error) == "actor holds v0, expected v1"
     assert not any("@1" in name for name in dispatcher.begun)
@@ -112,9 +124,114 @@ def test_a_long_run_keeps_nothing_of_steps_that_ended(tmp_path):
     """Of what it keeps by step or by node as it goes."""
     dispatcher = Dispatcher()
     runner, state, steps = run(tmp_path, dispatcher, 12, steps_per_group=12)
-    last = runner.run.augmented.last_step
+    last = row_world.whole_graph(runner.run).last_step
     assert state.is_completed() and len(steps) == last + 1
     assert not runner._left and not runner._locks._waiting and not runner._locks._running
     assert len(runner.journal._by_step) == STEPS_KEPT < last
     assert sorted(step for step, _ in dispatcher.finished) == list(range(last + 1))
     assert max(oldest for _, oldest in dispatcher.finished) == last + 1
+
+
+class SlowDisk(Dispatcher):
+    """Writes the checkpoint of step 3 until a later step trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained_on = threading.Event()
+
+    def execute(self, node):
+        if node.id == "actor_train_step@6":
+            self.trained_on.set()
+        if node.id == "commit@3":
+            assert self.trained_on.wait(60), "the steps wait for the disk"
+        return super().execute(node)
+
+
+def test_steps_and_their_groups_do_not_wait_for_a_checkpoint_that_is_written_but_its_end_and_the_next_copy_do(tmp_path):
+    """A group is a step long here, so groups that are over are left behind with their commit."""
+    dispatcher = SlowDisk()
+    _, state, steps = run(tmp_path, dispatcher, 8, steps_per_group=1, checkpoint_every=4)
+    assert state.is_completed() and steps == list(range(9))
+    places = {name: place for place, name in enumerate(dispatcher.begun)}
+    assert places["actor_train_step@6"] < places["commit@3"] < places["checkpoint.actor@7"] < places["commit@7"]
+
+
+class HardExit(BaseException):
+    """What is no Exception: a thread that is told to leave, an interpreter that ends."""
+
+
+@pytest.mark.parametrize("node", ["actor_generate@0", "actor_train_step@2"])  # with more to come, and in the last group
+@pytest.mark.parametrize("error", [HardExit("told to leave"), MemoryError("no room")])
+def test_a_node_that_leaves_in_any_way_ends_the_run_with_its_own_words(tmp_path, node, error):
+    _, state, _ = run(tmp_path, Dispatcher(failing=node, error=error), 3)
+    assert not state.is_completed() and str(error) in state.message
+
+
+@pytest.fixture
+def logged():
+    """What task runs log, as their terminal shows it."""
+    text = io.StringIO()
+    handler, logger = logging.StreamHandler(text), logging.getLogger(TASK_RUN_LOGGER)
+    logger.addHandler(handler)
+    yield text.getvalue
+    logger.removeHandler(handler)
+
+
+def test_the_traceback_of_a_persons_own_error_is_logged_once(tmp_path, logged):
+    """With the task run in which it arose; the state's message is one line."""
+    error = RankFailed(
+        "rank 1 failed in score · step 0: IndexError: list index out of range (/home/me/mine.py:3 in score)"
+    )
+    error.traceback = (
+        'Traceback (most recent call last):\n  File "/home/me/mine.py", line 3, in score\nIndexError: list ...'
+    )
+    _, state, _ = run(tmp_path, Dispatcher(failing="advantages@0", error=error), 2)
+    assert state.message.count("/home/me/mine.py:3 in score") == 1 and "\n" not in state.message
+    assert logged().count('File "/home/me/mine.py", line 3, in score') == 1
+    assert "NoneType: None" not in logged()
+
+
+class FullJournal(Journal):
+    """Whose disk is full from a step on."""
+
+    def __init__(self, run_dir, step, method):
+        super().__init__(run_dir)
+        self.step, self.method = step, method
+
+    def record(self, span):
+        if self.method == "record" and span.step == self.step:
+            raise OutputFailed(f"{self.run_dir}/task_runs.jsonl cannot be written: No space left on device")
+        super().record(span)
+
+    def finish_step(self, step):
+        if self.method == "finish_step" and step == self.step:
+            raise OutputFailed(f"{self.run_dir}/metrics.jsonl cannot be written: No space left on device")
+        return super().finish_step(step)
+
+
+@pytest.mark.parametrize("method", ["record", "finish_step"])
+@pytest.mark.parametrize("step", [0, 3])  # with more to come, and in the last group
+def test_a_journal_that_cannot_be_written_ends_the_run_as_failed(tmp_path, step, method):
+    """Also in the last group, after whose nodes nobody waits for anything."""
+    _, state, _ = run(tmp_path, Dispatcher(), 3, journal=FullJournal(tmp_path, step, method))
+    assert state.is_failed() and "No space left on device" in state.message
+
+
+@pytest.mark.parametrize("checkpoint_every", [None, 1])
+def test_sigterm_ends_the_step_in_flight_and_writes_a_checkpoint(tmp_path, checkpoint_every):
+    """Nothing of later steps begins, though they were handed out; a second SIGTERM would end it at once.
+
+    Also where the checkpoint was due, and so handed out, anyway: every step that was done has its metrics.
+    """
+
+    def notice_of_the_end():
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(2 * STOP_POLL_SECONDS)  # such short steps would all be over before anyone looks
+
+    notice = Dispatcher(calling="actor_generate@1", do=notice_of_the_end)
+    runner, state, steps = run(tmp_path, notice, 6, steps_per_group=4, checkpoint_every=checkpoint_every)
+    last = max(int(name.rpartition("@")[2]) for name in notice.begun)
+    assert state.is_completed() and state.result() == last + 1 < 6 and steps == list(range(last + 1))
+    assert {f"checkpoint.actor@{last}", f"checkpoint.critic@{last}", f"commit@{last}"} <= set(notice.begun)
+    assert not any(name.startswith("export") for name in notice.begun) and not runner._locks._waiting
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

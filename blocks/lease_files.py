@@ -1,0 +1,132 @@
+"""Files that all users of a machine may lock: whoever may enter the folder, whoever made the file, under any umask."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pwd
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+ANYONE_WRITES = 0o666
+STICKY_FOLDER = 0o1777  # everybody may add a file, nobody may remove another's
+MADE_SECONDS = 0.2  # between making a file and opening it to everybody lie microseconds
+
+
+def make_shared_folder(folder: Path) -> None:
+    """Make `folder` and those above it that are missing, `folder` for all users. One that is there stays as it is."""
+    if folder.is_dir():
+        return
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        folder.chmod(STICKY_FOLDER)
+    except FileExistsError:
+        if not folder.is_dir():
+            raise _refused(folder) from None
+    except OSError as error:
+        raise _refused(folder) from error
+
+
+def open_shared(path: Path) -> int:
+    """Open a file for reading and writing, and make it when it is not there.
+
+    Raises InvalidInput for one that this user may not write, and for anything but a file: a link that another user laid
+    would be followed with this user's rights.
+    """
+    deadline = time.monotonic() + MADE_SECONDS
+    while True:
+        try:
+            return _checked(os.open(path, os.O_RDWR | os.O_NOFOLLOW), path)  # O_CREAT on another's file may be refused
+        except FileNotFoundError:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, ANYONE_WRITES)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise _refused(path.parent) from error
+            os.fchmod(descriptor, ANYONE_WRITES)
+            return descriptor
+        except PermissionError:
+            if time.monotonic() > deadline:
+                raise _refused(path) from None
+            time.sleep(0.01)
+        except OSError as error:
+            raise _refused(path) from error
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file for this descriptor and its copies; return whether nobody else had it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@dataclass(slots=True)
+class FileLock:
+    """A locked file, free when every process that has its descriptor is gone or has closed it."""
+
+    path: Path
+    descriptor: int
+
+    @classmethod
+    def take(cls, path: Path) -> Self | None:
+        """Lock the file at `path`; None when another process has it locked."""
+        while True:
+            make_shared_folder(path.parent)
+            descriptor = open_shared(path)
+            if not try_lock(descriptor):
+                os.close(descriptor)
+                return None
+            if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+                return cls(path, descriptor)
+            os.close(descriptor)  # its holder removed it meanwhile
+
+    def release(self) -> None:
+        """Remove the file and close this process's copy. Idempotent."""
+        if self.descriptor >= 0:
+            remove_locked(self.descriptor)
+            self.descriptor = -1
+
+
+def remove_locked(descriptor: int) -> None:
+    """Remove the file that this process has open and locked, where this user may, and close it."""
+    with contextlib.suppress(OSError):  # another user's in a sticky folder: an unlocked file is in nobody's way
+        Path(f"/proc/self/fd/{descriptor}").readlink().unlink()
+    os.close(descriptor)
+
+
+def _checked(descriptor: int, path: Path) -> int:
+    """Return `descriptor` of a plain file of one name, for all users to write if it is this user's own."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise _refused(path)
+    if status.st_uid == os.geteuid() and stat.S_IMODE(status.st_mode) != ANYONE_WRITES:
+        os.fchmod(descriptor, ANYONE_WRITES)  # made by an earlier version
+    return descriptor
+
+
+def _refused(path: Path) -> InvalidInput:
+    """Return the error that names a file or folder, its owner, and what would be right."""
+    try:
+        status = path.stat(follow_symlinks=False)
+        seen = f"{path} ({stat.filemode(status.st_mode)}, owner {_user(status.st_uid)})"
+    except OSError:
+        seen = str(path)
+    return InvalidInput("lease_directory", seen, f"a plain file or folder that {_user(os.geteuid())} may write")
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return f"user {number}"

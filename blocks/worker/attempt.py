@@ -1,0 +1,157 @@
+"""Run the flow run that this process was started for: `python -m prefect.engine` whose failures are one line.
+
+python -m prefect_rlhf.blocks.worker.attempt
+
+The flow is loaded as Prefect's engine does and run by that engine. The exit status says how it ended: 0 when the
+server knows, 1 for a failure, MISTAKE for one that a person has to mend, RESTART when the run may start again, which
+keeps its state until the worker has seen the last of its processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+import httpx
+from prefect._internal.control_listener import configure_from_env
+from prefect._internal.metrics import RunMetrics
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.objects import State
+from prefect.engine import _drive_run_flow_result, handle_engine_signals
+from prefect.exceptions import Abort, TerminationSignal
+from prefect.flow_engine import FlowRunEngine, load_flow, load_flow_run, run_flow
+from prefect.logging.loggers import flow_run_logger
+from prefect.states import AwaitingRetry, Failed
+from prefect.utilities.callables import get_call_parameters, parameters_to_args_kwargs
+
+from prefect_rlhf.blocks.worker.process_end import MISTAKE, RESTART, STOPPED, leave_reason
+from prefect_rlhf.blocks.worker.restarts import Restarts
+from prefect_rlhf.placement.errors import MISTAKES, InvalidInput
+
+if TYPE_CHECKING:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.flows import Flow
+    from prefect.results import ResultStore
+
+FAILED = 1
+SERVER_SECONDS = 600.0  # as long as a run waits for its server by default
+NO_CRASH = {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule"}  # the worker says what a SIGTERM means
+
+
+class RestartAsked(Abort):
+    """A run that failed and may start again; its state is not touched."""
+
+    def __init__(self, state: State[Any]) -> None:
+        super().__init__(state.message)
+        self.state = state  # what the log says at the end
+
+
+@dataclass
+class AttemptEngine(FlowRunEngine[Any, Any]):
+    """Prefect's engine, which notes why the flow failed, and asks for a restart where one is left."""
+
+    restarts: Restarts = Restarts()
+    failure: object = None
+
+    def handle_success(self, result: Any) -> Any:
+        if isinstance(result, State) and result.is_failed():
+            self._failed(result.data, result.message or "")
+        return super().handle_success(result)
+
+    def handle_exception(
+        self, exc: Exception, msg: str | None = None, result_store: ResultStore | None = None
+    ) -> State[Any]:
+        if msg is None:
+            self._failed(exc, f"{type(exc).__name__}: {exc}")
+        else:  # the parameters are wrong
+            self.failure = InvalidInput("parameters", "", str(exc))
+        return super().handle_exception(exc, msg, result_store)
+
+    def _failed(self, failure: object, reason: str) -> None:
+        self.failure = failure
+        if self.restarts.are_left and not isinstance(failure, MISTAKES):
+            leave_reason(reason)
+            raise RestartAsked(AwaitingRetry(message=f"restart {self.restarts.next}: {reason}"))
+
+
+def run_attempt(flow_run: FlowRun) -> int:
+    """Load and run the flow of `flow_run`; returns the exit status."""
+    logger = flow_run_logger(flow_run)
+    try:
+        flow: Flow[..., Any] = load_flow(flow_run)
+    except Exception as error:  # whatever the author's file raises
+        if isinstance(error, MISTAKES):
+            logger.error("%s", error)
+        else:
+            logger.exception("The flow could not be loaded.")
+        return _refused(flow_run, f"The flow could not be loaded: {type(error).__name__}: {error}")
+    with RunMetrics(flow_run, flow):
+        if flow.isasync or flow.isgenerator:
+            _drive_run_flow_result(flow, run_flow(flow, flow_run=flow_run))
+            return 0
+        try:
+            return _run(flow, flow_run)
+        except RestartAsked as asked:
+            logger.error("%s", asked)
+            return RESTART
+
+
+def _run(flow: Flow[..., Any], flow_run: FlowRun) -> int:
+    try:
+        arguments, keywords = parameters_to_args_kwargs(flow.fn, flow_run.parameters)
+        parameters = get_call_parameters(flow.fn, arguments, keywords)
+    except TypeError as error:  # one is missing, or not the flow's
+        return _refused(flow_run, f"parameters: {error}")
+    engine = AttemptEngine(flow=flow, flow_run=flow_run, parameters=parameters, restarts=Restarts.from_environment())
+    with engine.start():
+        while engine.is_running():
+            with engine.run_context():
+                engine.call_flow_fn()
+    if not (engine.state.is_failed() or engine.state.is_crashed()):
+        return 0
+    return MISTAKE if isinstance(engine.failure, MISTAKES) else FAILED
+
+
+def _refused(flow_run: FlowRun, message: str) -> int:
+    """Set a run that cannot start to Failed."""
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(flow_run.id, Failed(message=" ".join(message.split())))
+    return MISTAKE
+
+
+def _flow_run(flow_run_id: UUID) -> FlowRun:
+    """Read the flow run; a server that went away since the worker heard of the run is waited for."""
+    deadline = time.monotonic() + SERVER_SECONDS
+    while True:
+        try:
+            return load_flow_run(flow_run_id)
+        except httpx.TransportError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
+
+
+def _terminate(number: int, _: object) -> NoReturn:
+    raise TerminationSignal(signal=number)
+
+
+def main() -> int:
+    """Run the flow run that the environment names."""
+    flow_run_id = UUID(os.environ["PREFECT__FLOW_RUN_ID"])
+    configure_from_env()
+    os.environ.update(NO_CRASH)
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        with handle_engine_signals(flow_run_id):
+            return run_attempt(_flow_run(flow_run_id))
+    except TerminationSignal:
+        return STOPPED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""Runs that nobody looks after any more: worker and keeper were killed together, or the machine went down."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import ObjectNotFound
+
+from prefect_rlhf.blocks.worker import keeper
+from prefect_rlhf.blocks.worker.flow_process import signal_keeper
+from prefect_rlhf.blocks.worker.process_end import ProcessEnd
+from prefect_rlhf.blocks.worker.run_records import RunRecords
+from prefect_rlhf.blocks.worker.settle import settle
+from prefect_rlhf.blocks.worker.taken import TakenRun
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+    from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
+
+HOST_LABEL = "prefect-rlhf.host"  # of the worker that took the run, written before it does
+TAKEN_STATES = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+MOST = 200  # runs of a pool that seem to run at once
+EXISTS = 0  # the signal that asks for a process and does nothing to it
+
+
+async def recover_runs(
+    client: PrefectClient, pool: str, configure: Callable[[FlowRun], Awaitable[GpuMeshConfiguration]]
+) -> None:
+    """Settle the runs of `pool` that this host had taken and that have neither worker nor process."""
+    states = FlowRunFilterState(type=FlowRunFilterStateType(any_=TAKEN_STATES), name=None)
+    runs = await client.read_flow_runs(
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
+        flow_run_filter=FlowRunFilter(state=states),
+        limit=MOST,
+    )
+    for run in runs:
+        if run.labels.get(HOST_LABEL) == socket.gethostname() and not _has_a_keeper(run):
+            try:
+                configuration = await configure(run)
+            except (ObjectNotFound, ValueError):
+                continue  # its deployment or its pool was changed meanwhile: nobody knows what it was
+            await _recover(RunRecords(client, run.id), configuration)
+
+
+def _has_a_keeper(run: FlowRun) -> bool:
+    try:
+        signal_keeper(run.infrastructure_pid or "", EXISTS)
+    except LookupError:
+        return False
+    except PermissionError:
+        return True  # of another user's worker
+    return True
+
+
+async def _recover(records: RunRecords, configuration: GpuMeshConfiguration) -> None:
+    """Settle the run unless its lock says that a worker has it, or tells the server of its end right now."""
+    taken = TakenRun.take(configuration)
+    if taken is None:
+        return
+    try:
+        run = await records.read()
+        if run is None or run.state is None or run.state.type not in TAKEN_STATES:
+            return
+        keeper.reap(configuration.run.id)
+        if run.state.is_pending():
+            await records.put_back("The worker that had taken the run was killed before it started.")
+        else:
+            await settle(records, ProcessEnd(0), configuration.restarts, "The worker of this flow run died.")
+    finally:
+        taken.release()

@@ -1,0 +1,112 @@
+"""Flow runs that wait for their devices: scheduled at the server, so that any worker of their pool may take them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import httpx
+from prefect.logging.loggers import get_logger
+from prefect.states import Failed
+
+from prefect_rlhf.blocks.lease import LeaseTimeout
+from prefect_rlhf.blocks.lease_book import Busy
+from prefect_rlhf.blocks.worker.run_records import WAITING, RunRecords
+from prefect_rlhf.blocks.worker.taken import TakenRun, can_be_taken
+from prefect_rlhf.placement.errors import RlhfError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import PrefectClient
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.responses import WorkerFlowRunResponse
+    from prefect.logging.loggers import PrefectLogAdapter
+
+    from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
+
+
+class WaitingRoom:
+    """The runs that a worker was offered and that cannot start yet, and when to look at them again."""
+
+    def __init__(self, client: PrefectClient) -> None:
+        self.client = client
+        self._waiting: list[tuple[GpuMeshConfiguration, datetime]] = []  # and when each has waited for too long
+        self._look_soon = False
+        self._server_away = False
+
+    def clear(self) -> None:
+        """Forget all: the server is about to name those that are scheduled."""
+        self._waiting, self._look_soon = [], False
+
+    def look_soon(self) -> None:
+        """Note that a run has ended, which another may wait for, or which is to start again."""
+        self._look_soon = True
+
+    def is_worth_a_look(self) -> bool:
+        """Return whether a run that waits can start now, or has waited for too long."""
+        now = datetime.now(UTC)
+        try:
+            return self._look_soon or any(now >= until or can_be_taken(run) for run, until in self._waiting)
+        except RlhfError:
+            return True  # the look will say what is wrong
+
+    async def when_reached(
+        self, ask: Callable[[], Awaitable[list[WorkerFlowRunResponse]]]
+    ) -> list[WorkerFlowRunResponse]:
+        """Return what the server answers; nothing while it cannot be reached, which is said once."""
+        try:
+            answer = await ask()
+        except httpx.HTTPError as error:
+            if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+                raise
+            if not self._server_away:
+                get_logger("workers").warning(f"The server is away; runs go on ({type(error).__name__}: {error}).")
+            self._server_away = True
+            return []
+        self._server_away = False
+        return answer
+
+    async def take(
+        self, flow_run: FlowRun, configuration: GpuMeshConfiguration, logger: PrefectLogAdapter
+    ) -> TakenRun | None:
+        """Take a scheduled run and its devices; None when it has to wait, which its state then says.
+
+        Raises InvalidInput for devices that its cluster does not have.
+        """
+        taken = TakenRun.take(configuration)
+        if taken is None:  # another worker starts it, or its last attempt has not ended yet
+            self._waiting.append((configuration, datetime.max.replace(tzinfo=UTC)))
+            return None
+        try:
+            busy = taken.take_devices()
+            if busy is None:
+                return taken
+            await self._wait(flow_run, configuration, busy, logger)
+        except BaseException:
+            taken.release()
+            raise
+        taken.release()
+        return None
+
+    async def _wait(
+        self, flow_run: FlowRun, configuration: GpuMeshConfiguration, busy: Busy, logger: PrefectLogAdapter
+    ) -> None:
+        """Show in the run's state what it waits for, since when; or fail it after its longest wait."""
+        now, message, state = datetime.now(UTC), str(busy), flow_run.state
+        waits = state is not None and state.name == WAITING
+        since = state.state_details.scheduled_time if state is not None and waits else None
+        until = (since or now) + timedelta(seconds=configuration.lease_wait_seconds)
+        if now >= until:
+            error = LeaseTimeout(f"{busy}; gave up after {configuration.lease_wait_seconds:g} s")
+            await self.refuse(flow_run, logger, str(error))
+            return
+        if not waits or state is None or state.message != message:
+            logger.info(message)
+            await RunRecords(self.client, flow_run.id).wait(message, since or now)
+        self._waiting.append((configuration, until))
+
+    async def refuse(self, flow_run: FlowRun, logger: PrefectLogAdapter, message: str) -> None:
+        """Fail a run that cannot start, in one line."""
+        line = " ".join(message.split())
+        logger.error(line)
+        await RunRecords(self.client, flow_run.id).end(Failed(message=line))

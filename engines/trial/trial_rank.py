@@ -1,0 +1,88 @@
+"""A rank that makes up what models would give, and runs the computations and losses of a graph on it.
+
+Prompts and pairs are the dataset's own first rows; a response repeats tokens of its prompt, so that every token is one
+of the tokenizer's. Values are arbitrary but possible: log-probabilities are negative, scores and lengths differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Protocol, final
+
+import torch
+from torch import Tensor
+
+from prefect_rlhf.engines.commands import CallCommand, RankReport
+from prefect_rlhf.engines.engine import Output
+from prefect_rlhf.engines.rank.inputs import read_prompts
+from prefect_rlhf.engines.rank.rank import Rank
+from prefect_rlhf.engines.rows import pad
+from prefect_rlhf.placement.blame import described
+
+LONGEST = 3  # response tokens that are made up, where the algorithm may sample as many
+
+
+class Loadable(Protocol):
+    """A function by its name: `load` imports it where that is called."""
+
+    def load(self) -> None: ...
+
+
+@final
+class TrialRank(Rank):
+    """Runs calls in the order of the graph, as a rank would, except that no model is built."""
+
+    def load(self, functions: Mapping[str, Loadable]) -> dict[str, str]:
+        """Import functions, each under the name of its call; say of those that fail what they raised."""
+        failures: dict[str, str] = {}
+        for name, function in functions.items():
+            try:
+                function.load()
+            except (Exception, SystemExit) as error:  # noqa: BLE001  a person's file may raise anything
+                failures[name] = described(error)
+        return failures
+
+    def generate(self, command: CallCommand) -> RankReport:
+        """Keep made-up responses to the prompts."""
+        began = time.perf_counter()
+        assert command.sampling is not None  # a generate command has it
+        prompts = read_prompts(command, self._datasets)
+        longest = min(LONGEST, command.sampling.max_new_tokens)
+        lengths = [max(1, longest - row % 2) for row in range(len(prompts))]
+        responses = [(list(prompt) * longest)[:length] for prompt, length in zip(prompts, lengths, strict=True)]
+        tokens = [torch.tensor([*prompt, *more]) for prompt, more in zip(prompts, responses, strict=True)]
+        self._keep(command, "tokens", tokens)
+        self._keep(command, "prompt_length", [torch.tensor(len(prompt)) for prompt in prompts])
+        self._keep(command, "logprobs", made_up("logprobs", lengths))
+        return self._report(began, command=command)
+
+    def inference(self, command: CallCommand) -> RankReport:
+        """Keep made-up values of the call's rows."""
+        began, sequences = time.perf_counter(), self._inputs(command).sequences(command.doing)
+        lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
+        self._keep(command, command.output, made_up(command.output, lengths))
+        return self._report(began, command=command)
+
+    def train_step(self, command: CallCommand) -> RankReport:
+        """Run the loss on all rows as one micro-batch."""
+        assert command.train is not None and command.function is not None  # a train_step's command has both
+        began, inputs = time.perf_counter(), self._inputs(command)
+        sequences = inputs.sequences(command.doing)
+        lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
+        output = pad(made_up(command.train.output, lengths)).requires_grad_()
+        command.function(output, inputs.training_batch(sequences))
+        return self._report(began, command=command)
+
+
+def made_up(output: Output, lengths: Sequence[int]) -> list[Tensor]:
+    """Return what a model might give for rows of so many response tokens: one score a row, else one value a token.
+
+    >>> [values.tolist() for values in made_up("logprobs", [2, 1])]
+    [[-0.5, -0.75], [-0.625]]
+    """
+    if output == "scores":
+        return [torch.tensor(0.5 - 0.125 * row) for row in range(len(lengths))]
+    return [
+        -0.5 - 0.125 * row % 4 - 0.25 * torch.arange(length, dtype=torch.float32) for row, length in enumerate(lengths)
+    ]

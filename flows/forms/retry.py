@@ -1,0 +1,36 @@
+"""Retries of a flow whose failures are returned as states, in one line: Prefect itself retries only what is raised."""
+
+from __future__ import annotations
+
+import time
+
+from prefect import get_run_logger
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.states import Running
+from prefect.utilities.engine import propose_state_sync
+
+from prefect_rlhf.placement.errors import MISTAKES, RlhfError
+from prefect_rlhf.tasks.failures import failed
+
+
+def may_retry(error: RlhfError) -> bool:
+    """Whether the current flow run is to be tried again, by its `retries`; waits as long as its `retry_delay_seconds`.
+
+    A mistake is not tried again: a person has to mend it.
+    """
+    context = FlowRunContext.get()
+    if isinstance(error, MISTAKES) or context is None or context.flow_run is None:
+        return False
+    with get_client(sync_client=True) as client:
+        flow_run = client.read_flow_run(context.flow_run.id)
+        if flow_run.run_count > (flow_run.empirical_policy.retries or 0):
+            return False
+        state = propose_state_sync(client, failed(error), flow_run_id=flow_run.id)
+        if not state.is_scheduled():
+            return False
+        retries = flow_run.empirical_policy.retries
+        get_run_logger().error("%s: %s; retry %d of %s", type(error).__name__, error, flow_run.run_count, retries)
+        if (until := state.state_details.scheduled_time) is not None:
+            time.sleep(max(0.0, until.timestamp() - time.time()))
+        return propose_state_sync(client, Running(name="Retrying"), flow_run_id=flow_run.id).is_running()

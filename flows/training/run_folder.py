@@ -1,0 +1,56 @@
+"""The folder of a flow run: the same one whenever that flow run is started again, be it by a person or by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.placement.atomic_file import writing
+
+OWNER = "flow_run_id"  # the file that says whose folder it is
+RESULT = "result.json"  # what the flow run returned; written last
+
+
+def earlier_folder(output_dir: Path, name: str, flow_run_id: str) -> Path | None:
+    """Return the folder of an earlier attempt at this flow run; None at the first one."""
+    mine = (folder for folder in _taken(output_dir, name) if _owner(folder) == flow_run_id)
+    return next(mine, None)
+
+
+def new_folder(output_dir: Path, name: str, flow_run_id: str) -> Path:
+    """Make `output_dir/name`, with a number after it where another flow run of that name was.
+
+    Raises OutputFailed where that cannot be.
+    """
+    folder = _named(output_dir, name, 1 + sum(1 for _ in _taken(output_dir, name)))
+    with writing(folder):
+        folder.mkdir(parents=True)
+        (folder / OWNER).write_text(flow_run_id)
+    return folder
+
+
+def read_result(folder: Path) -> Mapping[str, Any] | None:
+    """Return what the run of a folder returned; None when it has not reached its end."""
+    file = folder / RESULT
+    result: Mapping[str, Any] | None = json.loads(file.read_text()) if file.is_file() else None
+    return result
+
+
+def _taken(output_dir: Path, name: str) -> Iterator[Path]:
+    for number in count(1):
+        folder = _named(output_dir, name, number)
+        if not folder.exists():
+            return
+        yield folder
+
+
+def _named(output_dir: Path, name: str, number: int) -> Path:
+    return output_dir / (name if number == 1 else f"{name}-{number}")
+
+
+def _owner(folder: Path) -> str | None:
+    owner = folder / OWNER
+    return owner.read_text() if owner.is_file() else None

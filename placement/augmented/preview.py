@@ -1,0 +1,47 @@
+"""The first steps of a run: enough to see what repeats, however long the run is."""
+
+from __future__ import annotations
+
+from math import lcm
+
+from prefect_rlhf.placement.augmented.augment import unrolled_nodes
+from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.checkpointing import StepRange
+from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.unroll import latest_run
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
+
+PERIODS = 3  # how often the whole pattern of evaluation and checkpoints is seen
+LEAST_STEPS, MOST_STEPS = 24, 64
+
+
+def preview(
+    graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, first_step: int = 0, checkpoint_every: int | None = None
+) -> AugmentedGraph:
+    """Return the graph of the first steps of a run of `num_steps`; see `augment`. A short run is all there.
+
+    Of a longer one, the last steps shown may lack waits for the steps that follow. Raises GraphError when the plan
+    makes nodes wait for each other.
+    """
+    steps = StepRange(num_steps, first_step, checkpoint_every)
+    period = lcm(checkpoint_every or 1, *(call.every or 1 for call in graph))
+    shown = steps.all()[: min(max(LEAST_STEPS, PERIODS * period), MOST_STEPS) + 1]
+    return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, shown), first_step)
+
+
+def distant_nodes(previewed: AugmentedGraph, checkpoint_every: int | None = None) -> tuple[Node, ...]:
+    """Return the nodes of later steps that have what the preview is too short for.
+
+    That is the first run of each evaluation, and the first checkpoint.
+    """
+    there = {node.call.name if node.call else node.kind for node in previewed}
+    steps = StepRange(previewed.num_steps, previewed.first_step, checkpoint_every)
+    distant = {
+        min(latest_run(call, steps.first) + call.every, steps.num_steps)
+        for call in previewed.graph
+        if call.every is not None and call.name not in there
+    }
+    if checkpoint_every is not None and "commit" not in there:
+        distant.add(min((steps.first // checkpoint_every + 1) * checkpoint_every, steps.num_steps) - 1)
+    return unrolled_nodes(previewed.graph, previewed.plan, steps, sorted(distant)) if distant else ()

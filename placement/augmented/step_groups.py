@@ -1,0 +1,173 @@
+"""Groups of steps, made one at a time as a run comes to them: a long run starts as fast as a short one.
+
+A group is cut out of a window: the steps of the group before, its own, and some on either side. What decides a node of
+step s lies within `REACH` + staleness steps of it: a version is read for so long, and what overwrites it waits for its
+last reader. Some things reach further back. Evaluation every k steps finds its copies of the weights as its last run
+left them, and a checkpoint waits until the one before is on disk: so the steps of those are unrolled too, not the steps
+in between. Other nodes that are far apart need not wait for each other: at most two groups are in flight, so but for
+what is written behind them all older groups have ended.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from dataclasses import replace
+
+from prefect_rlhf.placement.augmented.augment import unrolled_nodes
+from prefect_rlhf.placement.augmented.checkpointing import StepRange
+from prefect_rlhf.placement.augmented.node import BEHIND, Node
+from prefect_rlhf.placement.augmented.unroll import latest_run
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.plan import ExecutionPlan
+
+REACH = 2  # steps, beyond the staleness
+
+
+class StepGroups:
+    """Hands out the nodes of a run, group by group, as `AugmentedGraph.in_groups` does; safe to call from any thread.
+
+    Joined, the groups are the whole graph in an order that works; within a group it is the whole graph's order. A node
+    names the nodes that it waits for in its own group and in the one before; of older ones, which have ended, only
+    those whose rows it reads, and what may still be written to disk behind the steps.
+    """
+
+    def __init__(
+        self,
+        graph: DataflowGraph,
+        plan: ExecutionPlan,
+        num_steps: int,
+        steps_per_group: int,
+        first_step: int = 0,
+        checkpoint_every: int | None = None,
+        exports: bool = True,
+    ) -> None:
+        """Begin at `first_step`; see `augment`. Without `exports` nothing comes after the last step."""
+        self.graph, self.plan = graph, plan
+        self._steps = StepRange(num_steps, first_step, checkpoint_every, exports=exports)
+        self._steps_per_group = steps_per_group
+        self._next = first_step  # the first step of which nothing was handed out
+        self._unfinished = first_step  # the first step of which not all was handed out
+        self._handed_out: dict[int, dict[str, Node]] = defaultdict(dict)  # by step, of those in flight
+        self._previous = range(first_step, first_step), frozenset[str]()  # group: its steps and its nodes
+        self._stopped_after: int | None = None
+        self._is_over = False  # nobody asks for a further group
+        self._lock = threading.Lock()
+
+    @property
+    def stopped_after(self) -> int | None:
+        """The number of steps after which a stopped run ends, with a checkpoint; None while it goes on to its end."""
+        return self._stopped_after
+
+    @property
+    def first_unfinished(self) -> int:
+        """The first step of which nodes are left; those before were handed out whole."""
+        return self._unfinished
+
+    def stop(self, begun: int) -> int:
+        """Let the run end early, and return its last step; `begun` is the latest step of which a node has begun.
+
+        What was handed out of later steps is void: the caller sees to it that it never begins, and that nothing waits
+        for it. The next groups are what is left of the steps up to the last one, with a checkpoint after it, without
+        exports. The last step is `begun`, or the next one that can be: With staleness, a checkpoint between two regular
+        ones would change which weights later steps read, so where `checkpoint_every` is set a regular one follows it.
+        And what was handed out must be right for a shorter run: where weights leave the devices only after a later step
+        has read them, that step is done, too. Where no other step is left, or `next_group` has said so, the run goes on
+        to its end, with exports, and `num_steps` is returned.
+        """
+        with self._lock:
+            if self._stopped_after is not None:
+                return self._stopped_after - 1
+            steps = self._steps
+            if self._is_over:
+                return steps.num_steps
+            for last in range(max(begun, steps.first - 1), steps.num_steps - 1):
+                shorter = replace(steps, stopped=last + 1)
+                is_drained = last < steps.first or shorter.is_drained(last, self.graph.staleness)
+                if is_drained and self._is_part_of(shorter):
+                    self._end_with(shorter, last)
+                    return last
+            return steps.num_steps
+
+    def _is_part_of(self, shorter: StepRange) -> bool:
+        """Whether what was handed out is part of the shorter run's graph, and waits for all that it waits for there."""
+        end, begin = shorter.all().stop, min(self._handed_out, default=self._next)
+        window = unrolled_nodes(self.graph, self.plan, shorter, self._window(range(begin, end), shorter))
+        awaited = {node.id: set(node.depends_on) for node in window}
+        old = {node.id for node in window if node.step < begin}  # it ended, whatever waits for it here
+        handed_out = [node for nodes in self._handed_out.values() for node in nodes.values()]
+        void = {node.id for node in handed_out if node.step >= end}  # nothing waits for it any more
+        return all(
+            node.id in awaited and awaited[node.id] - old <= set(node.depends_on) - void
+            for node in handed_out
+            if node.step < end
+        )
+
+    def _end_with(self, shorter: StepRange, last: int) -> None:
+        self._steps, self._stopped_after = shorter, last + 1
+        self._next = min(self._next, last + 1)
+        self._unfinished = min(self._handed_out, default=self._next)  # an offload may now belong to an earlier step
+        for step in [step for step in self._handed_out if step > last]:
+            del self._handed_out[step]
+
+    def next_group(self) -> tuple[Node, ...]:
+        """Return the next nodes, each after those that it waits for; none when all were handed out.
+
+        Raises GraphError when nodes wait for each other.
+        """
+        with self._lock:
+            end = self._steps.all().stop
+            while self._next < end or self._unfinished < self._next:
+                if group := self._cut(range(self._next, min(self._next + self._steps_per_group, end))):
+                    return group
+            self._is_over = True
+            return ()
+
+    def _cut(self, steps: range) -> tuple[Node, ...]:
+        """Cut out the nodes of these steps that wait for no later step, and those left of earlier ones that now do not.
+
+        Expects steps that follow those of the group before.
+        """
+        begin = min(self._previous[0].start, self._unfinished)
+        window = unrolled_nodes(self.graph, self.plan, self._steps, self._window(range(begin, steps.stop), self._steps))
+        later: set[str] = set()
+        nodes: list[Node] = []
+        for node in window:
+            if node.step < self._unfinished or node.id in self._handed_out.get(node.step, ()):
+                continue
+            if node.step >= steps.stop or not later.isdisjoint(node.depends_on):
+                later.add(node.id)
+            else:
+                nodes.append(node)
+        self._note(steps, nodes, {node.step for node in window if node.id in later})
+        ids = frozenset(node.id for node in nodes)
+        known = ids.union(self._previous[1], (node.id for node in window if node.kind in BEHIND))
+        self._previous = steps, ids
+        return tuple(_waiting_only_for(known, node) for node in nodes)
+
+    def _window(self, steps: range, run: StepRange) -> list[int]:
+        """Return the steps of the run to unroll, so that the nodes of these are what they are in the whole graph."""
+        reach = self.graph.staleness + REACH
+        every = run.all()
+        begin = max(every.start, steps.start - reach)
+        earlier = {latest_run(call, begin - 1) for call in self.graph if call.every is not None}
+        if run.every is not None:
+            earlier.add(begin // run.every * run.every - 1)  # the last that a checkpoint follows
+        before = sorted(step for step in earlier if every.start <= step < begin)
+        return [*before, *range(begin, min(every.stop, steps.stop + reach))]
+
+    def _note(self, steps: range, nodes: list[Node], incomplete: set[int]) -> None:
+        """Remember what was handed out, of steps of which something is left."""
+        for node in nodes:
+            self._handed_out[node.step][node.id] = node
+        self._next = steps.stop
+        self._unfinished = min((step for step in incomplete if step < steps.stop), default=steps.stop)
+        latest_ended = self._previous[0].start - 1  # since two groups are in flight
+        kept = min(self._unfinished, latest_ended) - self.graph.staleness
+        for step in [step for step in self._handed_out if step < kept]:
+            del self._handed_out[step]
+
+
+def _waiting_only_for(known: frozenset[str], node: Node) -> Node:
+    kept = tuple(d for d in node.dependencies if d.node in known or d.kind == "data")
+    return node if kept == node.dependencies else replace(node, dependencies=kept)

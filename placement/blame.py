@@ -1,0 +1,41 @@
+"""The place in a person's own code that an error came from."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+_FOREIGN = tuple(
+    f"{Path(folder)}/"
+    for folder in {
+        str(_PACKAGE),
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")),
+    }
+)
+"""Folders of what is nobody's own code here: this package, Python and what is installed."""
+
+
+def described(error: BaseException) -> str:
+    """Say in one line an error's type, the first line of its message, and where in a person's own file it came from.
+
+    >>> described(MemoryError("no room\\nfor it"))
+    'MemoryError: no room'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    place = own_place(error)
+    return ": ".join([type(error).__name__, *lines[:1]]) + (f" ({place})" if place else "")
+
+
+def own_place(error: BaseException) -> str:
+    """Return `file:line in function` of the innermost frame in a person's own file; empty where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+
+
+def is_own(file: str) -> bool:
+    """Whether a file is a person's own: of no package that is installed, nor of this one."""
+    return not file.startswith(("<", *_FOREIGN))

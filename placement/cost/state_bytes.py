@@ -1,0 +1,34 @@
+"""Bytes of training state that each device's rank copies to host memory for a checkpoint, and writes from there."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.engine_constants import ADAM_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_instance
+
+
+def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
+    """Add up, device by device, what a checkpoint of all trained roles copies: never more than this is in host memory.
+
+    Weights that tensor-parallel devices all hold, norms and the like, count on each, though one writes them.
+    """
+    copied: Counter[Device] = Counter()
+    for model in graph.models:
+        instance = trained_instance(graph, plan, model.role)
+        if instance is not None:
+            copied.update(instance_copied_bytes(instance, ModelSizes.of(model)))
+    return copied
+
+
+def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
+    """Return by device what a trained instance's ranks copy: main weights and moments, which replicas share out."""
+    strategy = instance.strategy
+    per_element = MAIN_WEIGHT_BYTES + ADAM_BYTES
+    return {
+        device: -(-sizes.stage_parameters(strategy, at.pp) // strategy.dp) * per_element
+        for device, at in zip(instance.devices, strategy.coordinates(), strict=True)
+    }

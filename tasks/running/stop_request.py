@@ -1,0 +1,61 @@
+"""Requests to end a run early and cleanly: a person suspends the flow run, or SIGTERM gives notice.
+
+Either way the steps in flight end, a checkpoint is written, and the process leaves as Prefect expects it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from prefect._internal.control_listener import get_intent
+from prefect.context import FlowRunContext
+from prefect.exceptions import Pause, TerminationSignal
+
+
+class StopRequest:
+    """Whether the current flow run was asked to stop. Made by the thread that called the flow.
+
+    Prefect's own handler of SIGTERM stays, which raises TerminationSignal in that thread: without it Prefect would not
+    hear of cancellations.
+    """
+
+    def __init__(self) -> None:
+        context = FlowRunContext.get()
+        self._suspension = None if context is None else context.flow_run_suspension_request
+        self._terminated = False
+
+    def __bool__(self) -> bool:
+        return self._terminated or self._is_suspended
+
+    def __str__(self) -> str:
+        return "SIGTERM" if self._terminated else "suspended"
+
+    @property
+    def _is_suspended(self) -> bool:
+        return self._suspension is not None and self._suspension.is_requested()
+
+    def take_notice(self, termination: TerminationSignal) -> None:
+        """Take a first SIGTERM as a request. Raises a second one again, and a cancellation: they end all at once."""
+        if self._terminated or get_intent() is not None:
+            raise termination
+        self._terminated = True
+
+    @contextmanager
+    def not_to_interrupt(self) -> Iterator[None]:
+        """Let the body start task runs and subflow runs though the flow run is suspended: they end the step."""
+        context = FlowRunContext.get()
+        if context is None:
+            yield
+            return
+        with context.model_copy(update={"flow_run_suspension_request": type(context.flow_run_suspension_request)()}):
+            yield
+
+    def leave(self) -> NoReturn:
+        """End the flow run in the way that was asked for. Raises Pause or TerminationSignal."""
+        if self._terminated:
+            raise TerminationSignal(signal=signal.SIGTERM)
+        assert self._suspension is not None  # else nobody asked
+        raise Pause(state=self._suspension.get_state())

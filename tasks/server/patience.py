@@ -1,0 +1,173 @@
+"""Patience with a Prefect server that is away: requests wait until it answers again, up to a stated time.
+
+Prefect's client retries a refused connection only where that same client was connected before, and a run opens new
+clients all the time: for a group of steps, for an artifact. And it counts tries whose pauses double, so that a server
+that is back is not asked for minutes. Here the process, not the client, knows that the server was there, and it asks
+again every second.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import anyio
+import httpx
+from prefect.client.base import PrefectHttpxAsyncClient, PrefectHttpxSyncClient
+
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+
+VARIABLE = "PREFECT_RLHF_SERVER_PATIENCE_SECONDS"
+DEFAULT_SECONDS = 600.0
+RETRY_SECONDS = 1.0
+HURRY_SECONDS = 10.0  # enough for a database that is locked for a moment
+SAME_OUTAGE_SECONDS = 65.0  # a frozen server fails a request only after Prefect's time-out of 60 s
+AWAY_ERRORS = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)
+AWAY_CODES = frozenset({502, 503, 504})  # a proxy without a server behind it; a database that is locked
+
+_may_wait: ContextVar[bool] = ContextVar("rlhf_may_wait", default=True)
+
+
+class ServerAway(RlhfError):
+    """The Prefect server did not answer for as long as a run waits for it."""
+
+
+class Patience:
+    """How long the server has been away, as all requests of this process saw it; safe to use from many threads."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._away_since = self._last_failure = 0.0
+        self._away = False
+
+    def answered(self) -> None:
+        """Note that the server is there."""
+        self._away = False
+
+    def failed(self, asked_at: float, address: str, why: object) -> None:
+        """Note a request, first tried at `asked_at` (monotonic seconds), that failed again.
+
+        Raises ServerAway when its time is up, and at once for one that may not wait.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if not self._away or now - self._last_failure > SAME_OUTAGE_SECONDS:
+                self._away, self._away_since = True, now
+            self._last_failure = now
+            waited = now - min(self._away_since, asked_at)
+        if waited >= self.seconds or not _may_wait.get():
+            raise ServerAway(
+                f"the Prefect server at {address} has not answered for {waited:.0f} s ({why}); "
+                f"a run waits {self.seconds:g} s for it ({VARIABLE})"
+            )
+
+    def spare(self, address: str) -> None:
+        """Raise ServerAway for a request that may not wait while others wait already."""
+        if self._away and not _may_wait.get() and time.monotonic() - self._last_failure < SAME_OUTAGE_SECONDS:
+            raise ServerAway(f"the Prefect server at {address} is away")
+
+
+PATIENCE = Patience(DEFAULT_SECONDS)
+"""That of this process: Prefect makes clients all over, so there is one for all of them."""
+
+
+def wait_for_server() -> None:
+    """Let every request of this process to a Prefect server wait for one that goes away, from now to its end.
+
+    To be called once the server has answered: a wrong address is refused at once. The limit is that of `VARIABLE`;
+    raises InvalidInput when that is no number of seconds.
+    """
+    PATIENCE.seconds = _patience_seconds()
+    make_clients_patient()
+
+
+def make_clients_patient() -> None:
+    """Let every request of this process to a Prefect server wait for one that is away. Idempotent."""
+    _make_patient(PrefectHttpxSyncClient, _sync_send)
+    _make_patient(PrefectHttpxAsyncClient, _async_send)
+
+
+def hurry() -> None:
+    """Wait some seconds at most from now on: for who stops a run by hand while its server is away."""
+    PATIENCE.seconds = min(PATIENCE.seconds, HURRY_SECONDS)
+
+
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """Let requests of the body fail with ServerAway at once instead of waiting."""
+    token = _may_wait.set(False)
+    try:
+        yield
+    finally:
+        _may_wait.reset(token)
+
+
+def _patience_seconds() -> float:
+    given = os.environ.get(VARIABLE, str(DEFAULT_SECONDS))
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= threading.TIMEOUT_MAX:
+        raise InvalidInput(VARIABLE, given, "seconds, 0 or more")
+    return seconds
+
+
+def _make_patient(client: type[Any], patient: Callable[[str, Any], Any]) -> None:
+    """Wrap the one place through which each request of a client goes; what Prefect retries it retries around that."""
+    send_with_retry = client._send_with_retry
+    if hasattr(send_with_retry, "__wrapped__"):
+        return  # an earlier run of this process did
+
+    @wraps(send_with_retry)
+    def wrapper(self: Any, request: Any, send: Any, *args: Any, **kwargs: Any) -> Any:
+        return send_with_retry(self, request, patient(str(self.base_url).rstrip("/"), send), *args, **kwargs)
+
+    client._send_with_retry = wrapper
+
+
+def _sync_send(address: str, send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
+    def patient_send(*args: Any, **kwargs: Any) -> httpx.Response:
+        asked_at = time.monotonic()
+        PATIENCE.spare(address)
+        while True:
+            try:
+                response = send(*args, **kwargs)
+            except AWAY_ERRORS as error:
+                PATIENCE.failed(asked_at, address, type(error).__name__)
+            else:
+                if response.status_code not in AWAY_CODES:
+                    PATIENCE.answered()
+                    return response
+                PATIENCE.failed(asked_at, address, f"status {response.status_code}")
+            time.sleep(RETRY_SECONDS)
+
+    return patient_send
+
+
+def _async_send(
+    address: str, send: Callable[..., Awaitable[httpx.Response]]
+) -> Callable[..., Awaitable[httpx.Response]]:
+    async def patient_send(*args: Any, **kwargs: Any) -> httpx.Response:
+        asked_at = time.monotonic()
+        PATIENCE.spare(address)
+        while True:
+            try:
+                response = await send(*args, **kwargs)
+            except AWAY_ERRORS as error:
+                PATIENCE.failed(asked_at, address, type(error).__name__)
+            else:
+                if response.status_code not in AWAY_CODES:
+                    PATIENCE.answered()
+                    return response
+                PATIENCE.failed(asked_at, address, f"status {response.status_code}")
+            await anyio.sleep(RETRY_SECONDS)
+
+    return patient_send

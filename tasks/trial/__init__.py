@@ -1,0 +1,1 @@
+"""The trial of an author's own code before a run: imported as ranks do, run on a few made-up rows."""

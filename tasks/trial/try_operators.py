@@ -1,0 +1,117 @@
+"""Find an author's mistakes before anything is built: every operator is imported in a fresh process, then run.
+
+The process is started as a rank's is, with the controller's path and environment, and sees two items of each dataset.
+What a computation or a loss raises for reasons of its own may be due to the made-up rows, so that is only a warning.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prefect_rlhf.engines.commands import CallCommand, RowSource
+from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, NO_GPU, RANK_ENVIRONMENT
+from prefect_rlhf.engines.trial.trial_rank import TrialRank
+from prefect_rlhf.placement.errors import InvalidInput, RankFailed, RankLost, RankSilent
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.tasks.operations import Bound, WrongOperator
+from prefect_rlhf.tasks.running.commands import operation_fields
+from prefect_rlhf.tasks.running.step_rows import samples_per_item
+
+ITEMS = 2  # of each dataset
+START_SECONDS = IMPORT_SECONDS = 300.0  # on a machine with much else to do
+CALL_SECONDS = 120.0
+ENVIRONMENT = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **NO_GPU}
+GANG = GangSettings(1, TrialRank, environment=ENVIRONMENT, start_seconds=START_SECONDS, preload=())
+
+
+def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str) -> Iterator[str]:
+    """Import and run every computation and loss of `graph`, in a process of their own; yield warnings, a line each.
+
+    Raises InvalidInput for an operator that cannot be imported, that reads a key which its inputs do not have, or that
+    returns other keys or another number of rows than it says.
+    """
+    with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
+        load(gang, graph)
+        for source in sources.values():
+            gang.call("open_dataset", {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS)
+        yield from Trial(graph, gang, Path(folder), tokenizer).run()
+
+
+def load(gang: LocalGang, graph: DataflowGraph) -> None:
+    """Import every operator and its settings. Raises InvalidInput for the first that cannot be."""
+    functions = {call.name: Bound(call.operation) for call in graph if call.kind in ("compute", "train_step")}
+    began = time.monotonic()
+    try:
+        failures = gang.call("load", {0: (functions,)}, doing="importing operators", deadline_seconds=IMPORT_SECONDS)[0]
+    except (RankLost, RankSilent) as error:
+        failures = {name: f"{error} after {time.monotonic() - began:.0f} s" for name in list(functions)[:1]}
+    for name, failure in failures.items():
+        operation = graph.call(name).operation
+        place = operation.file or operation.module
+        expected = f"what a fresh process can import, as ranks do, but there: {failure}; {advice(operation.module)}"
+        raise InvalidInput(f"operator of {name}", f"{operation.name} of {place}", expected)
+
+
+def advice(module: str) -> str:
+    """Say what to do about a module that cannot be imported."""
+    if module == "__main__":
+        return "put it into a file, since a notebook or prompt is in no other process"
+    return "mend that file, or install what it imports, or have its folder on PYTHONPATH where the run starts"
+
+
+@dataclass(slots=True)
+class Trial:
+    """One iteration on made-up rows. What follows from a computation that failed is not tried."""
+
+    graph: DataflowGraph
+    gang: LocalGang
+    run_dir: Path
+    tokenizer: str
+
+    def run(self) -> Iterator[str]:
+        """Run the calls in order; yield warnings. Raises WrongOperator."""
+        unknown: set[str] = set()
+        for call in self.graph:
+            if unknown & {port.source for port in call.inputs}:
+                unknown.add(call.name)
+                continue
+            try:
+                self.gang.call(call.kind, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS)
+            except WrongOperator as error:
+                raise InvalidInput(f"{call.name}: {error.field}", error.seen, error.expected) from error
+            except RankFailed as error:
+                unknown.add(call.name)
+                yield f"{call.operation.name} failed on made-up rows, as it may on real ones: {error}"
+            except (RankLost, RankSilent) as error:
+                yield f"{call.operation.name} and what comes after it was not tried: {error}"
+                return
+
+    def command(self, call: Call) -> CallCommand:
+        """Return what a rank is told to do with the call on the first items of its dataset."""
+        dataset = next(dataset for dataset in self.graph.datasets if dataset.name == call.rows_from)
+        per_item, samples = dataset.rows_per_item, samples_per_item(self.graph)[call.name]
+        num_items = min(ITEMS, call.num_rows // (per_item * samples))
+        row_ids = tuple(
+            item * per_item + row % per_item for item in range(num_items) for row in range(per_item * samples)
+        )
+        generated = self.graph.generated_by(call)
+        return CallCommand(
+            step=0,
+            call=call,
+            instance=None,
+            rows=tuple(range(len(row_ids))),
+            row_ids=row_ids,
+            seed=0,
+            run_dir=self.run_dir,
+            tokenizer=self.tokenizer,
+            versions={model.role: 0 for model in self.graph.models},
+            generated_by=generated.role if generated else None,
+            **operation_fields(call, 1),
+        )

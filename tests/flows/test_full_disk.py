@@ -1,0 +1,131 @@
+"""A disk that fills up, or turns read-only, under a run: it ends at once as failed, in one line that says which file.
+
+Each on a small file system of its own (a tmpfs, so only for root), in which everything that a run writes is.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.training import run as training
+from prefect_rlhf.tasks.running.dispatch import Dispatcher
+from prefect_rlhf.tasks.running.journal import Journal
+from tests import plan_matrix
+from tests.plan_matrix import plan_file
+from tests.small_disk import small_disk
+from tests.tiny import ppo_parameters
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("prefect"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts file systems"),
+]
+DISK_BYTES = 16 << 20
+ALONE = {call: words.replace("engine=vllm", "engine=megatron") for call, words in plan_matrix.ONE.items()}
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    """Of two steps with a checkpoint after each, on one device without a gang."""
+    folder = tmp_path_factory.mktemp("full_disk")
+    given = ppo_parameters(folder) | {"plan": str(plan_file(ALONE, folder / "alone.json")), "checkpoint_every": 1}
+    return given | {"algo": given["algo"] | {"evaluate_every": 1}}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "runs", DISK_BYTES) as folder:
+        yield folder
+
+
+def fill(disk: Path) -> None:
+    try:
+        with (disk / "filler").open("ab", buffering=0) as file:
+            for size in (1 << 16, 1 << 12):
+                while file.write(bytes(size)) == size:
+                    pass
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+
+
+def make_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+HARMS = {"full": (fill, "No space left on device"), "read-only": (make_read_only, "Read-only file system")}
+
+
+def ended(parameters, disk):
+    """The state in which PPO ends."""
+    with plan_matrix.leased(1):
+        return ppo(**ppo.validate_parameters({**parameters, "output_dir": str(disk)}), return_state=True)
+
+
+NODES = (
+    "actor_generate@0",  # after whose end the journal is written
+    "record_rollouts@0",
+    pytest.param("record_evaluation@1", marks=pytest.mark.all),
+    pytest.param("checkpoint.critic@0", marks=pytest.mark.all),
+    "commit@1",
+    pytest.param("export.actor@2", marks=pytest.mark.all),
+)
+
+
+@pytest.mark.parametrize("harm", [pytest.param("full", id="full"), pytest.param("read-only", marks=pytest.mark.all)])
+@pytest.mark.parametrize("node", NODES)
+def test_a_disk_that_ends_while_a_run_writes_ends_the_run(parameters, disk, monkeypatch, harm, node):
+    """Whatever it is about to write: the journal, rollouts, a checkpoint's shards and manifest, a trained model."""
+    do, reason = HARMS[harm]
+    execute = Dispatcher.execute
+
+    def harmed(self, planned):
+        if planned.id == node:
+            do(disk)
+        return execute(self, planned)
+
+    monkeypatch.setattr(Dispatcher, "execute", harmed)
+    state = ended(parameters, disk)
+    assert state.is_failed(), state
+    assert reason in state.message and "\n" not in state.message
+    assert not list(disk.glob("*/checkpoints/*.part"))
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_disk_that_ends_before_the_first_step_ends_the_run(parameters, disk, monkeypatch, harm):
+    """The files that say what was decided: plan, certificate, predicted timeline."""
+    do, reason = HARMS[harm]
+    keep = Journal.keep
+
+    def harmed(self, name, text):
+        do(disk)
+        keep(self, name, text)
+
+    monkeypatch.setattr(Journal, "keep", harmed)
+    state = ended(parameters, disk)
+    assert state.is_failed() and reason in state.message and "plan.yaml" in state.message
+
+
+def test_a_link_that_cannot_be_made_ends_the_run_after_its_models_are_there(parameters, disk, monkeypatch):
+    report = training.RunReport.finished
+
+    def harmed(self):
+        report(self)
+        make_read_only(disk)
+
+    monkeypatch.setattr(training.RunReport, "finished", harmed)
+    state = ended(parameters, disk)
+    assert state.is_failed() and "latest" in state.message and "Read-only" in state.message
+    assert list(disk.glob("*/actor/model.safetensors"))
+
+
+def test_the_options_have_nothing_to_write_elsewhere():
+    """All that a run writes is in its output folder; a new option that names a place belongs into the cases above."""
+    places = {name for name, field in RunOptions.model_fields.items() if "folder" in (field.description or "").lower()}
+    assert places == {"resume_from", "output_dir"}

@@ -1,0 +1,229 @@
+"""Groups of steps made one at a time: node for node the groups of the whole graph, whatever the length of the run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prefect_rlhf.placement.augmented import step_groups
+from prefect_rlhf.placement.augmented.augment import augment, unrolled_nodes
+from prefect_rlhf.placement.augmented.checkpointing import StepRange
+from prefect_rlhf.placement.augmented.node import BEHIND, Node
+from prefect_rlhf.placement.augmented.step_groups import StepGroups
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.plans.presets import PRESETS
+from tests.placement.augmented.test_checkpointing import DevicesAndDisk
+from tests.strategies import GIB, ROLLOUT, call, dpo, placed, plans, ppo, remax
+
+FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
+FOUR_NODES = ClusterShape("four_nodes", 4, 2, 8 * GIB)
+Groups = list[tuple[Node, ...]]
+
+
+def evaluated_twice(staleness: int, every: int, other: int) -> DataflowGraph:
+    """PPO that evaluates its actor every few steps, and counts with a state of its own, and its critic at others."""
+    graph = ppo(staleness, every)
+    held_out = {"rows_from": "held_out", "num_rows": 4}
+    seen = {"evaluate_generate": ROLLOUT[:2], "evaluate_scores": ("scores",)}
+    more = (
+        call("count", "compute", None, seen, stateful=True, every=every, **held_out),
+        call("evaluate_again", "generate", "actor", {"held_out": ("prompt_tokens",)}, ROLLOUT, every=other, **held_out),
+        call("judge", "inference", "critic", {"evaluate_again": ROLLOUT[:2]}, ("values",), every=other, **held_out),
+    )
+    return replace(graph, calls=(*graph.calls, *more))
+
+
+def long_graphs() -> st.SearchStrategy[DataflowGraph]:
+    """Graphs whose evaluation is apart by up to five steps."""
+    stale, every = st.integers(0, 2), st.integers(1, 5)
+    return st.one_of(
+        st.builds(ppo, stale, st.one_of(st.none(), every)),
+        st.builds(evaluated_twice, stale, every, every),
+        st.builds(remax),
+        st.builds(dpo),
+    )
+
+
+def handed_out(groups: StepGroups) -> Groups:
+    return list(iter(groups.next_group, ()))
+
+
+def as_handed_out(groups: Groups) -> Iterator[tuple[Node, ...]]:
+    """Groups of the whole graph, without the waits for what ended before the group before began, commits apart."""
+    before: tuple[Node, ...] = ()
+    behind = {node.id for group in groups for node in group if node.kind in BEHIND}
+    for group in groups:
+        known = {node.id for node in (*before, *group)} | behind
+        yield tuple(
+            replace(node, dependencies=tuple(d for d in node.dependencies if d.node in known or d.kind == "data"))
+            for node in group
+        )
+        before = group
+
+
+@settings(max_examples=150)
+@given(st.data(), long_graphs(), st.integers(1, 14), st.integers(1, 4), st.sampled_from([None, 1, 2, 3, 5]))
+def test_the_groups_are_those_of_the_whole_graph(data, graph, num_steps, per_group, every):
+    """Node for node, in its order, under staleness, offloading, evaluation and checkpoints."""
+    plan = data.draw(plans(graph, FOUR_DEVICES))
+    first = data.draw(st.integers(0, num_steps - 1))
+    whole = augment(graph, plan, num_steps, first, every).in_groups(per_group)
+    assert handed_out(StepGroups(graph, plan, num_steps, per_group, first, every)) == list(as_handed_out(list(whole)))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_under_a_preset_they_are_too(name):
+    """With an evaluation that is further apart than a window is long."""
+    for graph in (evaluated_twice(0, 11, 13), evaluated_twice(1, 12, 5), remax(), dpo()):
+        plan = preset(name, graph, FOUR_NODES, FOUR_NODES.whole)
+        if offloaded := [call.name for call in graph if call.every == 5]:
+            plan = placed(plan, offloaded[0], offload="all")
+        whole = augment(graph, plan, 30, checkpoint_every=7).in_groups(2)
+        found = handed_out(StepGroups(graph, plan, 30, 2, checkpoint_every=7))
+        assert found == list(as_handed_out(list(whole)))
+
+
+def stopped_graph(graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange) -> tuple[Node, ...]:
+    return unrolled_nodes(graph, plan, steps, steps.all())
+
+
+def bare(node: Node) -> Node:
+    return replace(node, dependencies=())
+
+
+@settings(max_examples=100)
+@given(
+    st.data(), long_graphs(), st.integers(2, 10), st.integers(1, 3), st.sampled_from([None, 1, 2, 3, 5]), st.randoms()
+)
+def test_a_stopped_run_ends_with_a_checkpoint(data, graph, num_steps, per_group, every, chance):
+    """Whenever it is stopped: what was handed out of its steps and what follows is the graph of a run of so many steps.
+
+    In any order that what they wait for allows, with that of later steps left out, they find the weights they need.
+    """
+    plan = data.draw(plans(graph, FOUR_DEVICES))
+    first = data.draw(st.integers(0, num_steps - 1))
+    groups = StepGroups(graph, plan, num_steps, per_group, first, every)
+    calls = [group for _ in range(data.draw(st.integers(1, 4))) if (group := groups.next_group())]
+    before = [node for group in calls for node in group]
+    ended = max((node.step for group in calls[:-2] for node in group), default=first)
+    begun = data.draw(st.integers(ended, max(node.step for node in before)))
+    last = groups.stop(begun)
+    kept = [tuple(node for node in group if node.step <= last) for group in (*calls, *handed_out(groups))]
+    nodes = [node for group in kept for node in group]
+    if groups.stopped_after is None:
+        assert last == num_steps
+        assert {node.id for node in nodes} == {node.id for node in augment(graph, plan, num_steps, first, every)}
+        return
+    assert begun <= last == groups.stopped_after - 1 and groups.stop(begun) == last
+    if graph.staleness and every:
+        assert groups.stopped_after % every == 0
+    expected = stopped_graph(graph, plan, StepRange(num_steps, first, every, stopped=last + 1))
+    assert {bare(node) for node in nodes} == {bare(node) for node in expected} and len(nodes) == len(expected)
+    assert not any(node.kind == "export" for node in nodes)
+    devices = DevicesAndDisk(graph, plan, first)
+    for node in in_any_order(kept, chance):
+        devices.run(node)
+    assert devices.away == devices.comes_and_goes
+    assert devices.committed[-1] == groups.stopped_after
+
+
+def in_any_order(groups: Groups, chance: random.Random) -> list[Node]:
+    """An order that what the nodes wait for allows, when two groups are in flight."""
+    nodes = {node.id: node for group in groups for node in group}
+    waits: nx.DiGraph[str] = nx.DiGraph()
+    waits.add_nodes_from(nodes)
+    waits.add_edges_from((before, node.id) for node in nodes.values() for before in node.depends_on if before in nodes)
+    for number, group in enumerate(groups):
+        ended = [node for earlier in groups[: max(0, number - 1)] for node in earlier if node.kind not in BEHIND]
+        waits.add_edges_from((before.id, node.id) for before in ended for node in group)
+    keys = {id: chance.random() for id in nodes}
+    return [nodes[id] for id in nx.lexicographical_topological_sort(waits, key=keys.__getitem__)]
+
+
+@settings(max_examples=50)
+@given(st.data(), long_graphs(), st.integers(2, 8), st.sampled_from([None, 1, 2, 3]))
+def test_a_stopped_run_is_a_shorter_one_that_ends_with_its_checkpoint(data, graph, num_steps, every):
+    """Without evaluation after its last step and without exports; what it waits for included."""
+    plan = data.draw(plans(graph, FOUR_DEVICES, offload=False))
+    stopped = data.draw(st.integers(1, num_steps - 1))
+    found = stopped_graph(graph, plan, StepRange(num_steps, 0, every, stopped=stopped))
+    shorter = augment(graph, plan, stopped, 0, every or 1000)
+    before = [node for node in shorter if node.step < stopped]
+    ids = {node.id for node in before}
+    expected = [replace(n, dependencies=tuple(d for d in n.dependencies if d.node in ids)) for n in before]
+    assert list(found) == expected
+
+
+def test_what_is_stopped_before_it_began_does_nothing_and_what_is_over_stays_over():
+    plan = preset("flattening", ppo(), FOUR_DEVICES, FOUR_DEVICES.whole)
+    waiting = StepGroups(ppo(), plan, 9, 2, first_step=4)
+    waiting.next_group()
+    assert waiting.stop(-1) == 3
+    assert waiting.next_group() == () and waiting.stopped_after == 4
+    for begun in (3, 4):  # of four steps, with evaluation and exports after them
+        ended = StepGroups(ppo(), plan, 4, 2)
+        assert len(handed_out(ended)) == 3
+        assert ended.stop(begun) == 4 and ended.next_group() == () and ended.stopped_after is None
+
+
+def test_the_end_of_a_stopped_run_is_near():
+    """At once where no weights are offloaded; without staleness, whatever `checkpoint_every` is."""
+    graph = ppo()
+    plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
+    groups = StepGroups(graph, plan, 100, 10, 0, 50)
+    handed = {node.id for _ in range(2) for node in groups.next_group()}
+    assert groups.stop(12) == 12
+    rest = groups.next_group()
+    assert [node.id for node in rest] == ["checkpoint.actor@12", "checkpoint.critic@12", "commit@12"]
+    assert "actor_train_step@12" in handed and groups.next_group() == () and groups.stopped_after == 13
+
+
+def test_a_checkpoint_that_falls_on_the_stop_is_not_written_twice():
+    graph = ppo()
+    groups = StepGroups(graph, preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole), 9, 2, 0, 2)
+    first = groups.next_group()
+    assert [node.id for node in first if node.kind == "commit"] == ["commit@1"]
+    assert groups.stop(1) == 1 and groups.next_group() == () and groups.stopped_after == 2
+
+
+def test_what_comes_after_the_steps_may_be_all_that_is_left():
+    """Of a run that goes on from the checkpoint of its last step."""
+    graph = ppo(evaluate_every=2)
+    plan = preset("flattening", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
+    (rest,) = handed_out(StepGroups(graph, plan, 5, 2, first_step=5, checkpoint_every=2))
+    assert {node.id for node in rest} >= {"export.actor@5", "export.critic@5", "evaluate_scores@5"}
+    assert {node.step for node in rest} == {5} and rest == augment(graph, plan, 5, 5, 2).nodes
+
+
+def test_without_exports_a_run_ends_with_its_last_step():
+    graph = ppo(1, 2)
+    plan = preset("split", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
+    nodes = [node for group in handed_out(StepGroups(graph, plan, 5, 2, exports=False)) for node in group]
+    assert {node.step for node in nodes} == set(range(5)) and not {"export", "commit"} & {node.kind for node in nodes}
+
+
+def test_of_a_million_steps_only_those_around_a_group_are_unrolled(monkeypatch):
+    """Also after a resume in the middle of it, with an evaluation and a checkpoint that are thousands of steps away."""
+    graph, unrolled = ppo(1, 1000), []
+
+    def counted(graph, plan, steps, some):
+        unrolled.append(len(some))
+        return unrolled_nodes(graph, plan, steps, some)
+
+    monkeypatch.setattr(step_groups, "unrolled_nodes", counted)
+    plan = preset("split", graph, FOUR_DEVICES, FOUR_DEVICES.whole)
+    for first in (0, 777_777, 999_990):
+        groups = StepGroups(graph, plan, 1_000_000, 4, first, 5000)
+        for _ in range(4):
+            groups.next_group()
+        assert len(groups._handed_out) <= 3 * 4
+    assert max(unrolled) <= 3 * 4 + 2 * (1 + step_groups.REACH)

@@ -1,0 +1,105 @@
+"""Flows with an author's mistakes, each in one operator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.engine import LossTerms
+from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.data.rollouts import record_rollouts
+from prefect_rlhf.tasks.operations import computation, loss
+from prefect_rlhf.tasks.rl.losses import policy_gradient
+from prefect_rlhf.tasks.settings import Settings
+
+PLAIN = Settings()
+
+
+@computation("advantages")
+def right(rollout, scores, settings, context):
+    assert context.generated_by == "student"
+    return Computed({"advantages": scores["scores"][:, None] * rollout.mask("logprobs")})
+
+
+@computation("advantages")
+def reads_a_typo(rollout, scores, settings):
+    return Computed({"advantages": scores["logprobz"]})
+
+
+@computation("advantages")
+def masks_a_typo(rollout, scores, settings):
+    return Computed({"advantages": rollout.mask("scores")})
+
+
+@computation("advantages")
+def names_another_key(rollout, scores, settings):
+    return Computed({"advantage": rollout["logprobs"]})
+
+
+@computation("advantages")
+def names_one_key_more(rollout, scores, settings):
+    return Computed({"advantages": rollout["logprobs"], "returns": rollout["logprobs"]})
+
+
+@computation("advantages")
+def drops_rows(rollout, scores, settings):
+    return Computed({"advantages": rollout["logprobs"][:1]})
+
+
+@computation("advantages")
+def returns_a_tensor(rollout, scores, settings):
+    return rollout["logprobs"]
+
+
+@computation("advantages")
+def dislikes_the_data(rollout, scores, settings):
+    numbers = {"a": 1}
+    return Computed({"advantages": numbers["b"] * rollout["logprobs"]})
+
+
+@computation("advantages")
+def dies(rollout, scores, settings):
+    os._exit(3)
+
+
+@computation("advantages")
+def writes_a_file(rollout, scores, settings, context):
+    (context.run_dir / "mine.txt").write_text("written")
+    Path(settings.told).write_text(str(context.run_dir))
+    return right.function(rollout, scores, settings, context)
+
+
+class Told(Settings):
+    told: str
+
+
+@loss("logprobs")
+def reads_returns(logprobs_BT, batch, settings):
+    return LossTerms((batch["returns"] * logprobs_BT).sum(), batch["mask"].sum())
+
+
+@loss("logprobs")
+def returns_a_number(logprobs_BT, batch, settings):
+    return torch.zeros(())
+
+
+def body(operator, loss=policy_gradient, settings=PLAIN):
+    """The body of a flow that trains a student by a teacher's scores."""
+
+    def student_flow(prompts, teacher, student):
+        rollout = generate(student, prompts, batch_size=4, samples_per_prompt=2)
+        scores = inference(teacher, rollout, output="scores")
+        advantages = compute(operator, rollout, scores, settings=settings)
+        compute(record_rollouts, rollout, scores, advantages, settings=settings)
+        train_step(student, rollout, advantages, loss=loss(settings))
+
+    return student_flow
+
+
+def without_advantages(prompts, teacher, student):
+    rollout = generate(student, prompts, batch_size=4)
+    inference(teacher, rollout, output="scores")
+    train_step(student, rollout, loss=policy_gradient(Settings()))

@@ -1,0 +1,149 @@
+"""An author's mistakes are found on two made-up rows, each in one line that names function, file and line."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import closing
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from prefect.utilities.importtools import import_object
+
+from prefect_rlhf.engines.gang.local import LocalGang
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import Dataset
+from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.tasks.data.datasets import PromptDataset
+from prefect_rlhf.tasks.trace import trace_body
+from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, try_operators
+from tests.tasks.small_tokenizer import save_small_tokenizer
+from tests.tasks.trial import author
+from tests.tiny import make_prompts
+
+SHAPE = TransformerShape(64, 128, 2, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
+MODELS = {role: ModelSpec(role, role, head, SHAPE) for role, head in (("teacher", "scalar"), ("student", "lm"))}
+DATASETS = {"prompts": Dataset("prompts", ("prompt_tokens",), 16)}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return save_small_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory, tokenizer):
+    return PromptDataset("prompts", make_prompts(tmp_path_factory.mktemp("data") / "prompts.parquet"), tokenizer)
+
+
+def graph_of(body):
+    arguments = {name: type("Stand", (), {})() for name in (*MODELS, *DATASETS)}
+    return trace_body("some", body, arguments, MODELS, DATASETS)
+
+
+@pytest.fixture(scope="module")
+def gang(prompts):
+    """A process that tries one flow's operators after another's, where nothing depends on its being fresh."""
+    with closing(LocalGang(GANG)) as gang:
+        gang.call("open_dataset", {0: (prompts,)}, doing="open", deadline_seconds=60)
+        yield gang
+
+
+@pytest.fixture
+def tried(gang, tmp_path, tokenizer):
+    """Run a flow's operators; returns the warnings."""
+    return lambda body: list(Trial(graph_of(body), gang, tmp_path, tokenizer).run())
+
+
+@pytest.fixture
+def tried_afresh(prompts, tokenizer):
+    """The same in a process of its own, as before a run."""
+    return lambda body: list(try_operators(graph_of(body), {"prompts": prompts}, tokenizer))
+
+
+def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_path):
+    """What a computation writes into the run's folder goes into one that is gone afterwards."""
+    settings = author.Told(told=str(tmp_path / "told.txt"))
+    assert tried_afresh(author.body(author.writes_a_file, settings=settings)) == []
+    folder = Path((tmp_path / "told.txt").read_text())
+    assert folder.name.startswith("rlhf-trial-")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (author.body(author.reads_a_typo), "key that reads_a_typo reads: got 'logprobz', .*: scores"),
+        (author.body(author.masks_a_typo), "key that masks_a_typo reads: got 'scores', .*: tokens, .*logprobs"),
+        (
+            author.body(author.names_another_key),
+            "keys that names_another_key returns: got 'advantage', .*: advantages ",
+        ),
+        (author.body(author.names_one_key_more), "keys that names_one_key_more returns: got 'advantages, returns', "),
+        (author.body(author.drops_rows), "rows of 'advantages' that drops_rows returns: got 1, expected 4, "),
+        (author.body(author.returns_a_tensor), "what returns_a_tensor returns: got 'Tensor', expected Computed "),
+        (author.body(author.right, author.reads_returns), "key that reads_returns reads: got 'returns', .*mask"),
+        (author.body(author.right, author.returns_a_number), "what returns_a_number returns: got 'Tensor'"),
+        (author.without_advantages, "student_train: key that policy_gradient reads: got 'advantages', .*mask"),
+    ],
+)
+def test_a_mistake_is_one_line_with_function_file_and_line(tried, body, says):
+    with pytest.raises(InvalidInput, match=says) as refused:
+        tried(body)
+    assert re.search(r"\((/.*/author|/.*/losses)\.py:\d+", str(refused.value))
+    assert "\n" not in str(refused.value)
+
+
+def test_what_may_be_due_to_made_up_rows_stops_no_run(tried):
+    """It is told, with the line of the author's own file; what depends on it is not tried."""
+    (warning,) = tried(author.body(author.dislikes_the_data, author.reads_returns))
+    assert warning.startswith("dislikes_the_data failed on made-up rows")
+    assert "KeyError: 'b'" in warning
+    assert re.search(r"author\.py:\d+ in dislikes_the_data\)$", warning)
+
+
+def test_a_computation_that_ends_its_process_stops_no_run(tried_afresh):
+    (warning,) = tried_afresh(author.body(author.dies))
+    assert warning.startswith("dies and what comes after it was not tried: rank 0 ended with status 3")
+
+
+@pytest.mark.parametrize(("name", "entrypoint"), [("far_module", "{0}:{0}"), ("far_file", "{0}.py:{0}")])
+def test_an_operator_is_found_wherever_its_file_lies(tried_afresh, tmp_path, monkeypatch, name, entrypoint):
+    """Prefect loads a deployment's flow in the folder that was pulled, which stays on no path; a name may be taken."""
+    (tmp_path / f"{name}_helper.py").write_text("NAME = 'advantages'\n")
+    (tmp_path / f"{name}.py").write_text(
+        "from prefect_rlhf.engines.compute import Computed\nfrom prefect_rlhf.tasks.operations import computation\n"
+        f"from {name}_helper import NAME\n\n"
+        f"@computation(NAME)\ndef {name}(rollout, scores, settings):\n"
+        "    return Computed({NAME: rollout['logprobs']})\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if name == "far_file":
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    with monkeypatch.context() as pulled:
+        pulled.chdir(tmp_path)
+        operator = import_object(entrypoint.format(name))
+    sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
+    assert tried_afresh(author.body(operator)) == []
+
+
+def test_an_operator_that_a_fresh_process_cannot_import_is_refused(tried_afresh, tmp_path, monkeypatch):
+    """It names operator, module and what to do."""
+    file = tmp_path / "only_here.py"
+    file.write_text(
+        "import os\nfrom prefect_rlhf.tasks.operations import computation\n\n"
+        "assert os.environ.get('ONLY_HERE') == str(os.getpid())\n\n"
+        "@computation('advantages')\ndef only_here(rollout, scores, settings):\n    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("ONLY_HERE", str(os.getpid()))
+    with pytest.raises(InvalidInput) as refused:
+        tried_afresh(author.body(import_module("only_here").only_here))
+    said = str(refused.value)
+    assert said.startswith(
+        f"operator of only_here: got 'only_here of {file}', expected what a fresh process can import"
+    )
+    assert f"but there: AssertionError ({file}:4 in <module>); mend that file, or install what it imports" in said

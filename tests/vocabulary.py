@@ -1,0 +1,165 @@
+"""The vocabulary of an author as the code itself says it: calls, parameters, settings, rows, losses and computations.
+
+`python -m tests.vocabulary` writes docs/vocabulary.md anew.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.blocks.dataset import Preferences, Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.engines.compute import Computed, Context, saved_state
+from prefect_rlhf.engines.engine import Loss, LossTerms
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks import calls
+from prefect_rlhf.tasks.data import rollouts
+from prefect_rlhf.tasks.operations import OFFERED, Operator, computation, loss
+from prefect_rlhf.tasks.rl import advantages, evaluation, losses, rewards
+from prefect_rlhf.tasks.rl.hyperparameters import KLControl
+from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
+
+PAGE = Path(__file__).parents[1] / "docs" / "vocabulary.md"
+HEAD = """# Vocabulary
+
+All that the file of an algorithm may name, with what the code says of it. [Write an algorithm](authoring.md) has one.
+`python -m tests.vocabulary` writes this page from docstrings and fields.
+
+Shapes: B rows, T response tokens, S tokens of prompt and response.
+"""
+WORDS = [calls.generate, calls.inference, calls.compute, calls.train_step]
+PARAMETERS = [Model, Prompts, Preferences]
+SETTINGS = [Sampling, Optimizer, Update, KLControl]
+ROWS = [Batch, Loss, LossTerms, Context, Computed]
+HELPERS = [rollouts.text_columns, rollouts.lists, rollouts.write_rows, saved_state]
+MODULES = [losses, rewards, advantages, rollouts, evaluation]
+
+
+def page() -> str:
+    """Return the page."""
+    sections = [
+        ("Calls", "Of `prefect_rlhf.tasks.calls`.", map(function_text, WORDS)),
+        ("Parameters of a flow", "As the form shows them.", map(fields_text, PARAMETERS)),
+        ("Settings", docstring(Settings), map(fields_text, SETTINGS)),
+        ("Rows", "What losses and computations are given, and what they return.", map(class_text, ROWS)),
+        ("Decorators", "Of `prefect_rlhf.tasks.operations`.", map(function_text, [loss, computation])),
+        (
+            "Losses",
+            "Of `prefect_rlhf.tasks`. `settings` is what each needs; a subclass with more fields will do.",
+            operators("loss"),
+        ),
+        (
+            "Computations",
+            f"Of `prefect_rlhf.tasks`. A computation gets its inputs in order, then `settings`{offered()}.",
+            operators("computation"),
+        ),
+        ("For computations of your own", "What the shipped ones are made of.", map(function_text, HELPERS)),
+    ]
+    return "\n".join([HEAD, *(f"## {title}\n{intro}\n\n{chr(10).join(texts)}" for title, intro, texts in sections)])
+
+
+def function_text(function: Any) -> str:
+    """Return a function with its parameters and docstring."""
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters_of(function)]
+    called = f"{function.__name__}{inspect.Signature(parameters)}"
+    return f"### `{called}`\n{docstring(function)}\n"
+
+
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    """Return a function's parameters in order."""
+    return list(inspect.signature(function).parameters.values())
+
+
+def fields_text(kind: Any) -> str:
+    """Return a form's fields as a table."""
+    rows = []
+    for name, schema in kind.model_json_schema()["properties"].items():
+        default = kind.model_fields[name].get_default()
+        shown = "required" if kind.model_fields[name].is_required() else "empty" if default in (None, "") else default
+        rows.append(f"| `{name}` | {shown} | {bounds(schema)} | {schema.get('description', '')} |")
+    table = ["| field | default | allowed | meaning |", "|---|---|---|---|", *rows]
+    return "\n".join([f"### {kind.__name__}", f"Of `{kind.__module__}`. {docstring(kind)}", "", *table, ""])
+
+
+def bounds(schema: dict[str, Any]) -> str:
+    """Say in a few words what a field takes."""
+    choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
+    if len(choices) != 1:
+        return ""
+    (choice,) = choices
+    if "enum" in choice or "const" in choice:
+        return ", ".join(map(str, choice.get("enum", [choice.get("const")])))
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    limits = [f"{word} {choice[key]:,.9g}" for key, word in words.items() if key in choice]
+    return ", ".join(limits) or {"boolean": "true, false", "string": "text"}.get(choice.get("type", ""), "")
+
+
+def class_text(kind: type) -> str:
+    """Return a class with its docstring, its fields with their comments, and its own methods."""
+    lines = [f"### {kind.__name__}", f"Of `{kind.__module__}`. {docstring(kind)}", ""]
+    if is_dataclass(kind):
+        comments = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(kind), re.MULTILINE))
+        for name, annotation in inspect.get_annotations(kind).items():
+            lines.append(f"- `{name}: {annotation}`" + (f": {comments[name]}" if name in comments else ""))
+    for name, member in vars(kind).items():
+        function = member.fget if isinstance(member, property) else member
+        if not name.startswith("_") and inspect.isfunction(function):
+            called = (
+                name
+                if isinstance(member, property)
+                else f"{name}({', '.join([*inspect.signature(function).parameters][1:])})"
+            )
+            lines.append(f"- `{called}`: {docstring(function)}")
+    return "\n".join([*lines, ""])
+
+
+def operators(kind: str) -> Iterator[str]:
+    """Return the shipped operators of a kind as a table."""
+    made = "output" if kind == "loss" else "keys made"
+    yield f"| {kind} | inputs | {made} | settings | what |\n|---|---|---|---|---|"
+    for module in MODULES:
+        for operator in vars(module).values():
+            if (
+                isinstance(operator, Operator)
+                and operator.kind == kind
+                and operator.function.__module__ == module.__name__
+            ):
+                yield operator_row(operator)
+    yield ""
+
+
+def operator_row(operator: Operator[..., Any]) -> str:
+    """Return an operator as a row: a loss with the model's output, a computation with its inputs and keys."""
+    parameters = inspect.signature(operator.function).parameters
+    inputs = ", ".join(name for name in parameters if name not in ("settings", *OFFERED))
+    settings = str(parameters["settings"].annotation).replace(" | ", " or ")
+    made = operator.output if operator.kind == "loss" else ", ".join(operator.outputs) or "metrics alone"
+    pairs = "; pairs stay together" if operator.rows_per_item == 2 else ""
+    text = " ".join(docstring(operator.function).split())
+    where = operator.function.__module__.removeprefix("prefect_rlhf.tasks.")
+    return f"| `{where}.{operator.name}` | {inputs} | {made}{pairs} | {settings} | {text} |"
+
+
+def offered() -> str:
+    """Say what else a computation may ask for."""
+    return f", and {' and '.join(f'`{name}`' for name in OFFERED)} where its parameters name them"
+
+
+def docstring(thing: Any) -> str:
+    """Return a docstring without its examples."""
+    text = inspect.cleandoc(thing.__doc__ or "")
+    return text.partition("\n>>>")[0].strip()
+
+
+def main() -> None:
+    """Write the page anew."""
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
