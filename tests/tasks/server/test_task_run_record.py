@@ -46,7 +46,7 @@ def test_ends_that_a_server_lost_are_sent_again(lost, monkeypatch):
             await noting(self, event)
 
     monkeypatch.setattr(task_run_record, "STILL_SECONDS", 3.0)
-    monkeypatch.setattr(task_run_record, "TIMES_AGAIN", 20)  # a server on a busy machine writes late, and that is no loss
+    monkeypatch.setattr(task_run_record, "TIMES_AGAIN", 20)  # a busy server writes late
     cell = next(cell for cell in PrefectEventsClient._emit.__closure__ if cell.cell_contents is noting)
     cell.cell_contents = losing
     try:
