@@ -121,13 +121,23 @@ class SamplingSettings:
     top_p: float = 1.0
     stop_at_eos: bool = True
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some tokens of the vocabulary may be left out."""
+        return self.temperature > 0 and self.top_p < 1
+
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Responses of a batch of prompts, and the log-probability of each token under the distribution sampled from."""
+    """Responses of a batch of prompts, and the log-probability of each token: of the whole vocabulary, tempered.
+
+    `kept_mass` is the mean over tokens of the probability that top_p keeps; None where it keeps all, and on ranks that
+    choose no token.
+    """
 
     tokens: Sequence[Sequence[int]]
     logprobs: Sequence[Sequence[float]]
+    kept_mass: float | None = None
 
 
 class Engine(Protocol):

@@ -49,6 +49,7 @@ class Generation:
         self._rotary = model.decoder.layers[0].self_attention.rotary
         self._device = next(model.parameters()).device
         self._chooses = groups.is_last_stage and groups.coordinate.tp == 0
+        self._kept_mass, self._num_chosen = 0.0, 0
         self._uniforms_RT = uniforms(seeds, sampling.max_new_tokens) if self._chooses and sampling.temperature else None
 
     def run(self, groups: Sequence[RowGroup]) -> Generated:
@@ -63,7 +64,8 @@ class Generation:
                     in_flight[index] = self._decode(group)
         rows = {row: (tokens, logprobs) for group in groups for row, tokens, logprobs in group.responses()}
         responses = [rows[row] for row in sorted(rows)]
-        return Generated([tokens for tokens, _ in responses], [logprobs for _, logprobs in responses])
+        kept_mass = self._kept_mass / self._num_chosen if self._num_chosen else None
+        return Generated([tokens for tokens, _ in responses], [logprobs for _, logprobs in responses], kept_mass)
 
     def _prefill(self, group: RowGroup) -> _InFlight:
         flight = self._new_flight(group)
@@ -105,8 +107,11 @@ class Generation:
         if logits_BV is not None:
             next_B = None if self._uniforms_RT is None else self._uniforms_RT[group.numbers, group.num_steps]
             on_device = None if next_B is None else next_B.to(self._device)
-            tokens_B, logprobs_B = choose(logits_BV, on_device, self._sampling.temperature, self._sampling.top_p)
-            flight.choice_2B[0], flight.choice_2B[1] = tokens_B, logprobs_B
+            choice = choose(logits_BV, on_device, self._sampling.temperature, self._sampling.top_p)
+            flight.choice_2B[0], flight.choice_2B[1] = choice.tokens_B, choice.logprobs_B
+            if choice.kept_mass_B is not None:
+                self._kept_mass += float(choice.kept_mass_B.double().sum())
+                self._num_chosen += len(choice.kept_mass_B)
         replica, last = self._groups.replica, self._groups.strategy.pp - 1
         if replica.size() > 1:
             chooser = last * self._groups.strategy.tp

@@ -101,7 +101,10 @@ class Rank:
         self._datasets[source.name] = source
 
     def generate(self, command: CallCommand) -> RankReport:
-        """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows."""
+        """Continue this replica's prompts. Keeps `tokens`, `prompt_length` and `logprobs` of its rows.
+
+        Metric `kept_mass`: see Generated.
+        """
         began, model = time.perf_counter(), self._model_of(command)
         assert command.sampling is not None  # a generate command has it
         prompts = read_prompts(command, self._datasets)
@@ -113,7 +116,8 @@ class Rank:
         self._keep(command, "logprobs", [torch.tensor(row, dtype=torch.float32) for row in generated.logprobs])
         report = self._report(began, model, command=command)
         num_tokens = sum(map(len, generated.tokens))
-        return replace(report, num_tokens=num_tokens, row_lengths=tuple(map(len, tokens)))
+        metrics = {} if generated.kept_mass is None else {"kept_mass": generated.kept_mass}
+        return replace(report, num_tokens=num_tokens, row_lengths=tuple(map(len, tokens)), metrics=metrics)
 
     def inference(self, command: CallCommand) -> RankReport:
         """Run the model over this replica's rows. Keeps `command.output` where the engine returns it."""

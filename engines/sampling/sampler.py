@@ -9,6 +9,7 @@ Shapes: B rows, V vocabulary, N blocks of K tokens, T new tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,31 +18,55 @@ from torch.nn import functional as F  # noqa: N812  as everybody calls it
 SUMMED_TOGETHER = 256  # tokens of a block
 
 
+class Choice(NamedTuple):
+    """Tokens that were taken, their log-probabilities (float32), and what they were taken from.
+
+    Log-probabilities are those of the whole vocabulary at the temperature, as training and the reference model compute
+    them, whatever top_p left out. `kept_mass_B` is the probability of all tokens that top_p keeps; None: it keeps all.
+    """
+
+    tokens_B: Tensor
+    logprobs_B: Tensor
+    kept_mass_B: Tensor | None = None
+
+
 def choose(
     logits_BV: Tensor,
     uniforms_B: Tensor | None,
     temperature_B1: Tensor | float = 1.0,
     top_p_B1: Tensor | float = 1.0,
-) -> tuple[Tensor, Tensor]:
-    """Take tokens [B]; return them and their log-probabilities [B] (float32) in the distribution they are taken from.
+) -> Choice:
+    """Take a token of each row.
 
     Without uniforms the choice is greedy, from the model's own distribution: temperature and top_p play no part.
 
-    >>> tokens, logprobs = choose(torch.tensor([[1.0, 3.0]]).log(), None)
+    >>> tokens, logprobs, _ = choose(torch.tensor([[1.0, 3.0]]).log(), None)
     >>> tokens.tolist(), round(logprobs.exp().item(), 4)
     ([1], 0.75)
+    >>> choice = choose(torch.tensor([[1.0, 3.0, 4.0]]).log(), torch.tensor([0.99]), top_p_B1=0.6)
+    >>> choice.tokens_B.tolist(), choice.logprobs_B.exp().tolist(), choice.kept_mass_B.tolist()
+    ([2], [0.5], [0.875])
     """
     if uniforms_B is None:
         probs_BV = logits_BV.softmax(-1, dtype=torch.float32)
-        tokens_B = logits_BV.argmax(-1)
-    else:
-        probs_BV = _filtered(logits_BV, temperature_B1, top_p_B1).softmax(-1, dtype=torch.float32)
-        tokens_B = draw(probs_BV, uniforms_B)
+        return Choice(*_with_logprobs(probs_BV, logits_BV.argmax(-1)))
+    if not _is_one(temperature_B1):
+        logits_BV = logits_BV.float() / temperature_B1
+    probs_BV = logits_BV.softmax(-1, dtype=torch.float32)
+    if _is_one(top_p_B1):
+        return Choice(*_with_logprobs(probs_BV, draw(probs_BV, uniforms_B)))
+    kept_BV = nucleus(probs_BV, top_p_B1)
+    return Choice(*_with_logprobs(probs_BV, draw(kept_BV, uniforms_B)), kept_BV.sum(-1))
+
+
+def _with_logprobs(probs_BV: Tensor, tokens_B: Tensor) -> tuple[Tensor, Tensor]:
     return tokens_B, probs_BV.gather(1, tokens_B[:, None])[:, 0].log()
 
 
 def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     """Find the tokens at the uniforms' places in the cumulative distributions: first the block, then inside it.
+
+    Rows need not sum to 1.
 
     >>> draw(torch.tensor([[0.25, 0.0, 0.75]] * 3), torch.tensor([0.2, 0.25, 0.999])).tolist()
     [0, 2, 2]
@@ -57,19 +82,18 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     return blocks_B * SUMMED_TOGETHER + places_B
 
 
-def nucleus(logits_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
-    """Return the logits with minus infinity for all but the fewest likeliest tokens that together have `top_p`.
+def nucleus(probs_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
+    """Return the probabilities with 0 for all but the fewest likeliest tokens that together have `top_p`.
 
     Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, section 3.1.
 
-    >>> nucleus(torch.tensor([[1.0, 2.0, 5.0]]).log(), 0.8).exp().round().tolist()
-    [[0.0, 2.0, 5.0]]
+    >>> nucleus(torch.tensor([[0.125, 0.25, 0.625]]), 0.8).tolist()
+    [[0.0, 0.25, 0.625]]
     """
-    ascending_BV, order_BV = logits_BV.sort(-1)
-    below_BV = ascending_BV.softmax(-1, dtype=torch.float32).cumsum(-1)  # of this token and all less likely ones
-    dropped_BV = below_BV <= 1 - top_p_B1
+    ascending_BV, order_BV = probs_BV.sort(-1)
+    dropped_BV = ascending_BV.cumsum(-1) <= 1 - top_p_B1  # this token and all less likely ones
     dropped_BV[:, -1] = False
-    return logits_BV.masked_fill(dropped_BV.scatter(1, order_BV, dropped_BV), -torch.inf)
+    return probs_BV.masked_fill(dropped_BV.scatter(1, order_BV, dropped_BV), 0.0)
 
 
 def row_stream(seed: int) -> torch.Generator:
@@ -101,13 +125,6 @@ def _find(weights_BN: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
     index_B1 = torch.searchsorted(ends_BN, targets_B[:, None], right=True)
     starts_B1 = ends_BN.gather(1, index_B1) - weights_BN.gather(1, index_B1)
     return index_B1[:, 0], (targets_B - starts_B1[:, 0]).clamp_min(0)
-
-
-def _filtered(logits_BV: Tensor, temperature_B1: Tensor | float, top_p_B1: Tensor | float) -> Tensor:
-    """Return the logits of the distribution to sample from."""
-    if not _is_one(temperature_B1):
-        logits_BV = logits_BV.float() / temperature_B1
-    return logits_BV if _is_one(top_p_B1) else nucleus(logits_BV.float(), top_p_B1)
 
 
 def _is_one(setting: Tensor | float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -81,8 +82,8 @@ class VllmEngine:
 
         The engine was built for the rows of one of `micro_batches` at once; others begin as some end.
 
-        Log-probabilities are those of the distribution sampled from, after temperature and top_p; of a greedy response
-        they are the model's own, at temperature 1.
+        Log-probabilities are those of the whole vocabulary at the temperature; of a greedy response they are the
+        model's own, at temperature 1.
         """
         check_lengths(prompts, sampling, self._max_length)
         if self._cpu is not None:
@@ -96,7 +97,11 @@ class VllmEngine:
             while self._llm.has_unfinished_requests():
                 finished |= {output.request_id: output.outputs[0] for output in self._llm.step()}
         responses = [finished[name] for name in names]
-        return Generated([list(r.token_ids) for r in responses], [list(r.logprobs.logprobs) for r in responses])
+        tokens, shown = [list(r.token_ids) for r in responses], [r.logprobs.logprobs for r in responses]
+        if not sampling.is_filtered:
+            return Generated(tokens, [list(row) for row in shown])
+        kept_masses = [math.exp(value) for row in shown for value in row[1::2]]
+        return Generated(tokens, [list(row[0::2]) for row in shown], math.fsum(kept_masses) / len(kept_masses))
 
     def device_bytes(self) -> int:
         """Bytes of weights, packed weights and key-value cache on the device now."""

@@ -20,21 +20,26 @@ class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to th
     """A sampler that takes each row's token by `choose`, with the next number of the row's own generator.
 
     Knows what `SamplingSettings` can ask for: greedy or not, temperature, top_p, and the log-probability of the sampled
-    token alone. vLLM's sampler draws noise for every token of the vocabulary and ranks the sampled one.
+    token alone. A request for one more log-probability gets the logarithm of the mass that top_p keeps in its place.
+    vLLM's sampler draws noise for every token of the vocabulary and ranks the sampled one.
     """
 
     def forward(
         self, logits: Tensor, sampling_metadata: SamplingMetadata, *_args: Any, **_options: Any
     ) -> SamplerOutput:
         if sampling_metadata.all_greedy:
-            tokens_B, logprobs_B = choose(logits, None)
+            tokens_B, logprobs_B, kept_mass_B = choose(logits, None)
         else:
             top_p = 1.0 if sampling_metadata.top_p is None else sampling_metadata.top_p[:, None]
             next_B = _uniforms(sampling_metadata, len(logits))
-            tokens_B, logprobs_B = choose(logits, next_B, sampling_metadata.temperature[:, None], top_p)
-        tokens_B1 = tokens_B.int()[:, None]
+            temperature_B1 = sampling_metadata.temperature[:, None]
+            tokens_B, logprobs_B, kept_mass_B = choose(logits, next_B, temperature_B1, top_p)
+        tokens_B1, shown = tokens_B.int()[:, None], [logprobs_B]
+        if sampling_metadata.max_num_logprobs == 1:
+            shown.append(torch.zeros_like(logprobs_B) if kept_mass_B is None else kept_mass_B.log())
+        logprobs_BN = torch.stack(shown, -1)
         ranks_B = torch.zeros_like(tokens_B)  # nobody asks for them
-        return SamplerOutput(tokens_B1, LogprobsTensors(tokens_B1, logprobs_B[:, None], ranks_B))
+        return SamplerOutput(tokens_B1, LogprobsTensors(tokens_B1.expand_as(logprobs_BN), logprobs_BN, ranks_B))
 
 
 def _uniforms(metadata: SamplingMetadata, num_rows: int) -> Tensor:

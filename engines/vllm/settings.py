@@ -39,7 +39,10 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple[int, ...]) -> SamplingParams:
-    """Describe one row's sampling: token ids in and out, no text, and the sampled token's log-probability alone."""
+    """Describe one row's sampling: token ids in and out, no text, and the sampled token's log-probability.
+
+    One more log-probability is the place of the mass that top_p keeps; see RowSampler.
+    """
     return SamplingParams(
         max_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
@@ -47,7 +50,7 @@ def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple
         seed=stream_seed(seed),  # vLLM reads -1 as no seed
         stop_token_ids=list(end_tokens) if sampling.stop_at_eos else None,
         ignore_eos=not sampling.stop_at_eos,
-        logprobs=0,
+        logprobs=int(sampling.is_filtered),
         flat_logprobs=True,
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,

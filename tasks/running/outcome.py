@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect_rlhf.engines.commands import Measurements, RankReport
@@ -14,8 +15,9 @@ class NodeOutcome(Measurements[Mapping[str, int]]):
 
 
 def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
-    """Return a node's reports as one: the slowest rank's seconds, all bytes and tokens, the first rank's metrics.
+    """Return a node's reports as one: the slowest rank's seconds, all bytes and tokens.
 
+    Metrics are those of the ranks that have some: of all rows each, or else means over the tokens of each one's rows.
     `peak_extra_bytes` is that of the rank that staged most.
     """
     by_rank = sorted(reports.items())
@@ -28,5 +30,17 @@ def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
         device_bytes={str(rank): report.device_bytes for rank, report in by_rank},
         resident_bytes={str(rank): report.resident_bytes for rank, report in by_rank},
         store_bytes={str(rank): report.store_bytes for rank, report in by_rank},
-        metrics=next((report.metrics for _, report in by_rank if report.metrics), {}),
+        metrics=_metrics([report for _, report in by_rank if report.metrics]),
     )
+
+
+def _metrics(reports: Sequence[RankReport]) -> Mapping[str, float]:
+    """Return the metrics of all rows."""
+    if not reports or all(report.metrics == reports[0].metrics for report in reports):
+        return reports[0].metrics if reports else {}
+    weights = [report.num_tokens for report in reports]
+    return {
+        name: math.fsum(weight * report.metrics[name] for weight, report in zip(weights, reports, strict=True))
+        / sum(weights)
+        for name in reports[0].metrics
+    }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from prefect_rlhf.engines.commands import BuildCommand
-from prefect_rlhf.engines.engine import Shard
+from prefect_rlhf.engines.engine import Generated, Shard
 from prefect_rlhf.placement.layout.layout import Layout, vllm_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
@@ -91,19 +92,40 @@ class Oracle:
             tokens.append(int(self.logits(tokens)[-1].argmax()))
         return tokens[len(prompt) :]
 
-    def logprobs(self, prompt: list[int], response: list[int], temperature: float, top_p: float) -> list[float]:
-        """Of each response token under temperature and nucleus sampling, computed one token at a time."""
-        logits = self.logits([*prompt, *response])[len(prompt) - 1 : -1].double() / temperature
-        return [_nucleus(row, top_p)[token].log().item() for row, token in zip(logits, response, strict=True)]
+    def logprobs(self, prompt: list[int], response: list[int], temperature: float) -> list[float]:
+        """Of each response token in the whole vocabulary at a temperature."""
+        probs = self._probs(prompt, response, temperature)
+        return [row[token].log().item() for row, token in zip(probs, response, strict=True)]
+
+    def nuclei(
+        self, prompt: list[int], response: list[int], temperature: float, top_p: float
+    ) -> list[dict[int, float]]:
+        """At each response token, the fewest likeliest tokens that together have top_p, and their probabilities."""
+        return [_nucleus(row, top_p) for row in self._probs(prompt, response, temperature)]
+
+    def _probs(self, prompt: list[int], response: list[int], temperature: float) -> Tensor:
+        """[T, V]"""
+        return (self.logits([*prompt, *response])[len(prompt) - 1 : -1].double() / temperature).softmax(-1)
 
 
-def _nucleus(logits: Tensor, top_p: float) -> Tensor:
-    """[V]: keep the fewest most likely tokens that together have top_p, renormalised."""
-    probs = logits.softmax(-1)
-    kept, total = torch.zeros_like(probs), 0.0
+def _nucleus(probs: Tensor, top_p: float) -> dict[int, float]:
+    kept: dict[int, float] = {}
     for token in probs.argsort(descending=True).tolist():
-        if total >= top_p:
+        if sum(kept.values()) >= top_p:
             break
-        kept[token] = probs[token]
-        total += probs[token].item()
-    return kept / kept.sum()
+        kept[token] = probs[token].item()
+    return kept
+
+
+def check_sampling(oracle: Oracle, made: Generated, prompts: list[list[int]], temperature: float, top_p: float) -> None:
+    """Logprobs are the whole vocabulary's, tokens are of the nucleus, kept_mass is the nucleus's mean probability."""
+    masses = []
+    for prompt, response, logprobs in zip(prompts, made.tokens, made.logprobs, strict=True):
+        assert oracle.logprobs(prompt, response, temperature) == pytest.approx(logprobs, abs=1e-4)
+        nuclei = oracle.nuclei(prompt, response, temperature, top_p)
+        assert all(token in nucleus for token, nucleus in zip(response, nuclei, strict=True))
+        masses += [sum(nucleus.values()) for nucleus in nuclei]
+    if top_p == 1:
+        assert made.kept_mass is None
+    else:
+        assert made.kept_mass == pytest.approx(sum(masses) / len(masses), abs=1e-4)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from generation_cases import GREEDY, PROMPTS, SAMPLED, SEEDS, STOPPED, build, generate
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_cases import END_TOKENS, Oracle, build_command, make_folder, make_prompts
+from vllm_cases import END_TOKENS, Oracle, build_command, check_sampling, make_folder, make_prompts
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Sequences
 from prefect_rlhf.engines.weights.memory import storage_bytes
@@ -69,22 +69,22 @@ def test_tokens_and_logprobs_are_those_of_vllm(engine, vllm, sampling):
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (1.3, 0.6)])
-def test_logprobs_are_of_the_distribution_sampled_from(engine, oracle, temperature, top_p):
+def test_tokens_are_of_the_nucleus_and_logprobs_of_the_whole_vocabulary(engine, oracle, temperature, top_p):
     made = engine.generate(PROMPTS, SamplingSettings(8, temperature, top_p, stop_at_eos=False), SEEDS)
-    for prompt, response, logprobs in zip(PROMPTS, made.tokens, made.logprobs, strict=True):
-        assert oracle.logprobs(prompt, response, temperature, top_p) == pytest.approx(logprobs, abs=1e-4)
+    check_sampling(oracle, made, PROMPTS, temperature, top_p)
 
 
 @pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-4), ("bfloat16", 0.15)])
-def test_logprobs_are_those_that_inference_finds(folder, dtype, atol):
-    """A token at a time from the cache, or all at once: the same model."""
+@pytest.mark.parametrize("sampling", [STOPPED, SamplingSettings(16, 0.9, top_p=0.8)], ids=["all tokens", "top_p"])
+def test_logprobs_are_those_that_inference_finds(folder, dtype, atol, sampling):
+    """A token at a time from the cache, or all at once: the same model. So a first mini-batch's ratio is 1."""
     engine = build(folder, dtype=dtype)
-    made = engine.generate(PROMPTS, STOPPED, SEEDS)
+    made = engine.generate(PROMPTS, sampling, SEEDS)
     rows = [torch.tensor([*p, *r]) for p, r in zip(PROMPTS, made.tokens, strict=True)]
     lengths = torch.tensor([len(row) for row in rows])
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     sequences = Sequences(padded, torch.tensor([len(p) for p in PROMPTS]), lengths)
-    found = engine.infer(sequences, "logprobs", 1, STOPPED.temperature)
+    found = engine.infer(sequences, "logprobs", 1, sampling.temperature)
     for row, logprobs in zip(found, made.logprobs, strict=True):
         assert row[: len(logprobs)].tolist() == pytest.approx(logprobs, abs=atol)
 

@@ -30,11 +30,11 @@ def test_draw_never_returns_a_token_without_probability():
 
 @pytest.mark.parametrize("top_p", [0.01, 0.3, 0.9, 1.0])
 def test_a_nucleus_is_the_fewest_likeliest_tokens_that_have_top_p(top_p):
-    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(3)) * 2
-    for row, kept in zip(logits.softmax(-1), nucleus(logits, top_p), strict=True):
-        probs = np.sort(row.numpy())[::-1].astype(np.float64)
-        count = min(int(np.searchsorted(np.cumsum(probs), top_p)) + 1, 50)
-        assert set(kept.isfinite().nonzero()[:, 0].tolist()) == set(row.topk(count).indices.tolist())
+    probs = (torch.randn(20, 50, generator=torch.Generator().manual_seed(3)) * 2).softmax(-1)
+    for row, kept in zip(probs, nucleus(probs, top_p), strict=True):
+        descending = np.sort(row.numpy())[::-1].astype(np.float64)
+        count = min(int(np.searchsorted(np.cumsum(descending), top_p)) + 1, 50)
+        assert set(kept.nonzero()[:, 0].tolist()) == set(row.topk(count).indices.tolist())
 
 
 def test_a_row_takes_the_numbers_of_its_stream_one_by_one():
