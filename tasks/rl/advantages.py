@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.tasks.rl import group_advantages
+from prefect_rlhf.tasks.rl.groups import group_metrics, groups_of
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax
-from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, whiten
+from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, response_mask, whiten
+from prefect_rlhf.tasks.rl.overlong import overlong_penalty, response_lengths, truncated_rows
+from prefect_rlhf.tasks.rl.score_shaping import kl_penalties, named_rewards, weighted_rewards
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,32 +66,67 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     return 1 - unexplained / variance if variance > 0 else 0.0
 
 
-@computation("advantages")
-def grpo_advantages(rollout: Batch, scores: Batch, settings: GRPO) -> Computed:
-    """Make `advantages`: a response's score relative to those of its group, at each of its tokens."""
-    scores_B = scores["scores"].float()
-    advantages_B = group_advantages(scores_B, settings.samples_per_prompt, settings.scale_by_deviation)
-    mask_BT = rollout.mask("logprobs")
-    deviation = scores_B.view(-1, settings.samples_per_prompt).std(1).mean()
-    metrics = {
-        "score": float(scores_B.mean()),
-        "group_deviation": float(deviation),
-        "response_tokens": float(mask_BT.sum(1).mean()),
-    }
-    return Computed({"advantages": advantages_B[:, None] * mask_BT}, metrics)
+@computation("advantages", "row_weights", "group_tokens", "group_rows")
+def grpo_advantages(
+    rollout: Batch, scores: Batch, reference: Batch | None = None, recomputed: Batch | None = None, *, settings: GRPO
+) -> Computed:
+    """Make `advantages` of a response's score against those of the others, as the setting `advantage` says.
 
-
-def group_advantages(scores_B: Tensor, group_size: int, scale_by_deviation: bool, eps: float = 1e-4) -> Tensor:
-    """Return [B]: score less the group's mean, over its standard deviation. A group is `group_size` adjacent rows.
-
-    >>> import torch
-    >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2, scale_by_deviation=False)
-    tensor([-1.,  1.,  0.,  0.])
+    `reference` has the reference's `logprobs`, for KL in the reward; `recomputed` the training engine's, in place of
+    generation's. Beside `advantages` [B, T] it makes, [B] each, `row_weights`, 0.0 for a row out of the loss (a score
+    that is not finite, or cut off and masked), and for means over groups `group_tokens` and `group_rows`, what the
+    row's group has in the loss. The score of a masked row still counts in its group's mean, as in DAPO.
     """
-    scores_PG = scores_B.view(-1, group_size)
-    centred_PG = scores_PG - scores_PG.mean(1, keepdim=True)
-    scale_P1 = scores_PG.std(1, keepdim=True) + eps if scale_by_deviation else 1.0
-    return (centred_PG / scale_P1).view(-1)
+    mask_BT, lengths_B, limit = response_mask(rollout), response_lengths(rollout), settings.sampling.max_new_tokens
+    scores_B = scores["scores"].float()
+    scores_B = scores_B.where(scores_B.isfinite(), float("nan"))
+    truncated_B = truncated_rows(rollout, limit)
+    weights_B = (~scores_B.isnan()).float() * ((1 - truncated_B) if settings.overlong.mask else 1)
+    trained_BT = mask_BT * weights_B[:, None]
+    metrics = group_metrics(scores_B, named_rewards(scores), rollout.groups) | {
+        "response_tokens": float(lengths_B.mean()),
+        "truncated": float(truncated_B.mean()),
+    }
+    shaped_B = scores_B
+    if settings.overlong.buffer is not None:
+        lost_B = settings.overlong.penalty * overlong_penalty(lengths_B, limit, settings.overlong.buffer)
+        shaped_B, metrics = shaped_B + lost_B, metrics | {"overlong_penalty": float(lost_B.mean())}
+    penalties_BT = kl_penalties(rollout if recomputed is None else recomputed, reference, mask_BT, settings.kl)
+    if penalties_BT is not None:
+        metrics |= {"kl": float(penalties_BT.sum(1).mean()) / settings.kl.coefficient}
+    advantages_BT = _advantages(shaped_B, penalties_BT, scores, rollout.groups, trained_BT, settings)
+    groups, tokens_B = groups_of(rollout.groups), trained_BT.sum(1)
+    columns = {
+        "advantages": advantages_BT * trained_BT,
+        "row_weights": weights_B,
+        "group_tokens": groups.totals(tokens_B),
+        "group_rows": groups.totals((tokens_B > 0).float()),
+    }
+    return Computed(columns, metrics)
+
+
+def _advantages(
+    shaped_B: Tensor,
+    penalties_BT: Tensor | None,
+    scores: Batch,
+    groups_B: Tensor,
+    trained_BT: Tensor,
+    settings: GRPO,
+) -> Tensor:
+    """Return [B, T] or, equal at all tokens, [B, 1]; a penalty per token counts as the response's sum, if need be."""
+    if settings.advantage == "gdpo":
+        rewards_KB, weights = weighted_rewards(named_rewards(scores), settings)
+        rewards_KB = rewards_KB.masked_fill(shaped_B.isnan(), float("nan"))
+        return group_advantages.gdpo(rewards_KB, weights, groups_B)[:, None]
+    if settings.advantage == "reinforce_plus_plus":
+        lost_BT = trained_BT.new_zeros(trained_BT.shape) if penalties_BT is None else penalties_BT
+        return group_advantages.reinforce_plus_plus(shaped_B, lost_BT, trained_BT)
+    if penalties_BT is not None:
+        shaped_B = shaped_B - penalties_BT.sum(1)
+    if settings.advantage == "reinforce_plus_plus_baseline":
+        return group_advantages.reinforce_plus_plus_baseline(shaped_B, groups_B, trained_BT)
+    by_row = {"grpo": group_advantages.grpo, "dr_grpo": group_advantages.dr_grpo, "rloo": group_advantages.rloo}
+    return by_row[settings.advantage](shaped_B, groups_B)[:, None]
 
 
 @computation("advantages")

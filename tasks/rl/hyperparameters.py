@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from prefect_rlhf.tasks.rl.policy_settings import CLIPS, Advantage, Importance, KLTerm, MeanOver, Overlong, PolicyLoss
 from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Sampling, Settings, Update
 
 
@@ -62,14 +64,79 @@ class PPO(Rollouts):
 
 
 class GRPO(Rollouts):
-    """Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300)."""
+    """Policy optimisation without a critic (Shao et al. 2024, arXiv:2402.03300), and its kin as settings."""
 
-    samples_per_prompt: int = Field(8, ge=2, le=4096, description="Responses to each prompt: a group.")
-    scale_by_deviation: bool = Field(True, description="Divide a group's advantages by their standard deviation.")
-    clip: float = Field(0.2, gt=0, lt=1, description="The policy's ratio counts within 1 - clip and 1 + clip.")
-    kl_coefficient: float = Field(0.04, ge=0, le=1e6, description="Weight of the KL term in the loss.")
+    samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt: a group.")
+    advantage: Advantage = Field("grpo", description="How scores become advantages.")
+    reward_weights: dict[str, float] = Field(
+        default={}, description="With gdpo: the weight of each named reward; empty: 1 each."
+    )
+    loss: PolicyLoss = Field(
+        "clip", description="clip: each token's ratio; gspo: the response's; cispo: a bounded weight without gradient."
+    )
+    clip_low: float | None = Field(
+        None, gt=0, lt=1, description="Ratios count down to 1 - this; empty: clip 0.2, gspo 0.0003, cispo any."
+    )
+    clip_high: float | None = Field(
+        None, gt=0, le=1e6, description="Ratios count up to 1 + this; empty: clip 0.2, gspo 0.0004, cispo 4."
+    )
+    mean_over: MeanOver = Field(
+        "rows", description="The loss is a mean over tokens, rows, groups, or a sum of tokens over this number, by row."
+    )
+    kl: KLTerm = Field(default=KLTerm(), description="Term that holds the policy to the reference model.")
+    old_logprobs: Literal["rollout", "recompute"] = Field(
+        "rollout", description="Whose log-probabilities the ratio divides by: generation's, or the training engine's."
+    )
+    importance: Importance | None = Field(
+        None, description="Correction for the two engines' difference, with recompute; empty: none."
+    )
+    overlong: Overlong = Field(default=Overlong(), description="Treatment of responses that were cut off.")
     update: Update = Field(default=Update(), description="How a train_step walks the rows.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
+
+    @property
+    def ratio_bounds(self) -> tuple[float, float]:
+        """The lowest and the highest ratio that count.
+
+        >>> GRPO(clip_high=0.28).ratio_bounds
+        (0.8, 1.28)
+        """
+        low, high = CLIPS[self.loss]
+        return 1 - (low if self.clip_low is None else self.clip_low), 1 + (
+            high if self.clip_high is None else self.clip_high
+        )
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> GRPO:
+        """Refuse a setting that another one leaves without effect."""
+        ends, limit, one_scale = self.sampling.stop_at_eos, self.sampling.max_new_tokens, self.advantage == "gdpo"
+        mistakes = {
+            "samples_per_prompt of 1 leaves nothing to compare with: at least 2, or advantage: reinforce_plus_plus": (
+                self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus"
+            ),
+            f"reward_weights are read by advantage gdpo, not {self.advantage}": (
+                bool(self.reward_weights) and not one_scale
+            ),
+            "importance compares with recomputed log-probabilities: old_logprobs: recompute": (
+                self.importance is not None and self.old_logprobs == "rollout"
+            ),
+            "overlong: without sampling.stop_at_eos every response is cut off": (
+                not ends and (self.overlong.mask or self.overlong.buffer is not None)
+            ),
+            f"overlong.buffer of {self.overlong.buffer} is longer than max_new_tokens, {limit}": (
+                (self.overlong.buffer or 0) > limit
+            ),
+            "kl in the reward has no scale of its own with advantage gdpo: kl.place: loss": (
+                one_scale and self.kl.in_reward
+            ),
+            "overlong.buffer has no scale of its own with advantage gdpo: score it as a named reward": (
+                one_scale and self.overlong.buffer is not None
+            ),
+        }
+        for says, wrong in mistakes.items():
+            if wrong:
+                raise PydanticCustomError("algo", says)
+        return self
 
 
 class ReMax(Rollouts):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prefect_rlhf.tasks.rl.hyperparameters import KLControl
+from prefect_rlhf.tasks.rl.policy_settings import Estimator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +30,21 @@ def kl_k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
     return log_ratio_BT.expm1() - log_ratio_BT
 
 
-def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, control: KLControl) -> Tensor:
-    """Return the KL per token by the estimator that `control` names."""
-    estimator = kl_k1 if control.estimator == "k1" else kl_k3
-    return estimator(logprobs_BT, ref_logprobs_BT)
+def kl_k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
+    """Return half the square of log p/q of tokens drawn from p: biased for KL(p, q), with its gradient on average.
+
+    Schulman 2020, "Approximating KL divergence".
+    """
+    return (logprobs_BT - ref_logprobs_BT).square() / 2
+
+
+def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: Estimator) -> Tensor:
+    """Return the KL per token by an estimator's name.
+
+    In a loss on tokens drawn from p, the mean gradient is that of KL(p, q) for k2, that of KL(q, p) for k3, and zero
+    for k1.
+    """
+    return {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}[estimator](logprobs_BT, ref_logprobs_BT)
 
 
 def next_coefficient(coefficient: float, kl: float, num_responses: int, control: KLControl) -> float:

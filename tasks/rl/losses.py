@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.engine import LossTerms
 from prefect_rlhf.tasks.operations import loss
 from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
-from prefect_rlhf.tasks.rl.kl import kl_k3
-from prefect_rlhf.tasks.rl.masked import row_means, row_sums
+from prefect_rlhf.tasks.rl.kl import kl_estimate
+from prefect_rlhf.tasks.rl.masked import row_sums
+from prefect_rlhf.tasks.rl.mean_over import mean_over, trained_mask
+from prefect_rlhf.tasks.rl.policy_losses import clipped_surrogate, sequence_ratio, weighted_gain
 from prefect_rlhf.tasks.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,27 +32,26 @@ def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
     The old policy is the one that made the responses, however many steps ago: under it the advantages were sampled, so
     the ratio to it is what corrects for the difference, and the clip keeps the new policy near it.
     """
-    mask_BT = batch["mask"]
-    losses_BT, ratio_BT = clipped_surrogate(logprobs_BT, batch["logprobs"], batch["advantages"], settings.clip)
     log_ratio_BT = logprobs_BT - batch["logprobs"]
-    return token_terms(
-        losses_BT,
-        mask_BT,
-        clip_fraction=((ratio_BT - 1).abs() > settings.clip).float(),
-        approx_kl=ratio_BT - 1 - log_ratio_BT,
-        ratio=ratio_BT,
-        change=log_ratio_BT.abs(),  # in the first mini-batch, how far the two engines' log-probabilities are apart
-        entropy=-logprobs_BT,
-    )
+    ratio_BT, lowest, highest = log_ratio_BT.exp(), 1 - settings.clip, 1 + settings.clip
+    losses_BT = clipped_surrogate(ratio_BT, batch["advantages"], lowest, highest)
+    if "importance" in batch:
+        losses_BT = losses_BT * batch["importance"]
+    metrics = ratio_metrics(ratio_BT, log_ratio_BT, lowest, highest) | {"entropy": -logprobs_BT}
+    return mean_over("tokens", trained_mask(batch), batch).terms(losses_BT, **metrics)
 
 
-def clipped_surrogate(
-    logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages_BT: Tensor, clip: float
-) -> tuple[Tensor, Tensor]:
-    """Return the loss per token, the pessimistic of clipped and unclipped, and the ratio of new to old probability."""
-    ratio_BT = (logprobs_BT - old_logprobs_BT).exp()
-    clipped_BT = ratio_BT.clamp(1 - clip, 1 + clip)
-    return (-advantages_BT * ratio_BT).maximum(-advantages_BT * clipped_BT), ratio_BT
+def ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, lowest: float, highest: float) -> dict[str, Tensor]:
+    """Return how far the policy is from the old one, per token; `ratio_BT` is what the loss bounds.
+
+    `change`, in the first mini-batch, is how far the log-probabilities of the two engines are apart.
+    """
+    return {
+        "clip_fraction": ((ratio_BT < lowest) | (ratio_BT > highest)).to(ratio_BT.dtype),
+        "approx_kl": log_ratio_BT.expm1() - log_ratio_BT,
+        "ratio": ratio_BT,
+        "change": log_ratio_BT.abs(),
+    }
 
 
 @loss("values")
@@ -92,18 +94,30 @@ def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], s
 
 @loss("logprobs")
 def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> LossTerms:
-    """Clipped surrogate plus KL term, mean over each response, then over responses (Shao et al. 2024, equation 3)."""
-    mask_BT = batch["mask"]
-    losses_BT, ratio_BT = clipped_surrogate(logprobs_BT, batch["logprobs"], batch["advantages"], settings.clip)
-    kl_BT = kl_k3(logprobs_BT, batch[REF_LOGPROBS])
-    clipped_BT = ((ratio_BT - 1).abs() > settings.clip).float()
-    total = row_means(losses_BT + settings.kl_coefficient * kl_BT, mask_BT).sum()
-    metrics = {
-        "kl": row_sums(kl_BT, mask_BT),
-        "clip_fraction": row_means(clipped_BT, mask_BT),
-        "entropy": row_means(-logprobs_BT, mask_BT),
-    }
-    return LossTerms(total, mask_BT.new_tensor(len(mask_BT)), _sums(metrics))
+    """The loss of GRPO and its kin: `loss` on the ratio to `logprobs`, times `importance`, plus KL, by `mean_over`.
+
+    With the default settings Shao et al. 2024, equation 3: the clipped surrogate plus the KL term (equation 4), as a
+    mean over each response, then over responses. Without a KL term in the loss it reads no reference.
+    """
+    mean = mean_over(settings.mean_over, trained_mask(batch), batch)
+    old_BT, advantages_BT, (lowest, highest) = batch["logprobs"], batch["advantages"], settings.ratio_bounds
+    log_ratio_BT = logprobs_BT - old_BT
+    ratio_BT = sequence_ratio(logprobs_BT, old_BT, mean.mask_BT) if settings.loss == "gspo" else log_ratio_BT.exp()
+    if settings.loss == "cispo":
+        losses_BT = weighted_gain(logprobs_BT, ratio_BT, advantages_BT, lowest, highest)
+    else:
+        losses_BT = clipped_surrogate(ratio_BT, advantages_BT, lowest, highest)
+    if settings.importance is not None or "importance" in batch:
+        losses_BT = losses_BT * batch["importance"]
+    metrics = ratio_metrics(ratio_BT, log_ratio_BT, lowest, highest) | {"entropy": -logprobs_BT}
+    if not settings.kl.in_loss:
+        return mean.terms(losses_BT, **metrics)
+    kl_BT = kl_estimate(logprobs_BT, batch[REF_LOGPROBS], settings.kl.estimator)
+    terms = mean.terms(losses_BT + settings.kl.coefficient * kl_BT, **metrics, kl_per_token=kl_BT)
+    if settings.mean_over == "tokens":  # a response has no part of its own
+        return terms
+    kl = (row_sums(kl_BT.detach(), mean.mask_BT) * mean.row_B).sum()
+    return replace(terms, metrics={**terms.metrics, "kl": kl})
 
 
 @loss("scores", rows_per_item=2)

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from prefect_rlhf.engines.rows import Batch
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def response_mask(rollout: Batch) -> Tensor:
+    """Return [B, T]: the rows' own key `mask` where they have one, else 1.0 at every response token."""
+    return rollout["mask"].float() if "mask" in rollout.columns else rollout.mask("logprobs")
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ def kl_penalised_rewards(
     """
     state = state or RewardState(settings.kl.coefficient)
     mask_BT, logprobs_BT, scores_B = policy.mask("logprobs"), policy["logprobs"], scores["scores"].float()
-    kl_BT = kl_estimate(logprobs_BT, reference["logprobs"], settings.kl) * mask_BT
+    kl_BT = kl_estimate(logprobs_BT, reference["logprobs"], settings.kl.estimator) * mask_BT
     state = replace(state, scores=state.scores.with_batch(scores_B))
     shaped_B = shape_scores(scores_B, state.scores, settings)
     rewards_BT = token_rewards(shaped_B, kl_BT, mask_BT, state.coefficient)

@@ -1,0 +1,94 @@
+"""Statistics of scores within groups of rows, which may differ in size and stand apart; a NaN counts in none.
+
+Shapes: B rows, P groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Rows by their group; made by `groups_of`."""
+
+    index_B: Tensor  # the place of a row's group among all groups
+    num_groups: int
+
+    def sums(self, values_B: Tensor) -> Tensor:
+        """Return [P]: the sum over each group's rows."""
+        return values_B.new_zeros(self.num_groups).index_add_(0, self.index_B, values_B)
+
+    def totals(self, values_B: Tensor) -> Tensor:
+        """Return [B]: at each row the sum over its group."""
+        return self.sums(values_B)[self.index_B]
+
+
+def groups_of(groups_B: Tensor) -> Groups:
+    """Return the groups of rows whose numbers are `groups_B`: equal numbers are one group.
+
+    >>> import torch
+    >>> groups_of(torch.tensor([7, 3, 7])).totals(torch.tensor([1.0, 2.0, 3.0]))
+    tensor([4., 2., 4.])
+    """
+    numbers_P, index_B = groups_B.unique(return_inverse=True)  # type: ignore[no-untyped-call]  # in torch
+    return Groups(index_B, len(numbers_P))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupScores:
+    """Scores against those of their group; made by `group_scores`."""
+
+    groups: Groups
+    count_P: Tensor  # rows with a score
+    deviation_P: Tensor  # standard deviation, unbiased; 0 where all scores are equal or there is only one
+    centred_B: Tensor  # score less the group's mean; 0 for a row without a score, exactly 0 where all are equal
+
+    @property
+    def count_B(self) -> Tensor:
+        return self.count_P[self.groups.index_B]
+
+    @property
+    def deviation_B(self) -> Tensor:
+        return self.deviation_P[self.groups.index_B]
+
+
+def group_scores(scores_B: Tensor, groups_B: Tensor) -> GroupScores:
+    """Return the statistics of each group's scores."""
+    groups, left_B = groups_of(groups_B), ~scores_B.isnan()
+    count_P = groups.sums(left_B.to(scores_B.dtype))
+    mean_P = groups.sums(scores_B.nan_to_num(0.0)) / count_P.clamp(min=1)
+    infinite_P = scores_B.new_full((groups.num_groups,), float("inf"))
+    least_P = infinite_P.scatter_reduce(0, groups.index_B, scores_B.where(left_B, infinite_P[0]), "amin")
+    most_P = (-infinite_P).scatter_reduce(0, groups.index_B, scores_B.where(left_B, -infinite_P[0]), "amax")
+    differ_P = most_P > least_P  # rather than a deviation above 0, which rounding gives equal scores too
+    centred_B = (scores_B - mean_P[groups.index_B]).where(left_B & differ_P[groups.index_B], scores_B.new_zeros(()))
+    deviation_P = (groups.sums(centred_B.square()) / (count_P - 1).clamp(min=1)).sqrt()
+    return GroupScores(groups, count_P, deviation_P, centred_B)
+
+
+def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tensor) -> dict[str, float]:
+    """Return metrics of a step's scores; means are over rows that have one, and over groups that have some.
+
+    `zero_deviation` is the share of groups in which all scores are equal; `unscored` that of rows without a score.
+    """
+    scores = group_scores(scores_B, groups_B)
+    deviation_P = scores.deviation_P[scores.count_P > 0]
+    num_groups = max(len(deviation_P), 1)
+    return {
+        "score": mean_of(scores_B),
+        "unscored": float(scores_B.isnan().float().mean()),
+        "group_deviation": float(deviation_P.sum()) / num_groups,
+        "zero_deviation": float((deviation_P == 0).sum()) / num_groups,
+        **{f"score_{name}": mean_of(rewards_B) for name, rewards_B in named.items()},
+    }
+
+
+def mean_of(values_B: Tensor) -> float:
+    """Return the mean of the values that are no NaN; 0 without any."""
+    return float(values_B.nanmean()) if (~values_B.isnan()).any() else 0.0

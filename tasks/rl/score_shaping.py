@@ -1,0 +1,53 @@
+"""Scores as they enter advantages without a critic: less what KL and length cost, and the named rewards they sum up.
+
+Shapes: B rows, T response tokens, K named rewards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.tasks.rl.kl import kl_estimate
+from prefect_rlhf.tasks.rl.policy_settings import KLTerm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def kl_penalties(policy: Batch, reference: Batch | None, mask_BT: Tensor, kl: KLTerm) -> Tensor | None:
+    """Return [B, T]: what KL costs the reward at each token, coefficient * estimate; None where it costs nothing.
+
+    Raises InvalidInput without a reference.
+    """
+    if not kl.in_reward:
+        return None
+    if reference is None:
+        expected = "the reference's logprobs as the third, as kl is in the reward"
+        raise InvalidInput("inputs of grpo_advantages", "no reference", expected)
+    return kl.coefficient * kl_estimate(policy["logprobs"], reference["logprobs"], kl.estimator) * mask_BT
+
+
+def named_rewards(scores: Batch) -> dict[str, Tensor]:
+    """Return the rewards of which `scores` is the weighted sum, [B] each; none where there is one reward alone."""
+    return {
+        key: scores[key].float()
+        for key, rows in scores.columns.items()
+        if key != "scores" and len(rows) and rows[0].dim() == 0 and rows[0].is_floating_point()
+    }
+
+
+def weighted_rewards(named: Mapping[str, Tensor], settings: GRPO) -> tuple[Tensor, list[float]]:
+    """Return [K, B] and a weight for each. Raises InvalidInput unless there are two or more, and all those weighted."""
+    import torch  # only here: a flow is traced, and planned, without it
+
+    if len(named) < 2:
+        seen = ", ".join(named) or "none"
+        raise InvalidInput("named rewards", seen, "two or more, which advantage gdpo normalises one by one")
+    weights = settings.reward_weights or dict.fromkeys(named, 1.0)
+    if set(weights) != set(named):
+        raise InvalidInput("algo.reward_weights", ", ".join(weights), f"a weight for each of {', '.join(named)}")
+    return torch.stack(list(named.values())), [weights[name] for name in named]
