@@ -1,0 +1,91 @@
+"""A person's function that is called on rows: its name, where it is found, and the arguments that it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+Signature = Literal["row", "trl", "verl", "reasoning_gym"]
+OF_ROWS = ("prompt", "response")
+"""Columns that every row has, whatever its dataset."""
+_TRUTH = ("ground_truth", "reward_model", "reward_model.ground_truth")
+_QUESTION = ("question", "answer", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """A function that is called on rows; pickles.
+
+    `function` is `"module:function"` or `"path/to/file.py:function"`, a path being from where the process runs. A row
+    is a mapping of `prompt` (text, or a list of messages), `response` (text) and every column of its dataset.
+
+    | signature | is called as | returns |
+    |---|---|---|
+    | row | `f(row)` | a number; None: not applicable |
+    | trl | `f(prompts=, completions=, completion_ids=, **columns)`, a list of each | a list of such |
+    | verl | `f(data_source=, solution_str=, ground_truth=, extra_info=)` | a number, or a dict with a `score` |
+    | reasoning_gym | `f(answer, entry)`; `"reasoning_gym:chain_sum"` is the `score_answer` of that task | a number |
+
+    Each may be `async`. What it returns for a row must depend on that row alone: rows are called in batches of any
+    size, in any order, and again after a failure. Before each call `random` (and numpy's, where it is imported) is
+    seeded by the function's name and the row's text, so draws are the same on every worker; those of `async`
+    functions, which take turns, are not unless they draw from a `random.Random` of their own.
+    """
+
+    name: str
+    function: str
+    weight: float = 1.0
+    signature: Signature = "row"
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise InvalidInput("reward.name", self.name, "a name of letters, digits and underscores")
+        module, _, attribute = self.function.rpartition(":")
+        if not module or not all(part.isidentifier() for part in attribute.split(".")):
+            raise InvalidInput(self.field, self.function, "module:function or path/to/file.py:function")
+        if not math.isfinite(self.weight):
+            raise InvalidInput(f"{self.field}.weight", self.weight, "a finite number")
+        if self.signature not in get_args(Signature):
+            raise InvalidInput(f"{self.field}.signature", self.signature, f"one of {', '.join(get_args(Signature))}")
+
+    @property
+    def field(self) -> str:
+        """Where errors say that it is."""
+        return f"reward.{self.name}"
+
+    @property
+    def module(self) -> str:
+        """The module's name, or the path of its file."""
+        return self.function.rpartition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        """The function's name in its module, dotted where it is a method."""
+        return self.function.rpartition(":")[2]
+
+    @property
+    def file(self) -> Path | None:
+        """The file that was named in place of a module."""
+        return Path(self.module) if self.module.endswith(".py") else None
+
+    def lacking(self, named: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
+        """Return the columns that a call needs and rows of these `columns` lack.
+
+        `named` are the arguments without a default by which a TRL function names columns.
+
+        >>> HostFunction("right", "mine:right", signature="verl").lacking((), ("prompt", "response", "data_source"))
+        ('ground_truth',)
+        """
+        needed: tuple[str, ...] = OF_ROWS
+        if self.signature == "trl":
+            needed = (*OF_ROWS, *named)
+        elif self.signature == "verl":
+            needed = (*OF_ROWS, "data_source", *(() if any(name in columns for name in _TRUTH) else ("ground_truth",)))
+        elif self.signature == "reasoning_gym" and "entry" not in columns:
+            needed = (*OF_ROWS, *_QUESTION)
+        return tuple(name for name in needed if name not in columns)

@@ -1,0 +1,107 @@
+"""A worker at its work: what it has loaded, the calls that it was given, and until when it has to give a sign."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prefect_rlhf.engines.hosts.call import late
+from prefect_rlhf.engines.hosts.function import HostFunction
+from prefect_rlhf.engines.hosts.messages import Begun, Done, Job, Loaded, Loading, Refused, Said, Start
+from prefect_rlhf.engines.hosts.process import WorkerProcess
+from prefect_rlhf.engines.hosts.work import Call, Work
+from prefect_rlhf.placement.blame import described
+from prefect_rlhf.placement.errors import InvalidInput
+
+_GRACE = 1.0  # seconds for an async call to be ended by its own event loop first
+
+
+class Hand:
+    """A worker process and the calls that it has; times are of the monotonic clock, in seconds."""
+
+    def __init__(self, start: Start, start_seconds: float) -> None:
+        self.process = WorkerProcess(start)
+        self._start, self._start_seconds = start, start_seconds
+        self._loading = 0
+        self._loaded: list[Loaded] = []
+        self._calls: dict[int, Call] = {}
+        self._begun: dict[int, float] = {}
+        self._since = time.monotonic()
+
+    @property
+    def loaded(self) -> Sequence[Loaded] | None:
+        """What is known of the functions; None until all are imported."""
+        return self._loaded if len(self._loaded) == len(self._start.functions) else None
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._calls)
+
+    @property
+    def idle(self) -> bool:
+        return self.loaded is not None and not self.busy
+
+    @property
+    def due(self) -> float:
+        """Until when the worker has to give a sign."""
+        if self.idle:
+            return math.inf
+        if not self._begun:
+            return self._since + self._start_seconds
+        calls = (self._calls[number] for number in self._begun)
+        grace = _GRACE if any(self._loaded[call.function].asynchronous for call in calls) else 0.0
+        return min(self._begun.values()) + self._start.deadline_seconds + grace
+
+    def give(self, calls: Sequence[Call], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Give an idle worker calls of one function. Raises InvalidInput for rows that cannot be sent."""
+        self._calls, self._since = dict(enumerate(calls)), time.monotonic()
+        of_calls = {number: tuple(rows[row] for row in call.rows) for number, call in self._calls.items()}
+        try:
+            self.process.give(Job(calls[0].function, of_calls))
+        except Exception as error:  # a foreign object raises what it likes when it is pickled
+            raise InvalidInput("rows", described(error), "columns of plain Python values, which pickle") from error
+
+    def hear(self, work: Work | None) -> None:
+        """Take in what the worker has said since. Raises InvalidInput for a function that it refuses."""
+        for said in self.process.hear():
+            self._since = time.monotonic()
+            self._take(said, work)
+
+    def lost(self, work: Work | None, how: str) -> None:
+        """Take in that the worker is lost. Raises InvalidInput where it was importing."""
+        if self.loaded is None:
+            function = self._start.functions[self._loading]
+            raise InvalidInput(function.field, function.function, f"a module that can be imported: {how}")
+        if work is None or self.idle:
+            return
+        begun = [self._calls[number] for number in self._begun]
+        not_begun = [call for number, call in self._calls.items() if number not in self._begun]
+        first = (begun or not_begun)[0]
+        place = self._loaded[first.function].place
+        work.lose(begun, not_begun, f"{how} ({place})" if place else how)
+
+    def lost_late(self, work: Work | None) -> None:
+        """Take in that the worker gave no sign in time, and was killed."""
+        if self.loaded is None or not self._begun:
+            return self.lost(work, f"no sign from its process for {self._start_seconds:g} s")
+        calls = [self._calls[number] for number in self._begun]
+        for function in {call.function for call in calls if len(call.rows) > 1}:
+            if work is not None:
+                work.split(function)
+        return self.lost(work, late(self._start.deadline_seconds, ""))
+
+    def _take(self, said: Said, work: Work | None) -> None:
+        if isinstance(said, Loading):
+            self._loading = said.function
+        elif isinstance(said, Refused):
+            function: HostFunction = self._start.functions[said.function]
+            raise InvalidInput(function.field, said.seen, said.expected)
+        elif isinstance(said, Loaded):
+            self._loaded.append(said)
+        elif isinstance(said, Begun):
+            self._begun[said.call] = self._since
+        elif isinstance(said, Done) and work is not None:
+            del self._begun[said.call]
+            work.settle(self._calls.pop(said.call), said.verdicts)

@@ -1,0 +1,122 @@
+"""A person's function, imported in the process that calls it, or refused with what would be right."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from prefect_rlhf.engines.hosts.arguments import AS_WRITTEN, columns_named
+from prefect_rlhf.engines.hosts.function import HostFunction
+from prefect_rlhf.placement.blame import described, own_place
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.modules import import_from
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedFunction:
+    """An imported function: how to call it, whether it is async, what columns it names, and where it stands."""
+
+    of: HostFunction
+    call: Callable[..., Any]
+    asynchronous: bool
+    named: tuple[str, ...]
+    place: str
+
+
+def load(function: HostFunction) -> LoadedFunction:
+    """Import a function. Raises InvalidInput where that fails, or where it takes other arguments."""
+    found = _attribute(function, _module(function))
+    place = place_of(found)
+    if not callable(found) or inspect.isclass(found):
+        raise InvalidInput(function.field, function.function, f"a function, not {_kind(found)}")
+    try:
+        named = columns_named(found, function.signature)
+    except TypeError as error:
+        at = f" ({place})" if place else ""
+        expected = f"a function that takes {AS_WRITTEN[function.signature]}: {error}{at}"
+        raise InvalidInput(function.field, function.function, expected) from error
+    return LoadedFunction(function, found, _is_async(found), named, place)
+
+
+def reason(error: BaseException, place: str) -> str:
+    """Describe an error in one line; of one with no line of a person's own, the function's place stands for it."""
+    try:
+        text, own = described(error), own_place(error)
+    except Exception:  # noqa: BLE001  a foreign error may raise while it is written
+        text, own = type(error).__name__, ""
+    return text if own else at(text, place)
+
+
+def at(text: str, place: str) -> str:
+    """Add a place to a text, where there is one.
+
+    >>> at("it ended", "mine.py:3 in f")
+    'it ended (mine.py:3 in f)'
+    """
+    return f"{text} ({place})" if place else text
+
+
+def place_of(function: object) -> str:
+    """Return `file:line in name` of where a function is defined; empty where that is not known."""
+    if not callable(function):
+        return ""
+    plain = inspect.unwrap(_whole(function))
+    code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno} in {code.co_name}" if code else ""
+
+
+def _module(function: HostFunction) -> ModuleType:
+    file = function.file
+    if file is not None and not file.is_file():
+        raise InvalidInput(function.field, function.function, f"a file that is there, {file.absolute()} is not")
+    try:
+        return import_from(file.stem, str(file.absolute())) if file is not None else import_module(function.module)
+    except BaseException as error:  # noqa: BLE001  a person's module may raise anything, SystemExit too
+        expected = f"a module that can be imported: {reason(error, '')}"
+        raise InvalidInput(function.field, function.function, expected) from error
+
+
+def _attribute(function: HostFunction, module: ModuleType) -> object:
+    found: object = module
+    for name in function.attribute.split("."):
+        if not hasattr(found, name):
+            task = _reasoning_gym_task(function)
+            if task is not None:
+                return task
+            names = get_close_matches(name, [n for n in dir(found) if not n.startswith("_")], n=3, cutoff=0.4)
+            near = f"; it has {', '.join(names)}" if names else ""
+            raise InvalidInput(function.field, function.function, f"a function that is in {function.module}{near}")
+        found = getattr(found, name)
+    return found
+
+
+def _reasoning_gym_task(function: HostFunction) -> Callable[..., Any] | None:
+    """Return how a task of `reasoning_gym` scores, where `reasoning_gym:task` was named; None where it was not."""
+    if function.signature != "reasoning_gym" or function.module != "reasoning_gym":
+        return None
+    factory = import_module("reasoning_gym.factory")
+    if function.attribute not in factory.DATASETS:
+        return None
+    score: Callable[..., Any] = factory.get_score_answer_fn(function.attribute)
+    return score
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    plain = _whole(function)
+    return inspect.iscoroutinefunction(plain) or inspect.iscoroutinefunction(type(plain).__call__)
+
+
+def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
+def _kind(found: object) -> str:
+    return "a class" if inspect.isclass(found) else f"a value of type {type(found).__name__}"

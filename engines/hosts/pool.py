@@ -1,0 +1,169 @@
+"""The pool: gives calls to workers, ends those that hang, and gathers what the functions gave for each row."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
+from prefect_rlhf.engines.hosts.function import HostFunction
+from prefect_rlhf.engines.hosts.hand import Hand
+from prefect_rlhf.engines.hosts.messages import Loaded, Start
+from prefect_rlhf.engines.hosts.process import search_path
+from prefect_rlhf.engines.hosts.scores import HostScores, RowFailure
+from prefect_rlhf.engines.hosts.settings import HostSettings
+from prefect_rlhf.engines.hosts.work import Work
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.in_short import one_line
+
+START_SECONDS = 60.0
+"""Seconds in which a worker has to import a function, and to read what it is sent."""
+CONCURRENT = 16
+"""Async calls that one worker makes at a time."""
+_LOOK_SECONDS = 0.5  # between looks at whether a process lives whose channel something else holds open
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class HostPool:
+    """Processes in which functions are called on rows. They start at the first use, and end with `close`, with the
+    process that has the pool, however that ends, and after an error. To be used by one thread at a time."""
+
+    def __init__(
+        self, functions: Sequence[HostFunction], settings: HostSettings, start_seconds: float = START_SECONDS
+    ) -> None:
+        names = [function.name for function in functions]
+        for name in names:
+            if names.count(name) > 1:
+                raise InvalidInput("reward.name", name, f"a name of its own for each of {len(names)} functions")
+        self.functions, self.settings = tuple(functions), settings
+        self._start_seconds = start_seconds
+        self._hands: list[Hand] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def score(self, rows: Rows, doing: str) -> HostScores:
+        """Call every function on every row; `doing` says in errors what it is for.
+
+        Raises InvalidInput for a function that cannot be called at all or a column that the rows lack, and
+        HostFunctionFailed once more than `most_failed` of the rows have failed.
+        """
+        began = time.monotonic()
+        work = Work(self.functions, len(rows), self.settings.retries)
+        if not work.done:
+            try:
+                self._staff(work.waiting)
+                functions = self.load()
+                for function, loaded in zip(self.functions, functions, strict=True):
+                    _require_columns(function, loaded, rows)
+                self._work(work, rows, doing, [loaded.asynchronous for loaded in functions])
+            except BaseException:
+                self.close()
+                raise
+        seconds = time.monotonic() - began
+        return HostScores(work.values(self.settings.value_of_failed), work.failures(), seconds, work.metrics())
+
+    def load(self) -> Sequence[Loaded]:
+        """Import the functions in a first worker, unless one has. Raises InvalidInput for one that it refuses."""
+        try:
+            while True:
+                for hand in self._hands:
+                    if hand.loaded is not None:
+                        return hand.loaded
+                self._staff(0 if self._hands else 1)
+                self._turn(None)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Kill every worker. The pool may be used again."""
+        hands, self._hands = self._hands, []
+        for hand in hands:
+            hand.process.kill()
+        for hand in hands:
+            hand.process.reap()
+
+    def _work(self, work: Work, rows: Rows, doing: str, asynchronous: Sequence[bool]) -> None:
+        while not work.done:
+            self._staff(work.waiting)
+            for hand in self._hands:
+                calls = work.take(self.settings.workers, asynchronous) if hand.idle else ()
+                if calls:
+                    hand.give(calls, rows)
+            self._turn(work)
+            if len(work.failed_rows) > self.settings.most_failed * len(rows):
+                raise self._too_many(work.failures(), len(rows), doing)
+
+    def _staff(self, calls: int) -> None:
+        """Have as many workers as there are calls to make, and no more than the settings say."""
+        start = Start(self.functions, search_path(), self.settings.deadline_seconds, CONCURRENT)
+        busy = sum(hand.busy for hand in self._hands)
+        while len(self._hands) < min(self.settings.workers, busy + calls):
+            self._hands.append(Hand(start, self._start_seconds))
+
+    def _turn(self, work: Work | None) -> None:
+        """Wait until a worker says something, or is due, or some time; then take in all that happened."""
+        _exchange(self._hands, min([hand.due for hand in self._hands]) - time.monotonic())
+        for hand in tuple(self._hands):
+            hand.hear(work)
+            how = hand.process.ended()
+            if how:
+                hand.hear(work)  # what it said last
+                self._dismiss(hand)
+                hand.lost(work, how)
+            elif hand.due < time.monotonic():
+                hand.hear(work)  # this thread may be late itself
+                if hand.due < time.monotonic():
+                    self._dismiss(hand)
+                    hand.lost_late(work)
+
+    def _dismiss(self, hand: Hand) -> None:
+        self._hands.remove(hand)
+        hand.process.kill()
+        hand.process.reap()
+
+    def _too_many(self, failures: Sequence[RowFailure], rows: int, doing: str) -> HostFunctionFailed:
+        worst = max(self.functions, key=lambda f: sum(failure.function == f.name for failure in failures))
+        of_worst = [failure for failure in failures if failure.function == worst.name]
+        return HostFunctionFailed(
+            one_line(
+                f"{doing}: {worst.name} ({worst.function}) failed on {len(of_worst)} of {rows} rows, at most"
+                f" {self.settings.most_failed:.0%} may; row {of_worst[0].row}: {of_worst[0].reason}"
+            )
+        )
+
+
+def _exchange(hands: Sequence[Hand], seconds: float) -> None:
+    """Wait for workers, so many seconds at most; send what they take and read what they print."""
+    poller, outputs, senders = select.poll(), {}, {}
+    for process in (hand.process for hand in hands):
+        if not process.hung_up:
+            poller.register(process.channel, select.POLLIN | (select.POLLOUT if process.unsent else 0))
+            senders[process.channel.fileno()] = process
+        if not process.silent:
+            poller.register(process.output, select.POLLIN)
+            outputs[process.output] = process
+    for descriptor, _ in poller.poll(1000 * max(0.0, min(seconds, _LOOK_SECONDS))):
+        if descriptor in outputs:
+            outputs[descriptor].drain()
+        else:
+            senders[descriptor].send()
+
+
+def _require_columns(function: HostFunction, loaded: Loaded, rows: Rows) -> None:
+    """Raise InvalidInput for a column that a function needs and a row lacks."""
+    for number, row in enumerate(rows):
+        lacking = function.lacking(loaded.named, row)
+        if lacking:
+            expected = f"a column {lacking[0]}, which {function.function} needs"
+            raise InvalidInput(f"{function.field}: row {number}", sorted(map(str, row)), expected)

@@ -1,0 +1,154 @@
+"""A worker as the pool sees it: its process, what it says, what it prints, and its end. Nothing here waits for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from prefect_rlhf.engines.hosts.messages import Job, Said, Start, packed, said_in
+from prefect_rlhf.placement.modules import IN_RANK
+
+KEPT_OUTPUT = 4096
+"""Bytes of what a worker printed last that are kept; the rest is read and dropped, so that printing never blocks."""
+_REAP_SECONDS = 10.0
+_HANG_UP_SECONDS = 1.0  # from the end of a process's channel to its own
+_AT_ONCE = 1 << 16
+_COMMAND = (sys.executable, "-P", "-u", "-X", "faulthandler", "-m", f"{__package__}.worker")
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # a worker is one CPU
+    "OPENBLAS_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # and holds no device
+    "PYTHONHASHSEED": "0",  # sets have one order on every worker
+    IN_RANK: "1",
+}
+
+
+class WorkerProcess:
+    """A fresh interpreter in a process group of its own, that ends when this process does. Raises OSError."""
+
+    def __init__(self, start: Start) -> None:
+        self.channel, theirs = socket.socketpair()
+        self.output, printed = os.pipe()
+        lifeline, self._life = os.pipe()  # its own: whom the kernel kills is a property of the end that is read
+        command = [*_COMMAND, str(theirs.fileno()), str(lifeline)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=printed,
+                pass_fds=(theirs.fileno(), lifeline),
+                start_new_session=True,
+                env=os.environ | _ENVIRONMENT,
+            )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            theirs.close()
+            os.close(printed)
+            os.close(lifeline)
+        self.channel.setblocking(False)
+        os.set_blocking(self.output, False)
+        self.hung_up = self.silent = False
+        self._heard, self._tail, self._unsent = b"", b"", bytearray(packed(start))
+
+    @property
+    def unsent(self) -> bool:
+        """Whether there is more to send when the channel takes it."""
+        return bool(self._unsent) and not self.hung_up
+
+    def give(self, job: Job) -> None:
+        """Send a job, as far as the channel takes it."""
+        self._unsent += packed(job)
+        self.send()
+
+    def send(self) -> None:
+        """Send what is unsent, as far as the channel takes it."""
+        with suppress(BlockingIOError, ConnectionError):  # of a worker that is gone its end tells
+            while self._unsent:
+                del self._unsent[: self.channel.send(memoryview(self._unsent)[:_AT_ONCE])]
+
+    def hear(self) -> Iterator[Said]:
+        """Return what the worker has said since."""
+        while not self.hung_up:
+            try:
+                data = self.channel.recv(_AT_ONCE)
+            except BlockingIOError:
+                break
+            except ConnectionError:
+                data = b""
+            self.hung_up = not data
+            self._heard += data
+        *lines, self._heard = self._heard.split(b"\n")
+        yield from map(said_in, lines)
+
+    def drain(self) -> None:
+        """Read what the worker has printed since, at most some of it."""
+        with suppress(BlockingIOError):
+            data = os.read(self.output, _AT_ONCE)
+            self.silent = not data
+            self._tail = (self._tail + data)[-KEPT_OUTPUT:]
+
+    def ended(self) -> str:
+        """Say how the process ended; empty while it runs. It is not reaped: its group's number stays its own."""
+        patience = time.monotonic() + (_HANG_UP_SECONDS if self.hung_up else 0.0)
+        try:
+            while (end := self._end()) is None and time.monotonic() < patience:
+                time.sleep(0.01)
+        except ChildProcessError:
+            return "its process is gone"
+        if end is None:
+            return "its process hung up" if self.hung_up else ""
+        if end.si_code == os.CLD_EXITED:
+            return f"its process ended with status {end.si_status}"
+        return f"its process died by {_signal(end.si_status)}"
+
+    def printed(self) -> str:
+        """Return what the worker printed last."""
+        return self._tail.decode(errors="replace").strip()
+
+    def kill(self) -> None:
+        """Kill the process and what it started; `reap` follows."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def reap(self) -> None:
+        """Wait for the killed process, close its channels, and log what it printed last."""
+        try:
+            self._process.wait(_REAP_SECONDS)
+        except subprocess.TimeoutExpired:
+            logging.getLogger(__name__).warning("process %d does not die", self._process.pid)
+        self.drain()
+        self._close()
+        if self._tail:
+            logging.getLogger(__name__).debug("a host process printed last:\n%s", self.printed())
+
+    def _end(self) -> os.waitid_result | None:
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+
+    def _close(self) -> None:
+        self.channel.close()
+        os.close(self.output)
+        os.close(self._life)
+
+
+def search_path() -> tuple[str, ...]:
+    """Return the folders in which this process finds modules, that it runs in among them."""
+    here = str(Path.cwd())
+    return tuple(dict.fromkeys([*(folder or here for folder in sys.path), here]))
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,52 @@
+"""What calling host functions on rows gives: values by function, and the rows that failed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    """A function that failed on a row: the row's place among those scored, and why it failed the last time."""
+
+    row: int
+    function: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostScores:
+    """Values of `values[function name][row]`, in the order of the rows.
+
+    None: the function does not apply to the row. NaN: it failed, and the row gets weight 0. `metrics` has the means of
+    the other numbers that functions gave, under `function name/number's name`. `seconds` is wall time.
+    """
+
+    values: Mapping[str, tuple[float | None, ...]]
+    failures: tuple[RowFailure, ...]
+    seconds: float
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one call gave for one row: a value, or the reason why there is none; and other numbers by their names.
+
+    `held_up`: it failed for want of time that another call took of its event loop.
+    """
+
+    value: float | None = None
+    failed: str = ""
+    held_up: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def mean(numbers: list[float]) -> float:
+    """Return the mean, the same whatever the order.
+
+    >>> mean([1.0, 2.0])
+    1.5
+    """
+    return math.fsum(numbers) / len(numbers)
