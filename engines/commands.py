@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from prefect_rlhf.engines.engine import Output, SamplingSettings, TrainSettings
+from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import Layout
@@ -37,8 +38,15 @@ class RowSource(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def column_kinds(self) -> Mapping[str, ColumnKind]: ...
+
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return rows in the order asked for: `prompt_tokens` (lists of ids) or the columns of preference pairs."""
+        ...
+
+    def read_column(self, name: str, row_ids: Sequence[int]) -> list[Any]:
+        """Return the values of a column of the file for rows, as plain Python values; None for null."""
         ...
 
 
@@ -94,7 +102,6 @@ class CallCommand:
     lengths: tuple[int, ...] = ()
     frees: tuple[tuple[str, str], ...] = ()
     sampling: SamplingSettings | None = None
-    samples_per_prompt: int = 1  # row r of a generate is sample r % samples_per_prompt of its prompt
     train: TrainSettings | None = None
     output: Output = "logprobs"
     temperature: float = 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -47,9 +47,11 @@ class Context:
 class Computed:
     """The result of a computation: columns ([B] or right-padded [B, T]), metrics of the step, state for the next.
 
+    Rows of other lengths than its inputs' (new tokens) are a list with a tensor for each row.
+
     A state is None, plain values that JSON can hold, or a dataclass that is marked as `saved_state`.
     """
 
-    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    columns: Mapping[str, Tensor | Sequence[Tensor]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: Any = None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+ColumnKind = Literal["number", "text", "other"]
+"""Of a dataset's column; truth values are numbers."""
 Column = Sequence["Tensor"]
 """One tensor per row: 0-d (a score) or 1-d (tokens, log-probabilities)."""
 
@@ -27,10 +29,25 @@ class Columns(dict[str, "Tensor"]):
         raise NoSuchColumn(key, self)
 
 
+class DatasetColumns(Protocol):
+    """The columns of the dataset behind some rows, read where they are asked for."""
+
+    @property
+    def kinds(self) -> Mapping[str, ColumnKind]:
+        """The kind of each column."""
+        ...
+
+    def read(self, name: str) -> list[Any]:
+        """Return a column's value for each row, as the file has it; None where there is none."""
+        ...
+
+
 class Batch(Mapping[str, "Tensor"]):
     """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest].
 
-    `columns` are the rows themselves, each as long as it is. Raises NoSuchColumn for a key that no column has.
+    `columns` are the rows themselves, each as long as it is. `groups` [B] are the numbers of the rows that they were
+    made of: equal for all responses to one prompt. A column of numbers of the dataset is a key as well (float64, NaN
+    for null), and `values_of` reads any of its columns. Raises NoSuchColumn for a key that no column has.
 
     >>> import torch
     >>> batch = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
@@ -38,13 +55,36 @@ class Batch(Mapping[str, "Tensor"]):
     ([[-1.0, -2.0], [-3.0, 0.0]], [[1.0, 1.0], [1.0, 0.0]])
     """
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column], groups: Tensor | None = None, dataset: DatasetColumns | None = None
+    ) -> None:
         self.columns = dict(columns)
+        self._groups, self._dataset = groups, dataset
 
     def __getitem__(self, key: str) -> Tensor:
-        if key not in self.columns:
-            raise NoSuchColumn(key, self.columns)
-        return pad(self.columns[key])
+        if key in self.columns:
+            return pad(self.columns[key])
+        if self._dataset is not None and self._dataset.kinds.get(key) == "number":
+            return numbers(self._dataset.read(key))
+        raise NoSuchColumn(key, self.there)
+
+    @property
+    def groups(self) -> Tensor:
+        """[B] int64: the number of the row that each was made of."""
+        if self._groups is None:
+            raise NoSuchColumn("groups", self.there)
+        return self._groups
+
+    @property
+    def there(self) -> tuple[str, ...]:
+        """The keys that it has, with those of the dataset."""
+        return (*self.columns, *(self._dataset.kinds if self._dataset is not None else ()))
+
+    def values_of(self, name: str) -> list[Any]:
+        """Return a column of the dataset, a value for each row, as the file has it."""
+        if self._dataset is None or name not in self._dataset.kinds:
+            raise NoSuchColumn(name, self.there)
+        return self._dataset.read(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
@@ -57,9 +97,16 @@ class Batch(Mapping[str, "Tensor"]):
         import torch  # only here and below: a flow that works on batches is traced, and planned, without it
 
         if key not in self.columns:
-            raise NoSuchColumn(key, self.columns)
+            raise NoSuchColumn(key, self.there)
         lengths_B = torch.tensor([row.numel() for row in self.columns[key]])
         return (torch.arange(int(lengths_B.max()))[None] < lengths_B[:, None]).float()
+
+
+def numbers(values: Sequence[float | bool | None]) -> Tensor:
+    """Return [B] float64; NaN for None."""
+    import torch
+
+    return torch.tensor([float("nan") if value is None else float(value) for value in values], dtype=torch.float64)
 
 
 def pad(column: Column) -> Tensor:

@@ -33,7 +33,7 @@ def grpo(
         prompts,
         batch_size=algo.batch_size,
         sampling=algo.sampling,
-        samples_per_prompt=algo.samples_per_prompt,
+        samples=algo.samples_per_prompt,
         staleness=staleness,
     )
     scores = inference(reward, rollout, output="scores")

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.row_set import RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
 
@@ -34,18 +35,23 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`."""
+    """One input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`.
+
+    A row of the source counts for `rows_each` rows of the call, those that were made of it.
+    """
 
     argument: str
     source: str
     keys: tuple[str, ...]
+    rows_each: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
     """A source of items: prompts (a row each) or preference pairs (`rows_per_item` 2). `num_items` is its size.
 
-    `read_as` says which columns and rows are read, and how: whoever goes on with a run reads as it did.
+    `read_as` says which columns and rows are read, and how: whoever goes on with a run reads as it did. `columns` are
+    further keys, which rows have as plain values.
     """
 
     name: str
@@ -53,19 +59,19 @@ class Dataset:
     num_items: int
     rows_per_item: int = 1
     read_as: str = field(default="", repr=False)
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """A model function call, or a pure computation on data.
 
-    `role` names the model (None for compute); `outputs` the keys it adds to the rows; `rows_from` the dataset whose
-    rows it works on; `every` makes it an evaluation call: it runs at steps 0, every, 2 * every, ... and once after
-    the last step. `stateful` computations carry state from step to step. `num_rows` rows are worked on in one step (a
-    generate with n samples per prompt: n times its prompts); groups of `rows_per_item` adjacent ones (a chosen and a
-    rejected answer) are never split. A train_step takes `epochs` * `mini_batches` optimizer steps. `temperature`
-    divides the logits of log-probabilities that a call makes or trains. A generate adds at most
-    `max_new_tokens` to a row (0: not stated).
+    `role` names the model (None for compute); `outputs` the keys it adds to `rows`, the rows it works on (a generate's:
+    those it makes), of which there are `num_rows` in a step; `every` makes it an evaluation call: it runs at steps 0,
+    every, 2 * every, ... and once after the last step. `stateful` computations carry state from step to step. Groups of
+    `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step takes `epochs` *
+    `mini_batches` optimizer steps. `temperature` divides the logits of log-probabilities that a call makes or trains. A
+    generate adds at most `max_new_tokens` to a row (0: not stated).
     """
 
     name: str
@@ -74,11 +80,10 @@ class Call:
     inputs: tuple[Port, ...]
     outputs: tuple[str, ...]
     operation: Operation
-    rows_from: str
+    rows: RowSet
     num_rows: int
     every: int | None = None
     stateful: bool = False
-    samples_per_prompt: int = 1
     rows_per_item: int = 1
     mini_batches: int = 1
     epochs: int = 1
@@ -158,6 +163,10 @@ class DataflowGraph:
     def reads_of(self, consumer: str) -> Mapping[str, tuple[str, ...]]:
         """Return the calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports."""
         return self._reads[consumer]
+
+    def rows_each(self, consumer: str, producer: str) -> int:
+        """Return how many rows of `consumer` one row of `producer`, which it reads, counts for."""
+        return self.call(consumer).rows.per_row(self.call(producer).rows)
 
     def version_edges(self) -> tuple[VersionEdge, ...]:
         """Return, for each reader of a trained role, the train_step it waits for and how many steps earlier that ran.
@@ -243,10 +252,15 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
         raise GraphError(
             f"{where} comes from {producer.name}, which runs {_when(producer)}, but {call.name} runs {_when(call)}"
         )
-    if producer.num_rows != call.num_rows:
+    if not call.rows.may_read(producer.rows):
+        raise GraphError(
+            f"{where} comes from {producer.name}, whose rows are those of {producer.rows.name}; {call.name} works on "
+            f"those of {call.rows.name}, which are neither the same nor made of them"
+        )
+    if call.num_rows != producer.num_rows * port.rows_each or port.rows_each != call.rows.per_row(producer.rows):
         raise GraphError(
             f"{where} comes from {producer.name} with {producer.num_rows} rows a step, but {call.name} works on "
-            f"{call.num_rows}"
+            f"{call.num_rows}, {port.rows_each} of each"
         )
 
 

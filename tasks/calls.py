@@ -11,17 +11,20 @@ prefect_rlhf.placement.errors.GraphError: generate was called outside of the bod
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 from prefect_rlhf.engines.engine import Output
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Call, Operation
 from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.operations import Bound, Operator, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
-from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace
+from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace, origin_of
 
-GENERATED_KEYS = ("tokens", "prompt_length", "logprobs")
+TOKEN_KEYS = ("tokens", "prompt_length")
+GENERATED_KEYS = (*TOKEN_KEYS, "logprobs")
 
 
 def generate(
@@ -30,33 +33,38 @@ def generate(
     *,
     sampling: Sampling | None = None,
     batch_size: int | None = None,
-    samples_per_prompt: int = 1,
+    samples: int = 1,
     staleness: int = 0,
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
     """Continue prompts: keys `tokens`, `prompt_length` and `logprobs`, those of the policy that made the responses.
 
-    `batch_size` prompts of the dataset enter each step (None: all of them, as an evaluation wants). With `staleness`,
-    this and every other call before a train_step uses weights of so many steps earlier than it would; all generates of
-    a body agree on it, and evaluation, which has the newest weights, has none.
+    `batch_size` prompts of the dataset enter each step (None: all of them, as an evaluation wants); rows are new ones,
+    `samples` made of each prompt. Prompts may also be rows of which a computation made `prompt_tokens`. With
+    `staleness`, this and every other call before a train_step uses weights of so many steps earlier than it would; all
+    generates of a body agree on it, and evaluation, which has the newest weights, has none.
     """
     trace = current_trace("generate")
     role = trace.role(model, "generate")
-    rows = trace.rows(prompts, "generate", batch_size)
-    trace.allow(staleness, name or f"{role}_generate", every)
+    name = name or f"{role}_generate"
+    source = trace.rows(prompts, "generate", batch_size, every)
+    trace.require(("prompt_tokens",), (source,), f"generate {name}")
+    trace.allow(staleness, name, every)
     settings = sampling or Sampling()
+    if samples < 1:
+        raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; it is at least 1")
+    rows = RowSet(name, source.rows.dataset, samples, source.rows)
     call = Call(
-        name=name or f"{role}_generate",
+        name=name,
         kind="generate",
         role=role,
-        inputs=(rows.port(),),
+        inputs=(replace(source, keys=("prompt_tokens",)).port(rows),),
         outputs=GENERATED_KEYS,
         operation=operation("sample", settings),
-        rows_from=rows.dataset,
-        num_rows=rows.num_rows * samples_per_prompt,
+        rows=rows,
+        num_rows=source.num_rows * samples,
         every=every,
-        samples_per_prompt=samples_per_prompt,
         max_new_tokens=settings.max_new_tokens,
     )
     return trace.add(call)
@@ -76,15 +84,17 @@ def inference(
     trace = current_trace("inference")
     role = trace.role(model, "inference")
     _check_head(trace, role, output, "inference")
-    source = trace.rows(rows, "inference", batch_size)
+    name = name or f"{role}_inference"
+    source = trace.rows(rows, "inference", batch_size, every)
+    trace.require(TOKEN_KEYS, (source,), f"inference {name}")
     call = Call(
-        name=name or f"{role}_inference",
+        name=name,
         kind="inference",
         role=role,
-        inputs=(source.port(),),
+        inputs=(source.port(source.rows),),
         outputs=(output,),
         operation=Operation(output),
-        rows_from=source.dataset,
+        rows=source.rows,
         num_rows=source.num_rows,
         every=every,
         rows_per_item=source.rows_per_item,
@@ -100,25 +110,33 @@ def compute(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add a pure function of rows, on the host CPU of one device; it makes the keys that its @computation names."""
+    """Add a pure function of rows, on the host CPU of one device; it makes the keys that its @computation names.
+
+    Inputs are of the same rows, or of what they were made of, whose values are repeated for them. A computation of
+    `tokens` and `prompt_length`, or of `prompt_tokens`, makes new rows, one of each.
+    """
     trace = current_trace("compute")
     _check_operator(trace, operator, "computation")
-    handles = [trace.rows(rows, "compute", None) for rows in inputs]
+    handles = [trace.rows(rows, "compute", None, every) for rows in inputs]
     operator.check_arguments(trace.flow, len(handles))
-    if len({handle.num_rows for handle in handles}) != 1:
-        raise GraphError(f"flow {trace.flow}: compute {operator.name} needs inputs with the same rows")
+    name = name or operator.name
+    if not handles:
+        raise GraphError(f"flow {trace.flow}: compute {name} has no input; it works on rows of some call or dataset")
+    own = trace.common_rows(handles, f"compute {name}")
+    makes_rows = {"tokens", "prompt_tokens"}.intersection(operator.outputs)
+    rows = RowSet(name, own.rows.dataset, 1, own.rows) if makes_rows else own.rows
     call = Call(
-        name=name or operator.name,
+        name=name,
         kind="compute",
         role=None,
-        inputs=tuple(handle.port() for handle in handles),
+        inputs=tuple(handle.port(rows) for handle in handles),
         outputs=operator.outputs,
         operation=operator(settings).operation,
-        rows_from=handles[0].dataset,
-        num_rows=handles[0].num_rows,
+        rows=rows,
+        num_rows=own.num_rows,
         every=every,
         stateful=operator.stateful,
-        rows_per_item=handles[0].rows_per_item,
+        rows_per_item=own.rows_per_item,
     )
     return trace.add(call)
 
@@ -147,19 +165,29 @@ def train_step(
     _check_operator(trace, operator, "loss")
     operator.check_arguments(trace.flow, num_inputs=2)
     _check_head(trace, role, operator.output, "train_step")
+    name = name or f"{role}_train"
     handles = [trace.rows(rows, "train_step", batch_size) for rows in inputs]
+    if not handles:
+        raise GraphError(f"flow {trace.flow}: train_step {name} has no input; it trains on rows")
+    own = trace.common_rows(handles, f"train_step {name}")
+    trace.require(TOKEN_KEYS, [handle for handle in handles if handle.rows.base == own.rows.base], f"train_step {name}")
+    if own.rows.base.samples % operator.rows_per_item:
+        raise GraphError(
+            f"flow {trace.flow}: train_step {name}: loss {operator.name} is of {operator.rows_per_item} rows that "
+            f"belong together, and {origin_of(own.rows)}"
+        )
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
     update = update or Update()
     trace.add(
         Call(
-            name=name or f"{role}_train",
+            name=name,
             kind="train_step",
             role=role,
-            inputs=tuple(handle.port() for handle in handles),
+            inputs=tuple(handle.port(own.rows) for handle in handles),
             outputs=(),
             operation=loss.operation,
-            rows_from=handles[0].dataset,
-            num_rows=handles[0].num_rows,
+            rows=own.rows,
+            num_rows=own.num_rows,
             rows_per_item=operator.rows_per_item,
             mini_batches=update.mini_batches,
             epochs=update.epochs,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -12,22 +12,31 @@ from typing import Any, NoReturn
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
 from prefect_rlhf.placement.model import ModelSpec, OptimizerSpec
+from prefect_rlhf.placement.row_set import RowSet
+
+MAKERS = {
+    "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
+    "tokens": "a generate, a Preferences parameter or a @computation of tokens",
+    "prompt_length": "a generate, a Preferences parameter or a @computation of tokens",
+}
+"""Who makes the keys that the words of a body need."""
 
 _current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body is running
 
 
 @dataclass(frozen=True, slots=True)
 class RowsHandle:
-    """The result of a call while tracing: keys that `source` will have made, on `num_rows` rows of `dataset`."""
+    """The result of a call while tracing: keys that `source` will have made, on the `num_rows` rows of a row set."""
 
     source: str
     keys: tuple[str, ...]
-    dataset: str
+    rows: RowSet
     num_rows: int
     rows_per_item: int = 1
 
-    def port(self) -> Port:
-        return Port(argument=self.source, source=self.source, keys=self.keys)
+    def port(self, reader: RowSet) -> Port:
+        """Return the input of a call that works on the rows of `reader`, which may read these."""
+        return Port(argument=self.source, source=self.source, keys=self.keys, rows_each=reader.per_row(self.rows))
 
     def _refuse(self, *_: object) -> NoReturn:
         """Raise GraphError: there are no rows yet, so a body cannot look at them."""
@@ -53,6 +62,7 @@ class Trace:
     calls: list[Call] = field(default_factory=list)
     optimizers: dict[str, OptimizerSpec] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    batches: dict[tuple[str, int, int | None], RowSet] = field(default_factory=dict)  # by dataset, size and `every`
     staleness: int | None = None  # None until a generate says
 
     def role(self, argument: object, call: str) -> str:
@@ -63,8 +73,11 @@ class Trace:
         self.used.add(name)
         return name
 
-    def rows(self, argument: object, call: str, batch_size: int | None) -> RowsHandle:
-        """Return the handle of `argument`: a call's rows, or `batch_size` items of a dataset parameter (None: all)."""
+    def rows(self, argument: object, call: str, batch_size: int | None, every: int | None = None) -> RowsHandle:
+        """Return the handle of `argument`: a call's rows, or `batch_size` items of a dataset parameter (None: all).
+
+        Calls that ask for as many items of a dataset, as often, work on the same rows.
+        """
         if isinstance(argument, RowsHandle):
             if argument.source not in {*self.datasets, *(earlier.name for earlier in self.calls)}:
                 raise GraphError(f"flow {self.flow}: {call} reads {argument.source!r}, which another flow made")
@@ -77,7 +90,37 @@ class Trace:
         size = dataset.num_items if batch_size is None else batch_size
         if not 1 <= size <= dataset.num_items:
             raise InvalidInput("algo.batch_size", size, f"1 to {dataset.num_items}, the items of {name}")
-        return RowsHandle(name, dataset.keys, name, size * dataset.rows_per_item, dataset.rows_per_item)
+        batch = name, size, every
+        if batch not in self.batches:
+            label = name if all(name != other for other, *_ in self.batches) else f"{name} ({_batch(size, every)})"
+            self.batches[batch] = RowSet(label, name, dataset.rows_per_item)
+        return RowsHandle(name, dataset.keys, self.batches[batch], size * dataset.rows_per_item, dataset.rows_per_item)
+
+    def common_rows(self, handles: Sequence[RowsHandle], call: str) -> RowsHandle:
+        """Return the handle whose rows a call on all of them works on: those that may read all others.
+
+        Raises GraphError, which names two sources whose rows do not belong together.
+        """
+        for handle in handles:
+            if all(handle.rows.may_read(other.rows) for other in handles):
+                return handle
+        first = handles[0]
+        other = next(other for other in handles if not first.rows.may_read(other.rows))
+        raise GraphError(
+            f"flow {self.flow}: {call} reads {first.source} and {other.source}, whose rows do not belong together: "
+            f"{origin_of(first.rows)}, and {origin_of(other.rows)}"
+        )
+
+    def require(self, keys: Sequence[str], handles: Sequence[RowsHandle], call: str) -> None:
+        """Raise GraphError unless the handles have these keys between them; it says who could make a missing one."""
+        there = [key for handle in handles for key in handle.keys]
+        for key in keys:
+            if key not in there:
+                sources = " and ".join(handle.source for handle in handles)
+                has = ", ".join(dict.fromkeys(there)) or "no keys"
+                raise GraphError(
+                    f"flow {self.flow}: {call} needs {key!r}, and {sources} has {has}; {MAKERS[key]} makes it"
+                )
 
     def allow(self, staleness: int, call: str, every: int | None) -> None:
         """Let calls use weights that are `staleness` steps older. Raises GraphError when generates do not agree."""
@@ -95,7 +138,7 @@ class Trace:
     def add(self, call: Call) -> RowsHandle:
         """Append a call and return the handle of its outputs."""
         self.calls.append(call)
-        return RowsHandle(call.name, call.outputs, call.rows_from, call.num_rows, call.rows_per_item)
+        return RowsHandle(call.name, call.outputs, call.rows, call.num_rows, call.rows_per_item)
 
     def graph(self) -> DataflowGraph:
         """Return the graph. Raises GraphError for an empty body and for parameters that nothing uses."""
@@ -108,6 +151,23 @@ class Trace:
         if unused:
             raise GraphError(f"flow {self.flow}: parameter {unused[0]!r} is used by no call; remove it")
         return graph
+
+
+def _batch(size: int, every: int | None) -> str:
+    return f"{size} items" if every is None else f"{size} items, every {every} steps"
+
+
+def origin_of(rows: RowSet) -> str:
+    """Describe where rows come from.
+
+    >>> origin_of(RowSet("actor_generate", "prompts", 4, RowSet("prompts", "prompts")))
+    'actor_generate has 4 for each of prompts'
+    >>> origin_of(RowSet("pairs", "pairs", 2))
+    'pairs is a batch of a dataset'
+    """
+    if rows.parent is None:
+        return f"{rows.name} is a batch of a dataset"
+    return f"{rows.name} has {rows.samples} for each of {rows.parent.name}"
 
 
 @contextmanager

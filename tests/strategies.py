@@ -13,6 +13,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.plans.check import ENGINES, violations
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.strategy import Strategy
 
 GIB = 1 << 30
@@ -41,16 +42,29 @@ SMOLLM2 = replace(
 )
 TWO_DEVICES = ClusterShape("embedded", 1, 2, 8 * GIB)
 ROLLOUT = ("tokens", "prompt_length", "logprobs")
+SCORES = {"reward_inference": ("scores",)}
 
 
 def model(role: str, head: str = "lm", shape: TransformerShape = SMALL) -> ModelSpec:
     return ModelSpec(role, f"/models/{role}", head, shape)  # type: ignore[arg-type]
 
 
+PROMPTS, HELD_OUT = RowSet("prompts", "prompts"), RowSet("held_out", "held_out")
+
+
+def generated(name: str, batch: RowSet = PROMPTS, samples: int = 1) -> RowSet:
+    """The rows that a generate makes."""
+    return RowSet(name, batch.dataset, samples, batch)
+
+
+ROLLED_OUT = generated("actor_generate")
+
+
 def call(name: str, kind: str, role: str | None, reads: dict[str, tuple[str, ...]], outputs=(), **more) -> Call:
-    """A call whose ports are named after what they read; 8 rows a step unless told."""
+    """A call whose ports are named after what they read; 8 rows a step that actor_generate made unless told."""
     ports = tuple(Port(source, source, keys) for source, keys in reads.items())
-    settings = {"operation": Operation("sample"), "rows_from": "prompts", "num_rows": 8} | more
+    own = generated(name) if kind == "generate" else ROLLED_OUT
+    settings = {"operation": Operation("sample"), "rows": own, "num_rows": 8} | more
     return Call(name, kind, role, ports, outputs, **settings)  # type: ignore[arg-type]
 
 
@@ -90,7 +104,8 @@ def ppo(staleness: int = 0, evaluate_every: int | None = None, mini_batches: int
         ),
     ]
     if evaluate_every is not None:
-        held_out = {"rows_from": "held_out", "every": evaluate_every, "num_rows": 4}
+        rows = generated("evaluate_generate", HELD_OUT)
+        held_out = {"rows": rows, "every": evaluate_every, "num_rows": 4}
         calls += [
             call("evaluate_generate", "generate", "actor", {"held_out": ("prompt_tokens",)}, ROLLOUT, **held_out),
             call("evaluate_scores", "inference", "reward", {"evaluate_generate": ROLLOUT[:2]}, ("scores",), **held_out),
@@ -106,7 +121,14 @@ def remax() -> DataflowGraph:
         call("actor_generate", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
         call("actor_generate_baseline", "generate", "actor", {"prompts": ("prompt_tokens",)}, ROLLOUT),
         call("reward_inference", "inference", "reward", {"actor_generate": ROLLOUT[:2]}, ("scores",)),
-        call("score_baseline", "inference", "reward", {"actor_generate_baseline": ROLLOUT[:2]}, ("scores",)),
+        call(
+            "score_baseline",
+            "inference",
+            "reward",
+            {"actor_generate_baseline": ROLLOUT[:2]},
+            ("scores",),
+            rows=generated("actor_generate_baseline"),
+        ),
         call(
             "advantages",
             "compute",
@@ -122,13 +144,31 @@ def remax() -> DataflowGraph:
 
 def dpo() -> DataflowGraph:
     """DPO on preference pairs: two rows an item."""
-    pairs = {"rows_from": "pairs", "rows_per_item": 2}
+    pairs = {"rows": RowSet("pairs", "pairs", 2), "rows_per_item": 2}
     keys = ("tokens", "prompt_length")
     calls = (
         call("ref_inference", "inference", "ref", {"pairs": keys}, ("logprobs",), **pairs),
         call("actor_train_step", "train_step", "actor", {"pairs": keys, "ref_inference": ("logprobs",)}, (), **pairs),
     )
     return DataflowGraph("dpo", (model("actor"), model("ref")), (Dataset("pairs", keys, 4),), calls)
+
+
+def grouped() -> DataflowGraph:
+    """Four responses to each of two prompts that a computation wrote; what it says of a prompt counts for them all."""
+    rewritten = RowSet("rewrite", "prompts", 1, PROMPTS)
+    group = {"rows": RowSet("actor_generate", "prompts", 4, rewritten)}
+    keys = ("prompt_tokens", "difficulty")
+    per_prompt = {key: Port("rewrite", "rewrite", (key,), rows_each=4) for key in keys}
+    calls = (
+        call("rewrite", "compute", None, {"prompts": keys[:1]}, keys, rows=rewritten, num_rows=2),
+        call("actor_generate", "generate", "actor", {}, ROLLOUT, **group),
+        call("reward_inference", "inference", "reward", {"actor_generate": ROLLOUT[:2]}, ("scores",), **group),
+        call("actor_train_step", "train_step", "actor", {"actor_generate": ROLLOUT, **SCORES}, (), **group),
+    )
+    more = {"actor_generate": "prompt_tokens", "actor_train_step": "difficulty"}
+    calls = tuple(replace(c, inputs=(*c.inputs, per_prompt[more[c.name]])) if c.name in more else c for c in calls)
+    datasets = (Dataset("prompts", ("prompt_tokens",), 8),)
+    return DataflowGraph("grouped", (model("actor"), model("reward", "scalar")), datasets, calls)
 
 
 def dependency_graph(augmented: AugmentedGraph) -> nx.DiGraph[str]:
@@ -205,11 +245,11 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
 
 
 def graphs() -> st.SearchStrategy[DataflowGraph]:
-    """PPO with and without evaluation and staleness, ReMax, DPO."""
+    """PPO with and without evaluation and staleness, ReMax, DPO, groups whose prompts have columns of their own."""
     variants = st.builds(
         ppo,
         staleness=st.integers(0, 2),
         evaluate_every=st.sampled_from([None, 1, 2, 3]),
         mini_batches=st.sampled_from([1, 2]),
     )
-    return st.one_of(variants, st.builds(remax), st.builds(dpo))
+    return st.one_of(variants, st.builds(remax), st.builds(dpo), st.builds(grouped))

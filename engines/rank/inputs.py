@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from prefect_rlhf.engines.commands import CallCommand, RowSource
 from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.engines.rank.store import RowsMissing, RowStore
-from prefect_rlhf.engines.rows import Batch, Column, pad
+from prefect_rlhf.engines.rows import Batch, Column, ColumnKind, DatasetColumns, numbers, pad
 from prefect_rlhf.placement.graph import Port
 
 
@@ -19,18 +20,21 @@ from prefect_rlhf.placement.graph import Port
 class CallInputs:
     """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`.
 
+    `groups` are the numbers of the rows that these were made of, `dataset` the columns of the dataset behind them.
     `lengths` are the tokens of each row where the controller knows them; else they are counted.
     """
 
     ports: tuple[Port, ...]
     columns: tuple[Mapping[str, Column], ...]
+    groups: tuple[int, ...] = ()
+    dataset: DatasetColumns | None = None
     lengths: tuple[int, ...] = ()
     keys: frozenset[str] | None = None  # those that the stage uses; None: all
 
     @property
     def batches(self) -> list[Batch]:
         """A Batch per port: a computation's positional arguments."""
-        return [Batch(columns) for columns in self.columns]
+        return [Batch(columns, torch.tensor(self.groups), self.dataset) for columns in self.columns]
 
     def first(self, key: str) -> Column | None:
         """Return the column of the first port that has it."""
@@ -63,7 +67,8 @@ class CallInputs:
     def training_batch(self, sequences: Sequences) -> dict[str, Tensor]:
         """Make what a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`.
 
-        Empty on the stages that have no loss.
+        Columns of numbers of the dataset are keys too. `mask` [B, T] is 1.0 at the response tokens that are trained on:
+        those of an input's `mask`, or else all. Empty on the stages that have no loss.
         """
         if not self._uses("prompt_length"):
             return {}
@@ -72,7 +77,12 @@ class CallInputs:
             for key, column in columns.items():
                 batch[f"{port.argument}.{key}"] = padded = pad(column)
                 batch.setdefault(key, padded)
-        return batch | {"mask": sequences.response_mask_BT()}
+        if self.dataset is not None:
+            for name, kind in self.dataset.kinds.items():
+                if kind == "number":
+                    batch.setdefault(name, numbers(self.dataset.read(name)))
+        mask_BT = sequences.response_mask_BT()
+        return batch | {"mask": mask_BT * batch["mask"].to(mask_BT) if "mask" in batch else mask_BT}
 
     def lengths_of(self, column: Tensor) -> list[int]:
         """Return the length of each row of a computed, padded column: its response's, or of a column just as wide."""
@@ -88,19 +98,42 @@ class CallInputs:
 def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> CallInputs:
     """Collect what `command.call` reads of `command.rows` on this rank."""
     columns: list[dict[str, Column]] = []
+    rows = command.call.rows
     for port in command.call.inputs:
         keys = [key for key in port.keys if command.keys is None or key in command.keys]
         if port.source in datasets:
-            rows = datasets[port.source].read(command.row_ids)
-            columns.append({key: [torch.as_tensor(value) for value in rows[key]] for key in keys})
+            read = datasets[port.source].read(command.row_ids)
+            columns.append({key: [torch.as_tensor(value) for value in read[key]] for key in keys})
         else:
-            columns.append({key: store.get(command.step, port.source, key, command.rows) for key in keys})
-    return CallInputs(command.call.inputs, tuple(columns), command.lengths, command.keys)
+            numbers_there = [row // port.rows_each for row in command.rows]
+            columns.append({key: store.get(command.step, port.source, key, numbers_there) for key in keys})
+    source = datasets.get(rows.dataset)
+    dataset = RowsOfDataset(source, command.row_ids) if source is not None else None
+    groups = rows.groups(command.rows)
+    return CallInputs(command.call.inputs, tuple(columns), groups, dataset, command.lengths, command.keys)
 
 
-def read_prompts(command: CallCommand, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
-    """Read the prompt of each row of a generate, as token ids. Raises RowsMissing when no port is an open dataset."""
-    source = next((datasets[port.source] for port in command.call.inputs if port.source in datasets), None)
-    if source is None:
-        raise RowsMissing(f"{command.doing}: none of its inputs is a dataset that is open on this rank")
-    return source.read(command.row_ids)["prompt_tokens"]
+@dataclass(frozen=True, slots=True)
+class RowsOfDataset:
+    """The columns of a dataset for some of its rows; see DatasetColumns."""
+
+    source: RowSource
+    row_ids: tuple[int, ...]
+
+    @property
+    def kinds(self) -> Mapping[str, ColumnKind]:
+        """The kind of each column."""
+        return self.source.column_kinds
+
+    def read(self, name: str) -> list[Any]:
+        """Return a column's value for each row."""
+        return self.source.read_column(name, self.row_ids)
+
+
+def read_prompts(command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> Sequence[Sequence[int]]:
+    """Read the prompt of each row of a generate, as token ids: of its dataset, or made by an earlier call."""
+    port = next(port for port in command.call.inputs if "prompt_tokens" in port.keys)
+    if port.source in datasets:
+        return datasets[port.source].read(command.row_ids)["prompt_tokens"]
+    rows = [row // port.rows_each for row in command.rows]
+    return [tokens.tolist() for tokens in store.get(command.step, port.source, "prompt_tokens", rows)]

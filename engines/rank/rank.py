@@ -107,7 +107,7 @@ class Rank:
         """
         began, model = time.perf_counter(), self._model_of(command)
         assert command.sampling is not None  # a generate command has it
-        prompts = read_prompts(command, self._datasets)
+        prompts = read_prompts(command, self.store, self._datasets)
         engine = cast(GenerationEngine, model.engine)
         generated = engine.generate(prompts, command.sampling, row_seeds(command), command.micro_batches)
         tokens = [torch.tensor([*p, *r]) for p, r in zip(prompts, generated.tokens, strict=True)]
@@ -157,7 +157,8 @@ class Rank:
             self._states[name] = computed.state
             state = _to_be_saved(computed.state, name)
         for key, column in computed.columns.items():
-            self._keep(command, key, unpad(column, inputs.lengths_of(column)))
+            rows = unpad(column, inputs.lengths_of(column)) if isinstance(column, torch.Tensor) else column
+            self._keep(command, key, rows)
         return replace(self._report(began, command=command), metrics=computed.metrics, state=state)
 
     def transfer(self, command: TransferCommand) -> RankReport:

@@ -47,7 +47,7 @@ class TrialRank(Rank):
         """Keep made-up responses to the prompts."""
         began = time.perf_counter()
         assert command.sampling is not None  # a generate command has it
-        prompts = read_prompts(command, self._datasets)
+        prompts = read_prompts(command, self.store, self._datasets)
         longest = min(LONGEST, command.sampling.max_new_tokens)
         lengths = [max(1, longest - row % 2) for row in range(len(prompts))]
         responses = [(list(prompt) * longest)[:length] for prompt, length in zip(prompts, lengths, strict=True)]

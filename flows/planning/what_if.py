@@ -78,12 +78,12 @@ def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[
 def resize_evaluation(graph: DataflowGraph, inputs: RunInputs) -> DataflowGraph:
     """Return the graph, where evaluation on a dataset that is not there works on as many items as a step."""
     trained = [call for call in graph if call.every is None]
-    num_items = max(call.num_rows // (call.samples_per_prompt * call.rows_per_item) for call in trained)
-    evaluated = inputs.datasets.keys() - inputs.sources.keys() - {call.rows_from for call in trained}
+    num_items = max(call.num_rows // call.rows.rows_per_item for call in trained)
+    evaluated = inputs.datasets.keys() - inputs.sources.keys() - {call.rows.dataset for call in trained}
     datasets = (replace(data, num_items=num_items) if data.name in evaluated else data for data in graph.datasets)
     calls = (
         replace(call, num_rows=call.num_rows // MANY * num_items)
-        if call.rows_from in evaluated and call.num_rows >= MANY
+        if call.rows.dataset in evaluated and call.num_rows >= MANY
         else call
         for call in graph
     )
@@ -98,7 +98,7 @@ def read_workload(
     Where nothing generates, any token may be one that is scored, so all of them count as responses.
     """
     trained = next(call for call in graph if call.every is None)
-    of_run = run_workload(graph, inputs) if trained.rows_from in inputs.sources else None
+    of_run = run_workload(graph, inputs) if trained.rows.dataset in inputs.sources else None
     if of_run and prompts is None and responses is None:
         return of_run
     sampled = [call.max_new_tokens for call in graph if call.kind == "generate"]

@@ -70,7 +70,8 @@ def read_inputs(
     sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
     longest = {name: sources[name].check(context, vocabulary) if name in sources else 0 for name in named}
     items = {name: sources[name].num_items if name in sources else MANY for name in named}
-    datasets = {name: value.to_spec(name, items[name]) for name, value in named.items()}
+    columns = {name: sources[name].columns if name in sources else tuple(named[name].columns) for name in named}
+    datasets = {name: value.to_spec(name, items[name], columns[name]) for name, value in named.items()}
     return RunInputs(models, sources, datasets, longest, tokenizer)
 
 
@@ -91,7 +92,8 @@ def check_vocabularies(models: Mapping[str, ModelSpec]) -> None:
 def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> PromptDataset | PreferenceDataset:
     """Return the dataset as ranks read it."""
     kind = PromptDataset if isinstance(value, Prompts) else PreferenceDataset
-    return kind(name, tokenizer=tokenizer, **value.model_dump(exclude={"saved"}))
+    settings = value.model_dump(exclude={"saved", "columns"})
+    return kind(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
 
 
 def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
@@ -99,9 +101,9 @@ def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
     longest = max(inputs.longest.values())
     for call in graph:
         if call.kind == "generate":
-            left = inputs.context - inputs.longest[call.rows_from]
+            left = inputs.context - inputs.longest[call.rows.dataset]
             if call.max_new_tokens > left:
                 field, expected = f"{call.name}.sampling.max_new_tokens", f"at most {left}, which the context leaves"
                 raise InvalidInput(field, call.max_new_tokens, expected)
-            longest = max(longest, inputs.longest[call.rows_from] + call.max_new_tokens)
+            longest = max(longest, inputs.longest[call.rows.dataset] + call.max_new_tokens)
     return longest

@@ -18,7 +18,7 @@ def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
     """
     longest = longest_sequence(graph, inputs)
     trained = [call for call in graph if call.every is None]
-    source = inputs.sources[trained[0].rows_from]
+    source = inputs.sources[trained[0].rows.dataset]
     rows = source.read(range(0, len(source), -(-len(source) // ROWS_READ)))
     prompts_or_pairs = rows["prompt_tokens" if "prompt_tokens" in rows else "tokens"]
     lengths = distribution([len(tokens) for tokens in prompts_or_pairs])

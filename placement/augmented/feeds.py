@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.priority import CallPriorities
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
-from prefect_rlhf.placement.rows.shares import needs, reads, rows_held
+from prefect_rlhf.placement.rows.shares import RowShare, needs, reads, rows_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,18 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
     Only of that key; on each of the consumer's devices.
     """
     held = rows_held(graph, plan, producer)
-    brought = {device: need.share for device, need in needs(graph, plan, earlier).items() if key in need.keys}
+    brought = _needed_of(graph, plan, earlier, producer, key)
     distinct = {
-        (need.share, held.get(device), brought.get(device))  # many devices need and hold the same
-        for device, need in needs(graph, plan, consumer).items()
-        if key in need.keys
+        (share, held.get(device), brought.get(device))  # many devices need and hold the same
+        for device, share in _needed_of(graph, plan, consumer, producer, key).items()
     }
     return all(needed.surely_within([share for share in there if share is not None]) for needed, *there in distinct)
+
+
+def _needed_of(
+    graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, key: str
+) -> dict[Device, RowShare]:
+    """Return the producer's rows that each of the consumer's devices needs for a key."""
+    rows_each = graph.rows_each(consumer, producer)
+    needed = needs(graph, plan, consumer).items()
+    return {device: need.share.made_of(rows_each) for device, need in needed if key in need.keys}

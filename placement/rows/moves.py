@@ -46,8 +46,13 @@ def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple
     moves = []
     for producer, keys in reads(graph, plan, consumer).items():
         held = placed_call(graph, plan, producer).rows_held()
+        rows_each = graph.rows_each(consumer, producer)
         distinct = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
-        apart = [need for need, share in distinct if not need.share.surely_within([] if share is None else [share])]
+        apart = [
+            need
+            for need, share in distinct
+            if not need.share.made_of(rows_each).surely_within([] if share is None else [share])
+        ]
         if lacking := tuple(key for key in keys if any(key in need.keys for need in apart)):
             moves.append(RowMove(producer, lacking))
     return tuple(moves)
@@ -87,7 +92,8 @@ def _transfers(
         holders = _holders(producer.rows_held(), lengths)
         for target, need in consumer.needs().items():
             keys = tuple(key for key in move.keys if key in need.keys)
-            needed = need.share.rows(lengths) if keys else ()
+            rows_each = consumer.call.rows.per_row(producer.call.rows)
+            needed = need.share.made_of(rows_each).rows(lengths) if keys else ()
             for source, rows in _from_nearest(target, needed, holders, load, len(keys)).items():
                 transfers.append(DeviceTransfer(source, target, move.producer, keys, tuple(rows)))
     return tuple(transfers)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import MappingProxyType
 
@@ -23,14 +23,19 @@ LengthsByCall = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
-    """The rows of one replica: known once lengths are, but equal shares are equal rows whatever the lengths."""
+    """The rows of one replica: known once lengths are, but equal shares are equal rows whatever the lengths.
+
+    With `rows_each` they are the rows that those were made of, so many of each.
+    """
 
     partition: RowPartition
     replica: int
+    rows_each: int = 1
 
     def rows(self, lengths: LengthsByCall | None = None) -> RowIndices:
         """Return its rows, mini-batch by mini-batch; without `lengths`, as if all rows were equally long."""
-        return tuple(row for batch in self.mini_batches(lengths) for row in batch)
+        rows = tuple(row for batch in self.mini_batches(lengths) for row in batch)
+        return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
     def mini_batches(self, lengths: LengthsByCall | None = None) -> tuple[RowIndices, ...]:
         """Return its rows of each mini-batch of its partition; see `rows`."""
@@ -45,6 +50,10 @@ class RowShare:
             return (sum(sizes) // mini_batches,) * mini_batches
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
+
+    def made_of(self, rows_each: int) -> RowShare:
+        """Return the rows that these were made of, each of which counts for so many of them."""
+        return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
 
     def surely_within(self, shares: Sequence[RowShare]) -> bool:
         """Whether some of `shares` together have all its rows, however long rows turn out to be."""
@@ -125,10 +134,7 @@ def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPar
     if call.kind == "compute" or placement.strategy.dp == 1:
         return RowPartition(call.num_rows)
 
-    def batch(of: Call) -> tuple[str, int, int | None]:
-        return origin_of(graph, of), of.num_rows, of.every
-
-    same_rows = [other for other in graph if other.kind != "compute" and batch(other) == batch(call)]
+    same_rows = [other for other in graph if other.kind != "compute" and other.rows == call.rows]
     width = math.lcm(*(other.rows_per_item for other in same_rows))
     finest = math.lcm(*(other.mini_batches for other in same_rows))
     divides = call.num_rows % (finest * width) == 0 and call.num_rows // (finest * width) >= placement.strategy.dp
@@ -137,21 +143,13 @@ def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPar
         replica_speeds(placement, plan.cluster.node_speeds),
         finest if divides else call.mini_batches,
         width if divides else call.rows_per_item,
-        batch(call)[0] if knows_lengths(graph, call) else None,
+        call.rows.name if knows_lengths(graph, call) else None,
     )
 
 
-def origin_of(graph: DataflowGraph, call: Call) -> str:
-    """Return where the tokens of a call's rows come from: itself when it is a generate, a generate, or a dataset."""
-    if call.kind == "generate":
-        return call.name
-    return next((port.source for port in call.inputs if "tokens" in port.keys), call.rows_from)
-
-
 def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
-    """Whether the controller knows the lengths of the call's rows before it runs: a generate reported them."""
-    origin = origin_of(graph, call)
-    return origin != call.name and any(other.name == origin and other.kind == "generate" for other in graph)
+    """Whether the controller knows the lengths of the call's rows before it runs: the generate that made them told."""
+    return call.kind != "generate" and any(other.kind == "generate" and other.name == call.rows.name for other in graph)
 
 
 def replica_speeds(placement: Placement | ModelInstance, node_speeds: Sequence[float]) -> tuple[float, ...]:

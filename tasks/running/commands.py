@@ -60,7 +60,7 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
     """Return the fields of a CallCommand that say what to run, from the call's operation."""
     if call.kind == "generate":
         sampling = SamplingSettings(**Sampling.model_validate_json(call.operation.settings).model_dump())
-        return {"sampling": sampling, "samples_per_prompt": call.samples_per_prompt}
+        return {"sampling": sampling}
     if call.kind == "inference":
         return {"output": call.operation.name, "temperature": call.temperature}
     bound = Bound(call.operation)

@@ -16,18 +16,13 @@ from prefect_rlhf.placement.augmented.checkpointing import StepRange
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.augmented.row_uses import RowKey, row_uses, use_counts
 from prefect_rlhf.placement.augmented.unroll import runs_at
-from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import row_transfers
-from prefect_rlhf.placement.rows.shares import Need, knows_lengths, needs, origin_of
+from prefect_rlhf.placement.rows.shares import Need, knows_lengths, needs
 from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.running.training_run import TrainingRun
-
-
-def samples_per_item(graph: DataflowGraph) -> dict[str, int]:
-    """Return how many rows of each call come from one dataset row: the samples of the generate they stem from."""
-    generated = {call.name: graph.generated_by(call) for call in graph}
-    return {name: generate.samples_per_prompt if generate else 1 for name, generate in generated.items()}
 
 
 class StepRows:
@@ -36,7 +31,7 @@ class StepRows:
     def __init__(self, run: TrainingRun) -> None:
         self.run = run
         self._graph, self._plan = run.graph, run.plan
-        self._row_ids: dict[int, dict[Hashable, tuple[int, ...]]] = {}
+        self._row_ids: dict[int, dict[RowSet, tuple[int, ...]]] = {}
         self._lengths: dict[int, dict[str, tuple[int, ...]]] = {}
         self._uses_left: dict[int, Counter[tuple[Device, RowKey]]] = {}
         self._versions: dict[int, dict[str, Mapping[str, int]]] = {}
@@ -48,28 +43,19 @@ class StepRows:
         """Return what each device of each call works on, by the call's name."""
         return {call.name: needs(self._graph, self._plan, call.name) for call in self._graph}
 
-    @cached_property
-    def samples_per_item(self) -> Mapping[str, int]:
-        """Return how many rows of each call come from one dataset row: the samples of the generate they stem from."""
-        return samples_per_item(self._graph)
-
     def row_ids(self, call: Call, step: int) -> tuple[int, ...]:
         """Return the dataset's row number behind each of the call's rows at `step`.
 
         An evaluation call takes the dataset's first items, the same every time; other calls the seeded order's next.
         """
-        samples, is_evaluation = self.samples_per_item[call.name], call.every is not None
-        by_rows, rows = self._row_ids.setdefault(step, {}), (call.rows_from, call.num_rows, samples, is_evaluation)
-        if rows not in by_rows:
-            dataset = next(dataset for dataset in self._graph.datasets if dataset.name == call.rows_from)
-            per_item = dataset.rows_per_item
-            num_items = call.num_rows // (per_item * samples)
+        by_rows = self._row_ids.setdefault(step, {})
+        if call.rows not in by_rows:
+            dataset = next(dataset for dataset in self._graph.datasets if dataset.name == call.rows.dataset)
+            num_items = call.num_rows // call.rows.rows_per_item
             in_order = row_ids(step, num_items, self.run.seed, dataset.num_items)
-            items = tuple(range(num_items)) if is_evaluation else in_order
-            by_rows[rows] = tuple(
-                item * per_item + row % per_item for item in items for row in range(per_item * samples)
-            )
-        return by_rows[rows]
+            items = in_order if call.every is None else tuple(range(num_items))
+            by_rows[call.rows] = call.rows.dataset_rows(items)
+        return by_rows[call.rows]
 
     def lengths(self, step: int) -> Mapping[str, tuple[int, ...]]:
         """Return the tokens of each row, by the generate that made them, as far as they are known."""
@@ -77,7 +63,7 @@ class StepRows:
 
     def lengths_for(self, call: Call, step: int) -> tuple[int, ...] | None:
         """Return the tokens of each row that the call works on, where a generate reported them."""
-        return self.lengths(step)[origin_of(self._graph, call)] if knows_lengths(self._graph, call) else None
+        return self.lengths(step)[call.rows.name] if knows_lengths(self._graph, call) else None
 
     def generated(self, node: Node, reports: Mapping[int, RankReport]) -> None:
         """Note the lengths of the rows that a generate made."""

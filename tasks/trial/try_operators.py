@@ -22,7 +22,6 @@ from prefect_rlhf.placement.errors import InvalidInput, RankFailed, RankLost, Ra
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.tasks.operations import Bound, WrongOperator
 from prefect_rlhf.tasks.running.commands import operation_fields
-from prefect_rlhf.tasks.running.step_rows import samples_per_item
 
 ITEMS = 2  # of each dataset
 START_SECONDS = IMPORT_SECONDS = 300.0  # on a machine with much else to do
@@ -95,12 +94,7 @@ class Trial:
 
     def command(self, call: Call) -> CallCommand:
         """Return what a rank is told to do with the call on the first items of its dataset."""
-        dataset = next(dataset for dataset in self.graph.datasets if dataset.name == call.rows_from)
-        per_item, samples = dataset.rows_per_item, samples_per_item(self.graph)[call.name]
-        num_items = min(ITEMS, call.num_rows // (per_item * samples))
-        row_ids = tuple(
-            item * per_item + row % per_item for item in range(num_items) for row in range(per_item * samples)
-        )
+        row_ids = call.rows.dataset_rows(range(min(ITEMS, call.num_rows // call.rows.rows_per_item)))
         generated = self.graph.generated_by(call)
         return CallCommand(
             step=0,

@@ -97,7 +97,7 @@ def test_grpo_trains_without_a_critic_on_groups_of_responses():
     graph = traced(grpo)
     assert "critic" not in {model.role for model in graph.models}
     (generation,) = [call for call in graph if call.kind == "generate" and not call.every]
-    assert generation.num_rows == generation.samples_per_prompt * 32
+    assert generation.num_rows == generation.rows.samples * 32
 
 
 def test_dpo_and_reward_never_part_the_answers_of_a_pair():

@@ -51,7 +51,7 @@ def traced(body, models=MODELS, datasets=DATASETS):
 
 
 def good_body(prompts, actor, reward):
-    rollout = generate(actor, prompts, batch_size=4, sampling=Sampling(max_new_tokens=3), samples_per_prompt=2)
+    rollout = generate(actor, prompts, batch_size=4, sampling=Sampling(max_new_tokens=3), samples=2)
     scores = inference(reward, rollout, output="scores")
     advantages = compute(some_advantages, rollout, scores, settings=Gain())
     train_step(actor, rollout, advantages, loss=some_loss(Gain(factor=3.0)))
@@ -176,6 +176,11 @@ def of_three(rollout, scores, ref, settings, context):
     return Computed({"advantages": rollout["logprobs"]})
 
 
+@loss("logprobs", rows_per_item=2)
+def loss_of_pairs(output, batch, settings):
+    return LossTerms(output, 1.0)
+
+
 @loss("logprobs")
 def loss_without_settings(output, batch):
     return LossTerms(output, 1.0)
@@ -228,6 +233,33 @@ def trained_twice(prompts, actor, reward):
     train_step(actor, rollout, loss=some_loss(Gain()), name="again")
 
 
+def trains_on_prompts(prompts, actor, reward):
+    train_step(actor, prompts, loss=some_loss(Gain()))
+
+
+def continues_responses(prompts, actor, reward):
+    generate(actor, generate(actor, prompts), name="again")
+
+
+def infers_on_scores(prompts, actor, reward):
+    inference(actor, inference(reward, generate(actor, prompts), output="scores"), output="logprobs")
+
+
+def pairs_unrelated_rows(prompts, actor, reward):
+    rollout = generate(actor, prompts, batch_size=4)
+    train_step(actor, rollout, generate(actor, prompts, batch_size=2, samples=2, name="other"), loss=some_loss(Gain()))
+
+
+def rows_of_another_batch(prompts, actor, reward):
+    compute(
+        some_advantages, generate(actor, prompts, batch_size=4), generate(actor, prompts, name="all"), settings=Gain()
+    )
+
+
+def splits_groups_of_one(prompts, actor, reward):
+    train_step(actor, generate(actor, prompts), loss=loss_of_pairs(Gain()))
+
+
 def empty(prompts, actor, reward):
     pass
 
@@ -265,6 +297,25 @@ def empty(prompts, actor, reward):
         ),
         (branches_on_rows, "the rows of actor_generate do not exist"),
         (calculates_with_rows, "the rows of reward_inference do not exist"),
+        (trains_on_prompts, "train_step actor_train needs 'tokens', and prompts has prompt_tokens; a generate, "),
+        (
+            continues_responses,
+            "generate again needs 'prompt_tokens', and actor_generate has tokens, prompt_length, logp",
+        ),
+        (infers_on_scores, "inference actor_inference needs 'tokens', and reward_inference has scores; a generate, "),
+        (
+            pairs_unrelated_rows,
+            "train_step actor_train reads actor_generate and other, whose rows do not belong together: actor_generate "
+            "has 1 for each of prompts, and other has 2 for each of prompts \\(2 items\\)",
+        ),
+        (
+            rows_of_another_batch,
+            "compute some_advantages reads actor_generate and all, whose rows do not belong together",
+        ),
+        (
+            splits_groups_of_one,
+            "loss loss_of_pairs is of 2 rows that belong together, and actor_generate has 1 for each",
+        ),
         (empty, "made no model function call"),
     ],
 )

@@ -18,6 +18,7 @@ from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.strategy import Strategy
 
 ONE = DeviceMesh(0, 1, 0, 1)
@@ -88,6 +89,11 @@ class Prompts:
     def read(self, row_ids):
         return {"prompt_tokens": [[i] * (i + 1) for i in row_ids]}
 
+    column_kinds = {"number": "number", "word": "text"}
+
+    def read_column(self, name, row_ids):
+        return [i if name == "number" else f"word {i}" for i in row_ids]
+
 
 class Pairs:
     """A dataset of sequences that need no generation."""
@@ -99,6 +105,8 @@ class Pairs:
 
     def read(self, row_ids):
         return {"tokens": [[i, i, i] for i in row_ids], "prompt_length": [1 for _ in row_ids]}
+
+    column_kinds = {}
 
 
 def mean_loss(output, batch):
@@ -129,13 +137,17 @@ def rank():
     return rank
 
 
+MADE = RowSet("generate", "prompts", 1, RowSet("prompts", "prompts"))
+
+
 def call(name, kind, reads, outputs=(), **more):
     ports = tuple(Port(argument, source, keys) for argument, source, keys in reads)
     role = None if kind == "compute" else "actor"
-    return Call(name, kind, role, ports, outputs, Operation("x"), "prompts", 4, **more)
+    return Call(name, kind, role, ports, outputs, Operation("x"), more.pop("rows", MADE), 4, **more)
 
 
 GENERATE = call("generate", "generate", [("prompts", "prompts", ("prompt_tokens",))], ROLLOUT)
+TWO_SAMPLES = replace(GENERATE, rows=replace(MADE, samples=2))
 VALUES = call("infer", "inference", [("rollout", "generate", ROLLOUT[:2])], ("values",))
 COMPUTE = call(
     "advantages",
@@ -154,7 +166,8 @@ def command(made, instance=None, step=0, **more):
 
 
 def generate(rank, step=0, **more):
-    return rank.generate(command(GENERATE, SAMPLER, step, reads=0, sampling=SamplingSettings(100), **more))
+    made = more.pop("made", GENERATE)
+    return rank.generate(command(made, SAMPLER, step, reads=0, sampling=SamplingSettings(100), **more))
 
 
 def run_step(rank, step=0):
@@ -198,7 +211,7 @@ def test_seeds_say_what_a_row_is(rank):
         "alone": {"rows": (0,), "row_ids": (1,)},
         "next step": {"step": 1},
         "other run": {"seed": 8},
-        "two samples": {"rows": (0, 1), "row_ids": (1, 1), "samples_per_prompt": 2},
+        "two samples": {"rows": (0, 1), "row_ids": (1, 1), "made": TWO_SAMPLES},
     }.items():
         generate(rank, **settings)
         seeds[key] = engine_of(rank, SAMPLER).seen["seeds"]

@@ -94,7 +94,8 @@ class Devices:
             for port in node.call.inputs:
                 if port.source in {c.name for c in self.graph}:
                     for key in need.keys & set(port.keys):
-                        assert rows <= self.rows[device, node.step, port.source, key], (node.id, device, key)
+                        wanted = {row // port.rows_each for row in rows}
+                        assert wanted <= self.rows[device, node.step, port.source, key], (node.id, device, key)
         if node.kind == "train_step":
             self.version[node.instance] = node.writes
         for device, share in rows_held(self.graph, self.plan, node.call.name).items():

@@ -22,7 +22,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
 from tests.placement.augmented.test_checkpointing import DevicesAndDisk
-from tests.strategies import GIB, ROLLOUT, call, dpo, placed, plans, ppo, remax
+from tests.strategies import GIB, HELD_OUT, ROLLOUT, call, dpo, generated, placed, plans, ppo, remax
 
 FOUR_DEVICES = ClusterShape("four", 1, 4, 8 * GIB)
 FOUR_NODES = ClusterShape("four_nodes", 4, 2, 8 * GIB)
@@ -32,12 +32,13 @@ Groups = list[tuple[Node, ...]]
 def evaluated_twice(staleness: int, every: int, other: int) -> DataflowGraph:
     """PPO that evaluates its actor every few steps, and counts with a state of its own, and its critic at others."""
     graph = ppo(staleness, every)
-    held_out = {"rows_from": "held_out", "num_rows": 4}
+    held_out = {"rows": generated("evaluate_generate", HELD_OUT), "num_rows": 4}
+    again = {"rows": generated("evaluate_again", HELD_OUT), "num_rows": 4}
     seen = {"evaluate_generate": ROLLOUT[:2], "evaluate_scores": ("scores",)}
     more = (
         call("count", "compute", None, seen, stateful=True, every=every, **held_out),
-        call("evaluate_again", "generate", "actor", {"held_out": ("prompt_tokens",)}, ROLLOUT, every=other, **held_out),
-        call("judge", "inference", "critic", {"evaluate_again": ROLLOUT[:2]}, ("values",), every=other, **held_out),
+        call("evaluate_again", "generate", "actor", {"held_out": ("prompt_tokens",)}, ROLLOUT, every=other, **again),
+        call("judge", "inference", "critic", {"evaluate_again": ROLLOUT[:2]}, ("values",), every=other, **again),
     )
     return replace(graph, calls=(*graph.calls, *more))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.augmented.unroll import unroll
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
-from tests.strategies import call, dpo, graphs, model, ppo, remax
+from tests.strategies import HELD_OUT, call, dpo, generated, graphs, model, ppo, remax
 
 
 def versions_by_hand(graph: DataflowGraph, num_steps: int) -> dict[str, int | None]:
@@ -74,7 +74,8 @@ def test_evaluation_runs_every_k_steps_and_once_after_the_last():
 def test_a_stateful_call_follows_its_previous_run():
     """Also when that is an evaluation, whose last run comes out of turn."""
     graph = ppo(evaluate_every=2)
-    state = call("track", "compute", None, {"evaluate_scores": ("scores",)}, stateful=True, every=2, num_rows=4)
+    evaluated = {"rows": generated("evaluate_generate", HELD_OUT), "num_rows": 4}
+    state = call("track", "compute", None, {"evaluate_scores": ("scores",)}, stateful=True, every=2, **evaluated)
     graph = DataflowGraph("stateful", graph.models, graph.datasets, (*graph.calls, state))
     runs = {run.id: run for run in unroll(graph, 5)}
     before = {
@@ -107,6 +108,10 @@ SCORE = {"actor_generate": ("tokens",)}
         ([GENERATE, call("x", "compute", None, {"actor_generate": ("scores",)})], "needs 'scores' of actor_generate"),
         ([GENERATE, call("x", "compute", None, SCORE, every=2)], "which runs in every step, but x runs every 2 steps"),
         ([GENERATE, call("x", "compute", None, SCORE, num_rows=4)], "with 8 rows a step, but x works on 4"),
+        (
+            [GENERATE, call("x", "compute", None, SCORE, rows=HELD_OUT)],
+            "whose rows are those of actor_generate; x works on those of held_out, which are neither the same",
+        ),
         ([GENERATE, call("x", "train_step", "actor", SCORE, every=2)], "that is for evaluation"),
         ([call("x", "inference", "actor", {"prompts": ()}, stateful=True)], "only a compute carries state"),
         ([call("x", "inference", "actor", {"prompts": ()}, num_rows=0)], "each is at least 1"),

@@ -166,8 +166,10 @@ def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds
             have |= {(move.target, *what) for what in sent}
         for device, need in needs(graph, plan, call.name).items():
             for producer, keys in graph.reads_of(call.name).items():
+                rows_each = call.num_rows // graph.call(producer).num_rows
                 for key in need.keys & set(keys):
-                    assert {(device, producer, key, row) for row in need.share.rows(lengths)} <= have
+                    rows = {row // rows_each for row in need.share.rows(lengths)}
+                    assert {(device, producer, key, row) for row in rows} <= have
 
 
 @settings(max_examples=60)

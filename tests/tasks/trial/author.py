@@ -90,7 +90,7 @@ def body(operator, loss=policy_gradient, settings=PLAIN):
     """The body of a flow that trains a student by a teacher's scores."""
 
     def student_flow(prompts, teacher, student):
-        rollout = generate(student, prompts, batch_size=4, samples_per_prompt=2)
+        rollout = generate(student, prompts, batch_size=4, samples=2)
         scores = inference(teacher, rollout, output="scores")
         advantages = compute(operator, rollout, scores, settings=settings)
         compute(record_rollouts, rollout, scores, advantages, settings=settings)
