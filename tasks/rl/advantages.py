@@ -13,7 +13,14 @@ from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.rl import group_advantages
 from prefect_rlhf.tasks.rl.groups import group_metrics, groups_of
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax
-from prefect_rlhf.tasks.rl.masked import masked_mean, masked_variance, response_mask, whiten
+from prefect_rlhf.tasks.rl.masked import (
+    masked_mean,
+    masked_variance,
+    mean_of,
+    response_mask,
+    row_weights,
+    whiten,
+)
 from prefect_rlhf.tasks.rl.overlong import overlong_penalty, response_lengths, truncated_rows
 from prefect_rlhf.tasks.rl.score_shaping import kl_penalties, named_rewards, weighted_rewards
 
@@ -21,10 +28,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@computation("advantages", "returns")
+@computation("advantages", "returns", "row_weights")
 def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
-    """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`."""
+    """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`.
+
+    Rows that `row_weights` of the rewards, where there are any, leaves out have no advantage and count in no mean.
+    """
     mask_BT, values_BT = rewards.mask("rewards"), values["values"].float()
+    weights_B = row_weights(rewards, mask_BT)
+    mask_BT = mask_BT * weights_B[:, None]
     raw_BT = gae_advantages(rewards["rewards"], values_BT, mask_BT, settings.gamma, settings.lam)
     returns_BT = (raw_BT + values_BT) * mask_BT
     advantages_BT = whiten(raw_BT, mask_BT) if settings.whiten_advantages else raw_BT
@@ -35,7 +47,7 @@ def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
         "value": float(masked_mean(values_BT, mask_BT)),
         "explained_variance": explained_variance(values_BT, returns_BT, mask_BT),
     }
-    return Computed({"advantages": advantages_BT, "returns": returns_BT}, metrics)
+    return Computed({"advantages": advantages_BT, "returns": returns_BT, "row_weights": weights_B}, metrics)
 
 
 def gae_advantages(rewards_BT: Tensor, values_BT: Tensor, mask_BT: Tensor, gamma: float, lam: float) -> Tensor:
@@ -129,14 +141,19 @@ def _advantages(
     return by_row[settings.advantage](shaped_B, groups_B)[:, None]
 
 
-@computation("advantages")
+@computation("advantages", "row_weights")
 def remax_advantages(rewards: Batch, baselines: Batch, settings: ReMax) -> Computed:
-    """Make `advantages`: the rewards still to come at t..T (score and KL penalty), less the greedy response's score."""
-    mask_BT = rewards.mask("rewards")
+    """Make `advantages`: the rewards still to come at t..T (score and KL penalty), less the greedy response's score.
+
+    A row without a finite baseline, or left out by the `row_weights` of the rewards, has `row_weights` 0.0.
+    """
+    baselines_B = baselines["scores"].float()
+    weights_B = row_weights(rewards, baselines_B) * baselines_B.isfinite().float()
+    mask_BT = rewards.mask("rewards") * weights_B[:, None]
     to_come_BT = rewards["rewards"].flip(1).cumsum(1).flip(1)
-    advantages_BT = (to_come_BT - baselines["scores"].float()[:, None]) * mask_BT
+    advantages_BT = (to_come_BT - baselines_B.nan_to_num(0.0, 0.0, 0.0)[:, None]) * mask_BT
     metrics = {
-        "baseline": float(baselines["scores"].float().mean()),
+        "baseline": mean_of(baselines_B),
         "advantage_mean": float(masked_mean(advantages_BT, mask_BT)),
     }
-    return Computed({"advantages": advantages_BT}, metrics)
+    return Computed({"advantages": advantages_BT, "row_weights": weights_B}, metrics)

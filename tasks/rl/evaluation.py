@@ -9,6 +9,8 @@ from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
 from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.tasks.rl.masked import mean_of
+from prefect_rlhf.tasks.rl.score_shaping import named_rewards
 from prefect_rlhf.tasks.settings import Settings
 
 EVALUATION = "evaluation"  # folder in the run's directory
@@ -16,15 +18,19 @@ EVALUATION = "evaluation"  # folder in the run's directory
 
 @computation()
 def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context: Context) -> Computed:
-    """Write `evaluation/step-000010.parquet`: responses to held-out prompts; metrics are means over them."""
+    """Write `evaluation/step-000010.parquet`: responses to held-out prompts; metrics are means over them.
+
+    With several named rewards each has a metric too; responses whose score failed are left out of the means.
+    """
     scores_B = scores["scores"].float()
     columns = text_columns(rollout, context.tokenizer) | {
         "tokens": lists(rollout, "tokens"),
         "reward": scores_B.tolist(),
     }
     write_rows(columns, EVALUATION, context)
-    response_tokens = rollout.mask("logprobs").sum(1).mean()
-    return Computed(metrics={"score": float(scores_B.mean()), "response_tokens": float(response_tokens)})
+    metrics = {"score": mean_of(scores_B), "response_tokens": float(rollout.mask("logprobs").sum(1).mean())}
+    named = {f"score_{name}": mean_of(rewards_B) for name, rewards_B in named_rewards(scores).items()}
+    return Computed(metrics=metrics | named)
 
 
 @computation()

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prefect_rlhf.tasks.rl.masked import mean_of
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -87,8 +89,3 @@ def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tenso
         "zero_deviation": float((deviation_P == 0).sum()) / num_groups,
         **{f"score_{name}": mean_of(rewards_B) for name, rewards_B in named.items()},
     }
-
-
-def mean_of(values_B: Tensor) -> float:
-    """Return the mean of the values that are no NaN; 0 without any."""
-    return float(values_B.nanmean()) if (~values_B.isnan()).any() else 0.0

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.operations import computation
-from prefect_rlhf.tasks.rl.kl import kl_k3
 from prefect_rlhf.tasks.rl.masked import masked_mean, response_mask
 from prefect_rlhf.tasks.rl.policy_settings import Importance
 
@@ -28,9 +27,9 @@ def importance_weights(rollout: Batch, recomputed: Batch, settings: Importance) 
     of the mismatch, per token, its KL (generation from training, k3) and its chi-squared (mean squared ratio less 1).
     """
     mask_BT = response_mask(rollout)
-    generated_BT, recomputed_BT = rollout["logprobs"], recomputed["logprobs"]
-    log_ratio_BT = (recomputed_BT - generated_BT) * mask_BT
+    log_ratio_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
     ratio_BT = importance_ratio(log_ratio_BT, settings.level)
+    log_ratio_BT = log_ratio_BT.clamp(-LARGEST_LOG, LARGEST_LOG)
     weights_BT = bounded(ratio_BT, settings) * mask_BT
     beyond_BT = ((ratio_BT < settings.lowest) | (ratio_BT > settings.highest)).float()
     counted_BT = mask_BT if settings.level == "token" else first_token(mask_BT)
@@ -38,8 +37,8 @@ def importance_weights(rollout: Batch, recomputed: Batch, settings: Importance) 
         "importance": float(masked_mean(weights_BT, counted_BT)),
         "largest_ratio": float((ratio_BT * mask_BT).max()),
         "beyond_fraction": float(masked_mean(beyond_BT, counted_BT)),
-        "mismatch_kl": float(masked_mean(kl_k3(generated_BT, recomputed_BT), mask_BT)),
-        "mismatch_chi2": float(masked_mean((2 * log_ratio_BT).clamp(max=LARGEST_LOG).expm1(), mask_BT)),
+        "mismatch_kl": float(masked_mean(log_ratio_BT.expm1() - log_ratio_BT, mask_BT)),
+        "mismatch_chi2": float(masked_mean((2 * log_ratio_BT).expm1(), mask_BT)),
     }
     return Computed({"importance": weights_BT}, metrics)
 

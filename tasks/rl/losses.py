@@ -57,7 +57,7 @@ def ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, lowest: float, highest
 @loss("values")
 def value_clip(values_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossTerms:
     """Half the squared error of values against `returns`, pessimistic about moves beyond `value_clip` from `values`."""
-    mask_BT, returns_BT, old_BT = batch["mask"], batch["returns"], batch["values"]
+    mask_BT, returns_BT, old_BT = trained_mask(batch), batch["returns"], batch["values"]
     error_BT = (values_BT - returns_BT).square()
     worst_BT = error_BT
     if settings.value_clip is not None:
@@ -70,7 +70,7 @@ def value_clip(values_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
 @loss("logprobs")
 def policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: Settings) -> LossTerms:
     """REINFORCE (Williams 1992): minus `advantages` times the log-probability of each token."""
-    return token_terms(-batch["advantages"] * logprobs_BT, batch["mask"], entropy=-logprobs_BT)
+    return token_terms(-batch["advantages"] * logprobs_BT, trained_mask(batch), entropy=-logprobs_BT)
 
 
 @loss("logprobs")
@@ -86,7 +86,7 @@ def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], s
     surrogate_BT = log_ratio_BT.clamp(max=log_cap).exp() + settings.max_ratio * above_BT
     return token_terms(
         -batch["advantages"] * surrogate_BT,
-        batch["mask"],
+        trained_mask(batch),
         entropy=-logprobs_BT,
         truncated_fraction=(above_BT > 0).float(),
     )

@@ -18,6 +18,17 @@ def response_mask(rollout: Batch) -> Tensor:
     return rollout["mask"].float() if "mask" in rollout.columns else rollout.mask("logprobs")
 
 
+def row_weights(rows: Batch, like_B: Tensor) -> Tensor:
+    """Return [B]: the rows' own key `row_weights` where they have one, else 1.0 for each."""
+    return rows["row_weights"].float() if "row_weights" in rows.columns else like_B.new_ones(len(like_B))
+
+
+def mean_of(values_B: Tensor) -> float:
+    """Return the mean of the values that are finite; 0 without any."""
+    left_B = values_B[values_B.isfinite()]
+    return float(left_B.mean()) if len(left_B) else 0.0
+
+
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the mean over all tokens; 0 without any."""
     return (values_BT * mask_BT).sum() / mask_BT.sum().clamp(min=1)

@@ -14,7 +14,8 @@ from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.rl.hyperparameters import PPO, ReMax
 from prefect_rlhf.tasks.rl.kl import kl_estimate, next_coefficient
-from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, row_sums
+from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, mean_of, row_sums
+from prefect_rlhf.tasks.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +31,8 @@ class RunningScores:
 
     def with_batch(self, scores_B: Tensor) -> RunningScores:
         """Return the statistics with these scores counted too."""
+        if not len(scores_B):
+            return self
         count, mean = len(scores_B), float(scores_B.double().mean())
         squares = float((scores_B.double() - mean).square().sum())
         total, shift = self.count + count, mean - self.mean
@@ -52,27 +55,31 @@ class RewardState:
     scores: RunningScores = RunningScores()
 
 
-@computation("rewards", stateful=True)
+@computation("rewards", "row_weights", stateful=True)
 def kl_penalised_rewards(
     policy: Batch, reference: Batch, scores: Batch, settings: PPO | ReMax, state: RewardState | None = None
 ) -> Computed:
     """Make `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
 
-    The coefficient used is the one that the step before left (Ziegler et al. 2019, section 2.2).
+    `row_weights` [B] is 0.0 at a row whose score is not finite: it has the KL penalty alone, and no part in a loss or
+    in a statistic of scores. The coefficient used is the one that the step before left (Ziegler et al. 2019, section
+    2.2).
     """
     state = state or RewardState(settings.kl.coefficient)
     mask_BT, logprobs_BT, scores_B = policy.mask("logprobs"), policy["logprobs"], scores["scores"].float()
     kl_BT = kl_estimate(logprobs_BT, reference["logprobs"], settings.kl.estimator) * mask_BT
-    state = replace(state, scores=state.scores.with_batch(scores_B))
-    shaped_B = shape_scores(scores_B, state.scores, settings)
+    scored_B = scores_B.isfinite()
+    state = replace(state, scores=state.scores.with_batch(scores_B[scored_B]))
+    shaped_B = shape_scores(scores_B, state.scores, settings).where(scored_B, scores_B.new_zeros(()))
     rewards_BT = token_rewards(shaped_B, kl_BT, mask_BT, state.coefficient)
     metrics = {
         "kl_coefficient": state.coefficient,
-        "reward": float(row_sums(rewards_BT, mask_BT).mean()),
+        "reward": mean_of(row_sums(rewards_BT, mask_BT)[scored_B]),
         **rollout_metrics(logprobs_BT, kl_BT, scores_B, mask_BT),
     }
     coefficient = next_coefficient(state.coefficient, metrics["kl"], len(scores_B), settings.kl)
-    return Computed({"rewards": rewards_BT}, metrics, replace(state, coefficient=coefficient))
+    columns = {"rewards": rewards_BT, "row_weights": scored_B.float()}
+    return Computed(columns, metrics, replace(state, coefficient=coefficient))
 
 
 def token_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient: float) -> Tensor:
@@ -87,19 +94,24 @@ def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax
 
 
 def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_BT: Tensor) -> dict[str, float]:
-    """Return metrics of a step's responses; `entropy` is estimated by minus their tokens' mean log-probability."""
+    """Return metrics of a step's responses; `entropy` is estimated by minus their tokens' mean log-probability.
+
+    Those of scores are over the finite ones; `unscored` is the share of the others.
+    """
+    left_B = scores_B[scores_B.isfinite()]
     return {
         "kl": float(row_sums(kl_BT, mask_BT).mean()),
         "kl_per_token": float(masked_mean(kl_BT, mask_BT)),
-        "score": float(scores_B.mean()),
-        "score_deviation": float(scores_B.std(correction=0)),
+        "score": mean_of(left_B),
+        "score_deviation": float(left_B.std(correction=0)) if len(left_B) else 0.0,
+        "unscored": 1 - len(left_B) / len(scores_B),
         "entropy": -float(masked_mean(logprobs_BT, mask_BT)),
         "response_tokens": float(mask_BT.sum(1).mean()),
     }
 
 
 @computation()
-def compare_logprobs(rollout: Batch, recomputed: Batch, settings: PPO) -> Computed:
+def compare_logprobs(rollout: Batch, recomputed: Batch, settings: Settings) -> Computed:
     """Measure how far generation's log-probabilities are from the training engine's, under the same weights."""
     mask_BT = rollout.mask("logprobs")
     difference_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT

@@ -12,12 +12,10 @@ from prefect_rlhf.tasks.rl.advantages import (
     explained_variance,
     gae,
     gae_advantages,
-    group_advantages,
-    grpo_advantages,
     remax_advantages,
 )
-from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, ReMax
-from prefect_rlhf.tasks.rl.kl import kl_k1, kl_k3, next_coefficient
+from prefect_rlhf.tasks.rl.hyperparameters import PPO, KLControl, ReMax
+from prefect_rlhf.tasks.rl.kl import kl_k1, kl_k2, kl_k3, next_coefficient
 from prefect_rlhf.tasks.rl.masked import last_token, masked_mean, masked_variance, whiten
 from prefect_rlhf.tasks.rl.rewards import RunningScores, kl_penalised_rewards
 
@@ -108,27 +106,6 @@ def test_explained_variance_of_perfect_constant_and_opposite_values():
     assert explained_variance(-returns, returns, mask) == pytest.approx(-3.0)  # residual 2R: variance 4 times as large
 
 
-def test_group_advantages_by_hand():
-    """Groups (1, 3) and (0, 4): means 2 and 2, unbiased deviations sqrt(2) and sqrt(8)."""
-    scores = torch.tensor([1.0, 3.0, 0.0, 4.0])
-    expected = [-1 / math.sqrt(2), 1 / math.sqrt(2), -2 / math.sqrt(8), 2 / math.sqrt(8)]
-    assert group_advantages(scores, 2, True, eps=0.0).tolist() == pytest.approx(expected)
-    assert group_advantages(scores, 2, False).tolist() == [-1, 1, -2, 2]
-
-
-def test_a_group_of_equal_scores_teaches_nothing():
-    rollout = Batch({"logprobs": [torch.zeros(2), torch.zeros(3)]})
-    made = grpo_advantages.function(rollout, Batch({"scores": [torch.tensor(5.0)] * 2}), GRPO(samples_per_prompt=2))
-    assert made.columns["advantages"].eq(0).all()
-
-
-def test_grpo_gives_every_token_of_a_response_its_advantage():
-    rollout = Batch({"logprobs": [torch.zeros(1), torch.zeros(2)]})
-    scores = Batch({"scores": [torch.tensor(1.0), torch.tensor(3.0)]})
-    made = grpo_advantages.function(rollout, scores, GRPO(samples_per_prompt=2, scale_by_deviation=False))
-    assert made.columns["advantages"].tolist() == [[-1, 0], [1, 1]]
-
-
 def test_remax_by_hand():
     """Rewards (-0.5, 2) and (1): still to come (1.5, 2) and (1); baselines 1 and 3."""
     rewards = Batch({"rewards": [torch.tensor([-0.5, 2.0]), torch.tensor([1.0])]})
@@ -182,6 +159,22 @@ def test_kl_estimates_agree_with_the_divergence_they_estimate():
     assert kl_k3(p, q).min() >= 0
 
 
+@pytest.mark.parametrize(("estimator", "gradient"), [(kl_k1, None), (kl_k2, "KL(p, q)"), (kl_k3, "KL(q, p)")])
+def test_what_the_gradient_of_a_kl_estimate_in_a_loss_is_on_average(estimator, gradient):
+    """Tokens are drawn from p, whose draw has no gradient: expectations over all tokens."""
+    generator = torch.Generator().manual_seed(4)
+    p, q = (torch.randn(20, generator=generator).double() for _ in range(2))
+    p.requires_grad_()
+    logp, logq = p.log_softmax(0), q.log_softmax(0)
+    made = torch.autograd.grad((logp.exp().detach() * estimator(logp, logq)).sum(), p, retain_graph=True)[0]
+    exact = {
+        None: 0 * logp.sum(),
+        "KL(p, q)": (logp.exp() * (logp - logq)).sum(),
+        "KL(q, p)": (logq.exp() * (logq - logp)).sum(),
+    }[gradient]
+    assert torch.allclose(made, torch.autograd.grad(exact, p)[0], atol=1e-12)
+
+
 @given(st.lists(st.lists(numbers, min_size=1, max_size=5), min_size=1, max_size=5))
 def test_running_scores_know_all_scores_so_far(batches):
     running = RunningScores()
@@ -198,3 +191,40 @@ def test_scaled_and_clipped_scores():
     algo = PPO(kl=KLControl(coefficient=0.0), normalise_scores=True, score_clip=0.5)
     assert penalised(algo).columns["rewards"].flatten().tolist() == pytest.approx([0, -0.5, 0.5, 0])
     assert penalised(algo).metrics["score"] == 3.0
+
+
+def test_a_failed_score_leaves_its_row_out_of_ppo_and_remax():
+    """Of three rows the second: what the others have is as if it were not there."""
+
+    def steps(rows, algo):
+        logprobs = [torch.tensor([-1.0, -2.0]), torch.tensor([-0.5, -0.5]), torch.tensor([-0.5])]
+        scores, values = [2.0, math.nan, 4.0], [torch.tensor([0.5, 1.0]), torch.tensor([9.0, 9.0]), torch.tensor([1.0])]
+        policy, reference = Batch({"logprobs": [logprobs[b] for b in rows]}), [logprobs[b] - 0.5 for b in rows]
+        scored = Batch({"scores": [torch.tensor(scores[b]) for b in rows]})
+        rewards = kl_penalised_rewards.function(policy, Batch({"logprobs": reference}), scored, algo)
+        shaped = {key: list(values) for key, values in rewards.columns.items()}
+        shaped["rewards"] = [row[: len(logprobs[b])] for b, row in zip(rows, shaped["rewards"], strict=True)]
+        if isinstance(algo, PPO):
+            return rewards, gae.function(Batch(shaped), Batch({"values": [values[b] for b in rows]}), algo)
+        baselines = Batch({"scores": [torch.tensor(1.0) for _ in rows]})
+        return rewards, remax_advantages.function(Batch(shaped), baselines, algo)
+
+    for algo in (PPO(normalise_scores=True), PPO(whiten_advantages=False), ReMax()):
+        rewards, made = steps((0, 1, 2), algo)
+        left_rewards, left = steps((0, 2), algo)
+        assert made.columns["row_weights"].tolist() == [1, 0, 1]
+        assert made.columns["advantages"][1].eq(0).all()
+        assert torch.allclose(made.columns["advantages"][[0, 2]], left.columns["advantages"])
+        assert made.metrics == pytest.approx(left.metrics)
+        assert rewards.state.scores == left_rewards.state.scores
+        assert rewards.metrics["score"] == 3.0
+        assert rewards.metrics["unscored"] == pytest.approx(1 / 3)
+
+
+def test_a_baseline_that_failed_leaves_its_row_out_of_remax():
+    rewards = Batch({"rewards": [torch.tensor([-0.5, 2.0]), torch.tensor([1.0])]})
+    baselines = Batch({"scores": [torch.tensor(1.0), torch.tensor(math.nan)]})
+    made = remax_advantages.function(rewards, baselines, ReMax())
+    assert made.columns["advantages"].tolist() == [[0.5, 1.0], [0.0, 0.0]]
+    assert made.columns["row_weights"].tolist() == [1, 0]
+    assert made.metrics["baseline"] == 1.0

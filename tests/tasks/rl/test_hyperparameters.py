@@ -45,3 +45,52 @@ def test_a_bound_loss_brings_its_settings_back():
 def test_greedy_responses_are_trained_at_temperature_one():
     assert PPO(sampling={"temperature": 0.0}).temperature == 1.0
     assert PPO(sampling={"temperature": 0.7}).temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"samples_per_prompt": 1}, "samples_per_prompt of 1 leaves nothing to compare with"),
+        ({"kl": {"estimator": "k1"}}, "k1 in a loss has a gradient of zero on average"),
+        ({"importance": {}}, "importance compares with recomputed log-probabilities"),
+        ({"reward_weights": {"exact": 1.0}}, "reward_weights are read by advantage gdpo, not grpo"),
+        ({"overlong": {"buffer": 25}}, "overlong.buffer of 25 is longer than max_new_tokens, 24"),
+        ({"overlong": {"penalty": 2.0}}, "a penalty needs a buffer"),
+        ({"overlong": {"mask": True}, "sampling": {"stop_at_eos": False}}, "every response is cut off"),
+        ({"overlong": {"buffer": 2}, "sampling": {"stop_at_eos": False}}, "every response is cut off"),
+        ({"advantage": "gdpo", "kl": {"place": "reward"}}, "kl in the reward has no scale of its own"),
+        ({"advantage": "gdpo", "overlong": {"buffer": 2}}, "overlong.buffer has no scale of its own"),
+        ({"mean_over": "row"}, "mean_over"),
+        ({"mean_over": 0}, "greater than 0"),
+        ({"mean_over": True}, "mean_over"),
+        ({"clip_low": 1.0}, "less than 1"),
+        ({"clip": 0.2}, "clip"),
+        ({"kl_coefficient": 0.1}, "kl_coefficient"),
+    ],
+)
+def test_settings_of_grpo_that_make_no_sense_are_refused(settings, says):
+    with pytest.raises(ValidationError, match=says):
+        GRPO(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"advantage": "reinforce_plus_plus", "samples_per_prompt": 1, "kl": {"estimator": "k1", "place": "reward"}},
+        {"advantage": "gdpo", "reward_weights": {"exact": 1.0, "short": 0.5}},
+        {"old_logprobs": "recompute", "importance": {"level": "sequence", "beyond": "mask"}, "mean_over": 512},
+        {"overlong": {"mask": True, "buffer": 24, "penalty": 0.5}, "clip_high": 0.28, "mean_over": "tokens"},
+        {"kl": {"coefficient": 0.0, "estimator": "k1"}, "loss": "cispo", "clip_low": 0.5},
+    ],
+)
+def test_settings_of_the_family_survive_json(settings):
+    assert GRPO.model_validate_json(GRPO(**settings).model_dump_json()) == GRPO(**settings)
+
+
+def test_each_loss_has_bounds_of_its_own():
+    assert [GRPO(loss=loss).ratio_bounds for loss in ("clip", "gspo", "cispo")] == [
+        (0.8, 1.2),
+        (1 - 3e-4, 1 + 4e-4),
+        (0.0, 5.0),
+    ]
+    assert GRPO(loss="cispo", clip_low=0.5).ratio_bounds == (0.5, 5.0)
