@@ -1,8 +1,8 @@
-"""Datasets: Parquet files of prompts or of preference pairs, and which columns of them a run reads."""
+"""Datasets: files of prompts or of preference pairs, and which columns of them a run reads."""
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from prefect.blocks.core import Block
 from pydantic import BaseModel, Field
@@ -11,7 +11,11 @@ from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 
-PATH = "Parquet file, or a folder of them."
+PATH = (
+    "Parquet or JSON-lines file, a folder of them, a pattern such as data/train-*.parquet, a folder of"
+    " datasets.save_to_disk, or a task such as reasoning_gym:chain_sum?size=500&seed=42."
+)
+GENERATED = "reasoning_gym:"  # a path that says which rows there are, and not where
 Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
 """Of a column, or what one holds."""
 
@@ -23,18 +27,25 @@ class DatasetFields(BaseModel):
     split_column: Name | None = Field("split", description="Column that names each row's split; empty reads all rows.")
     split: Name = Field("train", description="Rows whose split column holds this are used.")
     chat_template: bool = Field(False, description="Wrap prompts in the tokenizer's chat template.")
+    columns: dict[Name, Name] = Field(
+        {},
+        description="Names for further columns, or for fields of structs: ground_truth: reward_model.ground_truth.",
+    )
 
 
 class PromptsFields(DatasetFields):
     """Fields of Prompts and a PromptsBlock."""
 
-    prompt_column: Name = Field("prompt", description="Column with the prompt's text.")
+    prompt_column: Name = Field("prompt", description="Column with the prompt: text, or messages.")
+    last_answer: Literal["refuse", "strip"] = Field(
+        "refuse", description="Of a chat that ends with the assistant's message: refuse it, or strip that message."
+    )
 
 
 class PreferencesFields(DatasetFields):
     """Fields of Preferences and a PreferencesBlock."""
 
-    prompt_column: Name | None = Field("prompt", description="Column with the text before both answers, if any.")
+    prompt_column: Name | None = Field("prompt", description="Column with what is before both answers, if any.")
     chosen_column: Name = Field("chosen", description="Column with the better answer.")
     rejected_column: Name = Field("rejected", description="Column with the worse answer.")
 
@@ -48,7 +59,7 @@ class PromptsBlock(Block, PromptsFields):
     _block_type_name = "RLHF Prompts"
     _block_type_slug = "rlhf-prompts"
     _documentation_url = DOCUMENTATION_URL
-    _description = "A Parquet file of prompts to continue."
+    _description = "Prompts to continue."
     _code_example = """
     ```python
     from prefect_rlhf.blocks.dataset import PromptsBlock
@@ -67,7 +78,7 @@ class PreferencesBlock(Block, PreferencesFields):
     _block_type_name = "RLHF Preferences"
     _block_type_slug = "rlhf-preferences"
     _documentation_url = DOCUMENTATION_URL
-    _description = "A Parquet file of answer pairs, a better and a worse one each."
+    _description = "Answer pairs, a better and a worse one each."
     _code_example = """
     ```python
     from prefect_rlhf.blocks.dataset import PreferencesBlock
@@ -84,13 +95,13 @@ class Prompts(DeploymentParameter, PromptsFields):
 
     path: PathText = Field("", description=PATH)
 
-    def to_spec(self, name: str, num_items: int) -> Dataset:
-        """Return these prompts as source `name` of a graph; `num_items` is how many the file holds.
+    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
+        """Return these prompts as source `name` of a graph; the file holds `num_items` of them and further `columns`.
 
-        >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640)
-        Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1)
+        >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640, columns=("answer",))
+        Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1, columns=('answer',))
         """
-        return Dataset(name, ("prompt_tokens",), num_items, read_as=read_as(self))
+        return Dataset(name, ("prompt_tokens",), num_items, read_as=read_as(self), columns=columns)
 
 
 class Preferences(DeploymentParameter, PreferencesFields):
@@ -100,16 +111,23 @@ class Preferences(DeploymentParameter, PreferencesFields):
 
     path: PathText = Field("", description=PATH)
 
-    def to_spec(self, name: str, num_items: int) -> Dataset:
-        """Return these pairs as source `name` of a graph; `num_items` is how many the file holds."""
-        return Dataset(name, ("tokens", "prompt_length"), num_items, rows_per_item=2, read_as=read_as(self))
+    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
+        """Return these pairs as source `name` of a graph; the file holds `num_items` of them and further `columns`."""
+        keys, read = ("tokens", "prompt_length"), read_as(self)
+        return Dataset(name, keys, num_items, rows_per_item=2, read_as=read, columns=columns)
 
 
 def read_as(dataset: DatasetFields) -> str:
-    """Return all that decides what is read, where the file lies aside.
+    """Return all that decides what is read, where files lie aside. What came later is left out at its default.
 
     >>> read_as(Prompts(path="data/prompts.parquet", chat_template=True))
     'split_column=split split=train chat_template=True prompt_column=prompt'
     """
     values = dataset.model_dump(exclude={"path", "saved"})
-    return " ".join(f"{name}={value}" for name, value in values.items())
+    if values["columns"]:
+        values["columns"] = dict(sorted(values["columns"].items()))
+    later = {"columns": {}, "last_answer": "refuse"}
+    said = {name: value for name, value in values.items() if name not in later or value != later[name]}
+    if dataset.path.startswith(GENERATED):
+        said["path"] = dataset.path
+    return " ".join(f"{name}={value}" for name, value in said.items())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.tasks.data.parquet_rows import ParquetRows
+from prefect_rlhf.tasks.data.stored_rows import StoredRows
 
 MOST_LENGTHS = 16  # of a distribution: the cost model counts each
 LENGTHS_FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet of a run's rollouts"
@@ -37,11 +37,11 @@ def parse_lengths(text: str, field: str) -> LengthDistribution:
 
 def rollout_lengths(path: str, field: str) -> LengthDistribution:
     """Read the lengths of prompts or responses, as `field` says, in what a run wrote to a file or folder."""
-    table = ParquetRows(field, path, None, "").read(["tokens", "logprobs"])
-    responses = [len(logprobs) for logprobs in table["logprobs"].to_pylist()]
+    stored = StoredRows(field, path)
+    responses = [len(logprobs) for logprobs in stored.read("logprobs")]
     if field.startswith("response"):
         return distribution(responses)
-    rows = zip(table["tokens"].to_pylist(), responses, strict=True)
+    rows = zip(stored.read("tokens"), responses, strict=True)
     return distribution([len(tokens) - response for tokens, response in rows])
 
 

@@ -1,137 +1,74 @@
-"""Prompts and preference pairs in Parquet, as ranks read them and as the controller checks them before a run.
+"""Prompts and preference pairs, as ranks read them and as the controller checks them before a run.
 
-Prompts: a column of strings, or of chats (list<struct<role: string, content: string>>). Preferences: two columns of
-strings, the chosen and the rejected answer, and if wanted a prompt column as above (an empty prompt is allowed there).
+Prompts: a column of strings, or of chats (lists of {role, content}). Preferences: two columns of strings or of chats,
+the chosen and the rejected answer, and if wanted a prompt column as above (an empty prompt is allowed before strings).
 A split column of strings, if there is one, says which rows are for training. Rows are numbered within their split, in
-the file's order.
+the order of the files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import Any, final
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Literal, final
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.tasks.data.parquet_rows import ParquetRows, require_text
+from prefect_rlhf.tasks.data.pairs import pair_of_chats
+from prefect_rlhf.tasks.data.source import DatasetSource
+from prefect_rlhf.tasks.data.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import Prompt, answered_tokens, load_tokenizer, prompt_tokens
 
-
-@dataclass(frozen=True)
-class ParquetSource:
-    """The common part of datasets: a name (the flow's parameter), a file, a split and a tokenizer's folder."""
-
-    name: str
-    path: str
-    tokenizer: str
-    split_column: str | None = "split"
-    split: str = "train"
-    chat_template: bool = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the settings only: rows stay where they were read."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @property
-    def rows(self) -> ParquetRows:
-        """The rows' place on disk."""
-        return ParquetRows(self.name, self.path, self.split_column, self.split)
-
-    def check_tokenizer(self, has_chats: bool) -> None:
-        """Raise InvalidInput unless the tokenizer can be loaded and has a chat template where one is needed."""
-        tokenizer = load_tokenizer(self.tokenizer)
-        if (self.chat_template or has_chats) and not tokenizer.chat_template:
-            raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, "a tokenizer that has a chat template")
-
-    def check_prompt(self, row: int, prompt: Any) -> None:
-        """Raise InvalidInput for a prompt that is missing or empty, in a chat too."""
-        texts = [prompt] if isinstance(prompt, str) or not prompt else [turn["content"] for turn in prompt]
-        for text in texts:
-            if not isinstance(text, str) or not text.strip():
-                raise InvalidInput(f"{self.name} row {row}", prompt, f"a prompt that is not empty, in {self.path}")
-        if not isinstance(prompt, str) and not all(turn["role"] for turn in prompt):
-            raise InvalidInput(f"{self.name} row {row}", prompt, f"messages that all have a role, in {self.path}")
-        if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-            expected = (
-                f"a chat that waits for an answer; drop the last message, which is the assistant's, in {self.path}"
-            )
-            raise InvalidInput(f"{self.name} row {row}", prompt[-1], expected)
-
-    def check_tokens(
-        self, rows: Sequence[Sequence[int]], max_tokens: int, vocabulary: int | None, rows_per_item: int = 1
-    ) -> int:
-        """Return the longest row's number of tokens.
-
-        Raises InvalidInput for a row that does not fit, says nothing, or has a token that is not in the `vocabulary`.
-        """
-        tokenizer = load_tokenizer(self.tokenizer)
-        meaningless = {*tokenizer.all_special_ids}
-        for row, tokens in enumerate(rows):
-            if meaningless.issuperset(tokens):
-                seen = "no token" if not tokens else f"none but {tokenizer.decode(sorted(set(tokens)))}"
-                expected = f"text that the tokenizer of {self.tokenizer} knows, in {self.path}"
-                raise InvalidInput(f"{self.name} row {row // rows_per_item}", seen, expected)
-            if None in tokens:
-                raise InvalidInput(f"{self.name}.tokenizer", self.tokenizer, "one with an end-of-sequence token")
-            if vocabulary is not None and max(tokens) >= vocabulary:
-                expected = f"tokens below {vocabulary}, the models' vocab_size; this tokenizer is another's"
-                raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"token {max(tokens)}", expected)
-            if len(tokens) > max_tokens:
-                expected = f"at most {max_tokens} to fit the context; shorten or remove the row of {self.path}"
-                raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"{len(tokens)} tokens", expected)
-        return max(map(len, rows))
+LastAnswer = Literal["refuse", "strip"]
+DEFAULT_PROMPT_COLUMN = "prompt"
 
 
 @final
 @dataclass(frozen=True)
-class PromptDataset(ParquetSource):
-    """Prompts, one a row: key `prompt_tokens`."""
+class PromptDataset(DatasetSource):
+    """Prompts, one a row: key `prompt_tokens`. `last_answer`: what to do with a chat's last message, if it answers."""
 
-    prompt_column: str = "prompt"
+    prompt_column: str = DEFAULT_PROMPT_COLUMN
+    last_answer: LastAnswer = "refuse"
 
     keys = ("prompt_tokens",)
 
     def __len__(self) -> int:
-        return len(self._prompts)
-
-    @property
-    def num_items(self) -> int:
-        """The number of prompts."""
-        return len(self)
+        return self.num_items
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[list[int]]]:
         """Return the tokens of some prompts."""
         tokenizer = load_tokenizer(self.tokenizer)
-        return {"prompt_tokens": [prompt_tokens(tokenizer, self._prompts[i], self.chat_template) for i in row_ids]}
+        prompts = self._prompts(row_ids)
+        return {"prompt_tokens": [prompt_tokens(tokenizer, prompt, self.chat_template) for prompt in prompts]}
 
     def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
         """Raise InvalidInput for data that some step would choke on; return the longest prompt's number of tokens.
 
         `max_tokens` is the longest prompt that fits, `vocabulary` the number of tokens that the models know.
         """
-        self.rows.read([self.prompt_column])
         require_text(self.rows, self.prompt_column, allow_messages=True)
-        for row, prompt in enumerate(self._prompts):
-            self.check_prompt(row, prompt)
-        self.check_tokenizer(has_chats=not isinstance(self._prompts[0], str))
+        self.check_columns()
+        prompts = self._prompts(range(len(self)))
+        for row, prompt in enumerate(prompts):
+            self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
+        self.check_tokenizer(has_chats=not isinstance(prompts[0], str))
         return self.check_tokens(self.read(range(len(self)))["prompt_tokens"], max_tokens, vocabulary)
 
-    @cached_property
-    def _prompts(self) -> list[Prompt]:
-        prompts: list[Prompt] = self.rows.read([self.prompt_column])[self.prompt_column].to_pylist()
-        return prompts
+    def _prompts(self, row_ids: Sequence[int]) -> list[Prompt]:
+        prompts: list[Prompt] = self.rows.read(self.prompt_column, row_ids)
+        return prompts if self.last_answer == "refuse" else [_unanswered(prompt) for prompt in prompts]
 
 
 @final
 @dataclass(frozen=True)
-class PreferenceDataset(ParquetSource):
+class PreferenceDataset(DatasetSource):
     """Pairs of rows, 2i the chosen answer of pair i and 2i + 1 the rejected: keys `tokens` and `prompt_length`.
 
     Both begin with the prompt. The end-of-sequence token closes an answer in a chat, and elsewhere with `end_of_text`.
     """
 
-    prompt_column: str | None = "prompt"
+    prompt_column: str | None = DEFAULT_PROMPT_COLUMN
     chosen_column: str = "chosen"
     rejected_column: str = "rejected"
     end_of_text: bool = False
@@ -141,14 +78,17 @@ class PreferenceDataset(ParquetSource):
     def __len__(self) -> int:
         return 2 * self.num_items
 
-    @property
-    def num_items(self) -> int:
-        """The number of pairs."""
-        return len(self._pairs)
+    def items_of(self, row_ids: Sequence[int]) -> Sequence[int]:
+        """Return the pair of each row."""
+        return [row // 2 for row in row_ids]
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
         """Return the tokens of some rows, and how many of them are the prompt's."""
-        rows = [self._tokens(i) for i in row_ids]
+        tokenizer = load_tokenizer(self.tokenizer)
+        rows = [
+            answered_tokens(tokenizer, prompt, answers[row % 2], self.chat_template, self.end_of_text)
+            for row, (prompt, *answers) in zip(row_ids, self._pairs(self.items_of(row_ids)), strict=True)
+        ]
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
     def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
@@ -156,15 +96,22 @@ class PreferenceDataset(ParquetSource):
 
         `max_tokens` is the longest row that fits, `vocabulary` the number of tokens that the models know.
         """
-        self.rows.read(self._columns)
-        for column in (self.chosen_column, self.rejected_column):
-            require_text(self.rows, column)
-        if self.prompt_column:
-            require_text(self.rows, self.prompt_column, allow_messages=True)
-        for pair, values in enumerate(self._pairs):
+        for column in filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)):
+            require_text(self.rows, column, allow_messages=column == self._prompt_column or self._has_chats)
+        self._check_sides()
+        self.check_columns()
+        pairs = self._pairs(range(self.num_items))
+        for pair, values in enumerate(pairs):
             self._check_pair(pair, *values)
-        self.check_tokenizer(has_chats=not isinstance(self._pairs[0][0], str))
+        self.check_tokenizer(has_chats=not isinstance(pairs[0][0], str))
         return self.check_tokens(self.read(range(len(self)))["tokens"], max_tokens, vocabulary, rows_per_item=2)
+
+    def _check_sides(self) -> None:
+        """Raise InvalidInput unless both answers are strings, or both messages."""
+        rejected = self.rows.column(self.rejected_column)
+        if rejected.holds_messages != self._has_chats:
+            expected = f"{'messages' if self._has_chats else 'strings'}, as in {self.chosen_column}"
+            raise InvalidInput(f"{self.name}.{self.rejected_column}", rejected.described, expected)
 
     def _check_pair(self, pair: int, prompt: Prompt | None, chosen: str | None, rejected: str | None) -> None:
         where = f"{self.name} row {pair}"
@@ -176,20 +123,32 @@ class PreferenceDataset(ParquetSource):
         if chosen == rejected:
             raise InvalidInput(where, chosen, f"two answers that differ, in {self.path}")
 
-    def _tokens(self, row_id: int) -> tuple[list[int], int]:
-        prompt, *answers = self._pairs[row_id // 2]
-        tokenizer = load_tokenizer(self.tokenizer)
-        return answered_tokens(tokenizer, prompt, answers[row_id % 2], self.chat_template, self.end_of_text)
+    @property
+    def _has_chats(self) -> bool:
+        """Whether the chosen answers are messages."""
+        return self.rows.column(self.chosen_column).holds_messages
 
     @property
-    def _columns(self) -> list[str]:
-        prompt = [self.prompt_column] if self.prompt_column else []
-        return [*prompt, self.chosen_column, self.rejected_column]
+    def _prompt_column(self) -> str | None:
+        """The column of prompts, if any: messages need none, and have none unless one is named or there."""
+        is_implicit = self.prompt_column == DEFAULT_PROMPT_COLUMN not in self.rows.names and self._has_chats
+        return None if is_implicit else self.prompt_column
 
-    @cached_property
-    def _pairs(self) -> list[tuple[Prompt, str, str]]:
-        """Pairs as (prompt, chosen, rejected); the prompt is empty where there is no such column."""
-        table = self.rows.read(self._columns)
-        columns = [table[name].to_pylist() for name in self._columns]
-        prompts = columns[0] if self.prompt_column else [""] * table.num_rows
-        return list(zip(prompts, columns[-2], columns[-1], strict=True))
+    def _pairs(self, items: Sequence[int]) -> list[tuple[Prompt, str, str]]:
+        """Return pairs as (prompt, chosen, rejected); the prompt of strings is empty where there is no such column."""
+        none = None if self._has_chats else ""
+        column = self._prompt_column
+        prompts = self.rows.read(column, items) if column else [none] * len(items)
+        answers = (self.rows.read(name, items) for name in (self.chosen_column, self.rejected_column))
+        pairs = list(zip(prompts, *answers, strict=True))
+        if not self._has_chats:
+            return pairs
+        return [pair_of_chats(f"{self.name} row {item}", pair) for item, pair in zip(items, pairs, strict=True)]
+
+
+def _unanswered(prompt: Any) -> Any:
+    """Return a chat without the assistant's messages at its end; anything else as it is."""
+    if not isinstance(prompt, list):
+        return prompt
+    answers = list(takewhile(lambda turn: turn["role"] == "assistant", reversed(prompt)))
+    return prompt[: len(prompt) - len(answers)]

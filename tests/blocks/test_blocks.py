@@ -21,11 +21,11 @@ BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock]
 FIELDS = {
     Cluster: "cluster num_nodes devices_per_node device_memory_gib kind lease_directory",
     ModelBlock: "path head dtype new_head",
-    PromptsBlock: "path split_column split chat_template prompt_column",
-    PreferencesBlock: "path split_column split chat_template prompt_column chosen_column rejected_column",
+    PromptsBlock: "path split_column split chat_template columns prompt_column last_answer",
+    PreferencesBlock: "path split_column split chat_template columns prompt_column chosen_column rejected_column",
     Model: "path head dtype new_head saved",
-    Prompts: "path split_column split chat_template prompt_column saved",
-    Preferences: "path split_column split chat_template prompt_column chosen_column rejected_column saved",
+    Prompts: "path split_column split chat_template columns prompt_column last_answer saved",
+    Preferences: "path split_column split chat_template columns prompt_column chosen_column rejected_column saved",
     GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib kind"
     " lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds working_dir"
     " stream_output",
@@ -100,6 +100,19 @@ def test_a_saved_block_gives_what_is_left_out(monkeypatch):
     typed_in_form = {"path": "", "head": "lm", "dtype": "bfloat16", "new_head": False, "saved": "big"}
     assert expected == Model.model_validate(typed_in_form)
     assert Model(saved="big", path="models/own") == Model(path="models/own", saved="big")
+
+
+def test_a_saved_block_gives_names_of_columns(monkeypatch):
+    """A form sends an empty table of them, which is what was left out."""
+    block = PromptsBlock(path="p.parquet", columns={"truth": "reward_model.ground_truth"})
+    monkeypatch.setattr(PromptsBlock, "load", lambda name, **_: block)
+    assert Prompts.model_validate({"path": "", "columns": {}, "saved": "sums"}).columns == block.columns
+
+
+@pytest.mark.parametrize("columns", [{"truth": 3}, {"": "answer"}, {"truth": ""}, ["truth"], "truth"])
+def test_columns_are_names(columns):
+    with pytest.raises(ValidationError, match="columns"):
+        Prompts(path="x", columns=columns)
 
 
 def test_a_block_is_taken_as_its_values():

@@ -1,0 +1,124 @@
+"""Columns of Parquet files, and of the Arrow files that Hugging Face `datasets` saves, which are mapped, not read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as pds
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.data.columns import ArrowColumn
+
+UNREADABLE = (pa.ArrowException, OSError)
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """Parquet files of the same columns. `root` is the folder whose sub-folders may be named `column=value`, if any."""
+
+    field: str
+    files: tuple[str, ...]
+    root: str | None = None
+
+    @cached_property
+    def _dataset(self) -> Any:
+        """The dataset, whose schema suits all files."""
+        field, shown = f"{self.field}.path", self.root or self.files[0]
+        try:
+            source = self.root or list(self.files)
+            partitioning = pds.HivePartitioning.discover(infer_dictionary=True) if self.root else None
+            dataset = pds.dataset(source, format="parquet", partitioning=partitioning)
+            parts = list(dataset.get_fragments())
+            _check_same_names(field, [(part.path, part.physical_schema.names) for part in parts])
+            schemas = [dataset.schema, *(part.physical_schema for part in parts)]
+            return dataset.replace_schema(pa.unify_schemas(schemas)) if len(parts) > 1 else dataset
+        except UNREADABLE as error:
+            raise InvalidInput(field, shown, f"Parquet that can be read ({error!s:.80})") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, those that folders name last."""
+        return tuple(self._dataset.schema.names)
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Rows of all files."""
+        return int(self._dataset.count_rows())
+
+    def column(self, name: str) -> ArrowColumn:
+        """Return a column of all files, which raises InvalidInput when it is read from damaged ones."""
+
+        def load() -> Any:
+            try:
+                return _valid(self._dataset.to_table(columns=[name])[name])
+            except UNREADABLE as error:
+                expected = f"whole Parquet files ({error!s:.120})"
+                raise InvalidInput(f"{self.field}.path", self.root or self.files[0], expected) from error
+
+        return ArrowColumn(self._dataset.schema.field(name).type, load)
+
+
+@dataclass(frozen=True)
+class SavedTable:
+    """The Arrow files of a folder of `datasets.save_to_disk`, in order."""
+
+    field: str
+    files: tuple[str, ...]
+
+    @cached_property
+    def _table(self) -> Any:
+        tables = [_mapped(self.field, file) for file in self.files]
+        _check_same_names(f"{self.field}.path", [(f, t.schema.names) for f, t in zip(self.files, tables, strict=True)])
+        try:
+            return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+        except pa.ArrowException as error:
+            expected = f"files of the same types ({error!s:.120})"
+            raise InvalidInput(f"{self.field}.path", self.files[0], expected) from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns."""
+        return tuple(self._table.schema.names)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files."""
+        return int(self._table.num_rows)
+
+    def column(self, name: str) -> ArrowColumn:
+        """Return a column of all files, which raises InvalidInput when it is read from damaged ones."""
+
+        def load() -> Any:
+            try:
+                return _valid(self._table[name])
+            except UNREADABLE as error:
+                expected = f"whole Arrow files ({error!s:.120})"
+                raise InvalidInput(f"{self.field}.path", self.files[0], expected) from error
+
+        return ArrowColumn(self._table.schema.field(name).type, load)
+
+
+def _mapped(field: str, file: str) -> Any:
+    try:
+        return pa.ipc.open_stream(pa.memory_map(file)).read_all()
+    except UNREADABLE as error:
+        raise InvalidInput(f"{field}.path", file, f"a whole Arrow file ({error!s:.120})") from error
+
+
+def _valid(values: Any) -> Any:
+    """Return a ChunkedArray. Raises ArrowInvalid for one that is damaged, by text that is no UTF-8 among others."""
+    values.validate(full=True)
+    return values
+
+
+def _check_same_names(field: str, files: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Raise InvalidInput unless all files have the same columns: Arrow would fill in nulls, or leave a column out."""
+    (first, names), *others = files or [("", [])]
+    for file, has in others:
+        if set(has) != set(names):
+            differing = ", ".join(sorted(set(has) ^ set(names)))
+            raise InvalidInput(field, file, f"the columns of {first}, without a difference in {differing}")

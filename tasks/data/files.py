@@ -1,0 +1,93 @@
+"""The files behind a dataset's path: a file, a folder, a saved `datasets` folder or a pattern, and how to read them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from glob import glob, has_magic
+from pathlib import Path
+from typing import Any, Literal
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.path_text import checked_path
+
+JSON_LINES = {".jsonl", ".json", ".ndjson"}
+PLACES = "an existing Parquet file, JSON lines, folder of either or of datasets.save_to_disk, or a pattern of files"
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files of one format, in the order of their rows. `split` is that which they are, where folders are splits."""
+
+    format: Literal["parquet", "json lines", "saved"]
+    files: tuple[str, ...]
+    folder: str | None = None
+    split: str | None = None
+
+
+def find_files(field: str, path: str, split: str) -> Files:
+    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, where there are none."""
+    at = f"{field}.path"
+    place = checked_path(at, path)
+    if place.is_dir():
+        return _in_folder(field, place, split)
+    if place.exists():
+        return Files(_format_of(at, place), (path,))
+    if not has_magic(path):
+        raise InvalidInput(at, path, PLACES)
+    files = tuple(sorted(file for file in glob(path, recursive=True) if Path(file).is_file()))  # noqa: PTH207  path may be absolute
+    if not files:
+        raise InvalidInput(at, path, "a pattern that some file matches; none does")
+    formats = {_format_of(at, Path(file)): file for file in files}
+    if len(formats) > 1:
+        raise InvalidInput(at, path, f"a pattern of files of one format, unlike {' and '.join(formats.values())}")
+    return Files(next(iter(formats)), files)
+
+
+def _in_folder(field: str, folder: Path, split: str) -> Files:
+    if (folder / "dataset_dict.json").is_file():
+        splits = _entry(field, folder / "dataset_dict.json", "splits")
+        if split not in splits:
+            raise InvalidInput(f"{field}.split", split, f"a split of {folder}: {', '.join(map(str, splits))}")
+        return Files("saved", _saved_files(field, folder / split), split=split)
+    if (folder / "state.json").is_file():
+        return Files("saved", _saved_files(field, folder))
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith((".", "_"))]
+    if not files:
+        raise InvalidInput(f"{field}.path", str(folder), "Parquet with columns; there is none")
+    if all(file.suffix in JSON_LINES for file in files):
+        return Files("json lines", tuple(map(str, files)))
+    other = next((file for file in files if file.suffix != ".parquet"), None)
+    if other is not None:
+        expected = f"a folder with nothing but .parquet files, or a pattern such as {folder}/*.parquet"
+        raise InvalidInput(f"{field}.path", str(other), expected)
+    return Files("parquet", tuple(map(str, files)), folder=str(folder))
+
+
+def _saved_files(field: str, folder: Path) -> tuple[str, ...]:
+    """Return the Arrow files that state.json names."""
+    entries = _entry(field, folder / "state.json", "_data_files")
+    if not all(isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in entries):
+        raise InvalidInput(f"{field}.path", str(folder / "state.json"), "the name of each of its _data_files")
+    return tuple(str(folder / entry["filename"]) for entry in entries)
+
+
+def _entry(field: str, file: Path, key: str) -> list[Any]:
+    """Return a list that a JSON file has under a key."""
+    expected = f"what datasets.save_to_disk writes, with {key}"
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise InvalidInput(f"{field}.path", str(file), f"{expected} ({error!s:.120})") from error
+    if not isinstance(content, dict) or not isinstance(content.get(key), list):
+        raise InvalidInput(f"{field}.path", str(file), expected)
+    found: list[Any] = content[key]
+    return found
+
+
+def _format_of(field: str, file: Path) -> Literal["parquet", "json lines"]:
+    """Return the format that a file's name promises: Parquet, if it promises none."""
+    if file.suffix == ".csv":
+        convert = f"parquet.write_table(csv.read_csv({file.name!r}), {file.with_suffix('.parquet').name!r})"
+        raise InvalidInput(field, str(file), f"Parquet: from pyarrow import csv, parquet; {convert}")
+    return "json lines" if file.suffix in JSON_LINES else "parquet"

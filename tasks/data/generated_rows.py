@@ -1,0 +1,83 @@
+"""Rows that reasoning-gym generates: a task by name, `reasoning_gym:chain_sum?size=500&seed=42&min_terms=2`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
+from urllib.parse import parse_qsl
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.data.columns import PlainColumn
+
+SCHEME = "reasoning_gym:"
+MOST_ROWS = 1_000_000
+DEFAULTS = {"size": 500, "seed": 0}
+
+
+def is_generated(path: str) -> bool:
+    """Return whether a dataset's path names a task rather than files."""
+    return path.startswith(SCHEME)
+
+
+def generate_rows(field: str, path: str) -> tuple[int, dict[str, PlainColumn]]:
+    """Return the number of rows and the columns prompt, question, answer, metadata and entry, which is all of a row.
+
+    `entry` is what the task's `score_answer` takes. The same path gives the same rows. Raises InvalidInput for an
+    unknown task or option, and where reasoning-gym is not installed.
+    """
+    name, options = _parsed(f"{field}.path", path)
+    task = _task(f"{field}.path", path, name, options)
+    try:
+        entries = [task[row] for row in range(options["size"])]
+    except Exception as error:  # noqa: BLE001  whatever a task's own code raises for options that do not go together
+        raise InvalidInput(f"{field}.path", path, f"options with which {name} works ({error!s:.160})") from error
+    columns = {key: PlainColumn([entry[key] for entry in entries]) for key in ("question", "answer", "metadata")}
+    return len(entries), {"prompt": columns["question"], **columns, "entry": PlainColumn(entries)}
+
+
+def _parsed(field: str, path: str) -> tuple[str, dict[str, Any]]:
+    """Return a task's name and its options."""
+    name, _, query = path.removeprefix(SCHEME).partition("?")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+    except ValueError as error:
+        raise InvalidInput(field, path, f"{SCHEME}TASK?NAME=VALUE&NAME=VALUE ({error!s:.80})") from error
+    twice = next((key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1), None)
+    if twice:
+        raise InvalidInput(field, path, f"each option once; {twice} stands twice")
+    options = DEFAULTS | {key: _value(text) for key, text in pairs}
+    for key, least, most in (("size", 1, MOST_ROWS), ("seed", 0, 2**63)):
+        if type(options[key]) is not int or not least <= options[key] <= most:
+            raise InvalidInput(field, path, f"a {key} that is a whole number from {least} to {most}")
+    return name.strip(), options
+
+
+def _value(text: str) -> Any:
+    """Return what an option's text says in JSON, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _task(field: str, path: str, name: str, options: dict[str, Any]) -> Any:
+    try:
+        package = import_module("reasoning_gym")
+        known = import_module("reasoning_gym.factory").DATASETS
+    except ImportError as error:
+        expected = f"reasoning-gym on this machine: pip install 'prefect-rlhf[rewards]' ({error!s:.80})"
+        raise InvalidInput(field, path, expected) from error
+    if name not in known:
+        near = get_close_matches(name, known, n=4) or sorted(known)[:4]
+        raise InvalidInput(field, path, f"one of reasoning-gym's {len(known)} tasks, such as {', '.join(near)}")
+    takes = [option.name for option in fields(known[name][1])]
+    unknown = [option for option in options if option not in takes]
+    if unknown:
+        raise InvalidInput(field, path, f"options of {name}: {', '.join(takes)}; not {unknown[0]}")
+    try:
+        return package.create_dataset(name, **options)
+    except Exception as error:  # noqa: BLE001  its own checks are asserts, among others
+        raise InvalidInput(field, path, f"options that {name} takes ({error!s:.160})") from error

@@ -1,0 +1,60 @@
+"""Rows of JSON-lines files as they are written: an object a line, each name of one JSON type in all lines, or null."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.data.columns import PlainColumn
+
+WORDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+
+
+def read_json_lines(field: str, files: Sequence[str]) -> tuple[int, dict[str, PlainColumn]]:
+    """Return the number of rows, and the columns; a name that a line lacks is None there. Blank lines are no rows.
+
+    Raises InvalidInput for what is no JSON object, and for a name of two types, with file and line.
+    """
+    columns: dict[str, list[Any]] = {}
+    first: dict[str, tuple[str, str]] = {}  # of each name: what it is, and where that was seen
+    count = 0
+    for where, row in chain.from_iterable(_rows(field, file) for file in files):
+        for name, value in row.items():
+            if value is not None:
+                word = WORDS[type(value)]
+                expected, seen_first = first.setdefault(name, (word, where))
+                if word != expected:
+                    raise InvalidInput(f"{field}.{name}", f"{word} in {where}", f"{expected}, as in {seen_first}")
+            values = columns.setdefault(name, [])
+            values += [None] * (count - len(values))
+            values.append(value)
+        count += 1
+    return count, {name: PlainColumn(values + [None] * (count - len(values))) for name, values in columns.items()}
+
+
+def _rows(field: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Make (file and line, object) of each line that is not blank."""
+    try:
+        with Path(file).open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                where = f"{file} line {number}"
+                if line.strip():
+                    yield where, _object(field, where, line)
+    except OSError as error:
+        raise InvalidInput(f"{field}.path", file, f"a file that can be read ({error!s:.120})") from error
+
+
+def _object(field: str, where: str, line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+        if b"\\ud" in line.lower():
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"{field}.path", where, f"a JSON object ({error!s:.120})") from error
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{field}.path", where, f"a JSON object, not {WORDS.get(type(value), 'null')}")
+    return value

@@ -1,0 +1,166 @@
+"""Columns of one split of a dataset, wherever its rows are stored, read once and checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.data.arrow_tables import ParquetTable, SavedTable
+from prefect_rlhf.tasks.data.columns import Column
+from prefect_rlhf.tasks.data.files import find_files
+from prefect_rlhf.tasks.data.generated_rows import generate_rows, is_generated
+from prefect_rlhf.tasks.data.json_lines import read_json_lines
+
+DEFAULT_SPLIT_COLUMN, DEFAULT_SPLIT = "split", "train"
+
+
+class Table(Protocol):
+    """All rows that are stored in one place."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def column(self, name: str) -> Column:
+        """Return one of the columns."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnTable:
+    """Columns that are in memory."""
+
+    columns: dict[str, Any]
+    num_rows: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, in the order in which they first come."""
+        return tuple(self.columns)
+
+    def column(self, name: str) -> Column:
+        """Return a column."""
+        column: Column = self.columns[name]
+        return column
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """The rows of a dataset; `field` is the parameter that errors name.
+
+    Rows are numbered within their split, in the order of the files. What has been read is kept.
+    """
+
+    field: str
+    path: str
+    split_column: str | None = None
+    split: str = DEFAULT_SPLIT
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, that of the splits aside. Raises InvalidInput for what cannot be read, as all else here."""
+        table, split_column = self._opened
+        return tuple(name for name in table.names if name != split_column)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def column(self, path: str, field: str | None = None) -> Column:
+        """Return a column, or a field of structs, `reward_model.ground_truth`; errors name `field`."""
+        if path not in self._columns:
+            self._columns[path] = self._find(path, field or f"{self.field}.{path}")
+        return self._columns[path]
+
+    def read(self, path: str, rows: Sequence[int] | None = None) -> list[Any]:
+        """Return plain values of rows, of all if none are named."""
+        numbers = self._rows
+        return self.column(path).read([numbers[row] for row in (range(len(numbers)) if rows is None else rows)])
+
+    def _find(self, path: str, field: str) -> Column:
+        table, _ = self._opened
+        if path in table.names:
+            return table.column(path)
+        name, *parts = path.split(".")
+        if name not in table.names:
+            expected = f"a file with column {name!r}; it has {', '.join(table.names)}"
+            raise InvalidInput(field, self.path, expected)
+        column = table.column(name)
+        for part in parts:
+            if part not in column.fields:
+                has = f"it has {', '.join(column.fields)}" if column.fields else f"it is {column.described}"
+                raise InvalidInput(field, path, f"a field of {name!r} in {self.path}; {has}")
+            column, name = column.field(part), f"{name}.{part}"
+        return column
+
+    @cached_property
+    def _columns(self) -> dict[str, Column]:
+        return {}
+
+    @cached_property
+    def _opened(self) -> tuple[Table, str | None]:
+        """The table, and its column of splits if there is one."""
+        table, split_column = self._open()
+        if not table.num_rows:
+            raise InvalidInput(f"{self.field}.path", self.path, "a file with at least one row")
+        if not table.names:
+            raise InvalidInput(f"{self.field}.path", self.path, "rows with columns; there is none")
+        twins = [name for name in table.names if table.names.count(name) > 1]
+        if twins:
+            expected = f"columns of different names; {twins[0]!r} stands twice"
+            raise InvalidInput(f"{self.field}.path", self.path, expected)
+        if split_column is not None and split_column not in table.names:
+            expected = f"a column of {self.path}, or empty to read all rows; it has {', '.join(table.names)}"
+            raise InvalidInput(f"{self.field}.split_column", split_column, expected)
+        return table, split_column
+
+    def _open(self) -> tuple[Table, str | None]:
+        if is_generated(self.path):
+            count, columns = generate_rows(self.field, self.path)
+            if self.split != DEFAULT_SPLIT:
+                expected = f"{DEFAULT_SPLIT}; another seed in the path gives other rows"
+                raise InvalidInput(f"{self.field}.split", self.split, expected)
+            self._check_no_split_column("the path says which rows there are")
+            return ColumnTable(columns, count), None
+        found = find_files(self.field, self.path, self.split)
+        if found.format == "json lines":
+            count, columns = read_json_lines(self.field, found.files)
+            return ColumnTable(columns, count), self.split_column
+        if found.format == "parquet":
+            return ParquetTable(self.field, found.files, found.folder), self.split_column
+        table = SavedTable(self.field, found.files)
+        if found.split is None:
+            return table, self.split_column
+        self._check_no_split_column(f"the folders of {self.path} are its splits")
+        return table, None
+
+    def _check_no_split_column(self, why: str) -> None:
+        """Raise InvalidInput for a split column that was named where there can be none."""
+        if self.split_column not in (None, DEFAULT_SPLIT_COLUMN):
+            raise InvalidInput(f"{self.field}.split_column", self.split_column, f"no column: {why}")
+
+    @cached_property
+    def _rows(self) -> Sequence[int]:
+        """The numbers of the split's rows among all."""
+        table, split_column = self._opened
+        if split_column is None:
+            return range(table.num_rows)
+        splits = table.column(split_column).read(range(table.num_rows))
+        rows = [row for row, split in enumerate(splits) if split == self.split]
+        if not rows:
+            names = ", ".join(sorted({str(split) for split in splits})[:8])
+            raise InvalidInput(f"{self.field}.split", self.split, f"a split of {self.path}: {names}")
+        return rows
+
+
+def require_text(rows: StoredRows, column: str, allow_messages: bool = False) -> None:
+    """Raise InvalidInput unless the column holds strings (or, where allowed, lists of role and content)."""
+    found = rows.column(column)
+    if found.kind == "text" or (allow_messages and found.holds_messages):
+        return
+    expected = "strings, or lists of {role, content}" if allow_messages else "strings"
+    raise InvalidInput(f"{rows.field}.{column}", found.described, expected)
