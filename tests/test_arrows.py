@@ -71,6 +71,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "megatron.cpu": "megatron",
         "vllm": "vllm.cpu files sampling weights .",
         "vllm.cpu": "vllm",
+        "hosts": "",
         "files": "weights .",
         "sampling": ".",
         "weights": ".",

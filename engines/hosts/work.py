@@ -80,16 +80,18 @@ class Work:
                     self.failed_rows.add(row)
 
     def lose(self, begun: Sequence[Call], not_begun: Sequence[Call], why: str) -> None:
-        """Take in that a process was lost, with calls that had begun and calls that had not."""
-        if not begun:  # it died between two calls
-            begun, not_begun = not_begun[:1], not_begun[1:]
-        for call in not_begun:
+        """Take in that a process was lost, with calls that had begun and calls that had not.
+
+        Where none had, it is the next one's fault if that one had the process for itself.
+        """
+        suspects, others = (begun, not_begun) if begun else (not_begun[:1], not_begun[1:])
+        for call in others:
             self._again(call)
-        for call in begun:
-            if len(begun) > 1:
-                self._again(replace(call, alone=True))
-            else:
+        for call in suspects:
+            if call.alone or len(begun) == 1:
                 self.settle(call, [Verdict(failed=why)] * len(call.rows))
+            else:
+                self._again(replace(call, alone=True))
 
     def split(self, function: int) -> None:
         """From now on call a function for one row at a time: a batch of it was not done in time."""

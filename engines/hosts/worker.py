@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ def main(channel: int, lifeline: int) -> None:
     for descriptor in (channel, lifeline):
         os.set_inheritable(descriptor, False)  # not by what a person's function starts
     die_with(lifeline)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is told, and leaves no file
     connection = socket.socket(fileno=channel)
     stream = connection.makefile("rb")
     try:

@@ -1,0 +1,171 @@
+"""Functions as a person writes them, and as they go wrong."""
+
+import asyncio
+import ctypes
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+WAITING = []
+A_NUMBER = 3
+
+
+class Judge:
+    def __call__(self, row):
+        return len(row["response"])
+
+    def method(self, row):
+        return -len(row["response"])
+
+
+judge = Judge()
+
+
+def length(row):
+    return len(row["response"])
+
+
+def number(row):
+    return row["number"]
+
+
+def drawn(row):
+    return random.random()
+
+
+def right_if_asked(row):
+    return None if row["ground_truth"] is None else row["ground_truth"] == row["response"]
+
+
+def with_torch(row):
+    return "torch" in sys.modules
+
+
+def pid(row):
+    return os.getpid()
+
+
+def two(row, other):
+    return 0.0
+
+
+def behave(row):
+    """Do what the response says."""
+    return BEHAVIOURS[row["response"]](row)
+
+
+def _raise(row):
+    raise ValueError("no digits\nin it")
+
+
+def _hang(row):
+    while True:
+        pass
+
+
+def _hang_in_c(row):
+    return re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def _sleep(row):
+    time.sleep(1000)
+
+
+def _stop(row):
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _kill(row):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _crash(row):
+    ctypes.string_at(0)
+
+
+def _print(row):
+    for _ in range(20_000):
+        sys.stdout.write("x" * 100 + "\n")
+        sys.stderr.write("y" * 100 + "\n")
+    return 1
+
+
+class _Unwritable(Exception):
+    def __str__(self):
+        raise RuntimeError("not this either")
+
+
+def _unwritable(row):
+    raise _Unwritable
+
+
+BEHAVIOURS = {
+    "good": lambda row: 1.0,
+    "raise": _raise,
+    "unwritable": _unwritable,
+    "hang": _hang,
+    "hang in C": _hang_in_c,
+    "sleep": _sleep,
+    "stop": _stop,
+    "SIGKILL": _kill,
+    "crash": _crash,
+    "sys.exit": lambda row: sys.exit(3),
+    "os._exit": lambda row: os._exit(4),
+    "interrupt": lambda row: signal.raise_signal(signal.SIGINT),
+    "NaN": lambda row: float("nan"),
+    "inf": lambda row: float("inf"),
+    "text": lambda row: "1.0",
+    "list": lambda row: [1.0],
+    "no pickle": lambda row: lambda: 1.0,
+    "print": _print,
+}
+
+
+def fails_once(row):
+    """Fail until the file is there; it is there the second time."""
+    file = Path(row["file"])
+    if not file.exists():
+        file.write_text("")
+        if row["response"] == "kill":
+            _kill(row)
+        raise OSError("not yet")
+    return 1.0
+
+
+def stays_with_a_child(row):
+    """Start a process, write both numbers, and never return."""
+    child = subprocess.Popen(["sleep", "1000"])
+    whole = Path(row["file"])
+    part = whole.with_suffix(".part")
+    part.write_text(f"{os.getpid()} {child.pid}")
+    part.rename(whole)
+    return _hang_in_c(row)
+
+
+async def waits(row):
+    """Do what the response says."""
+    if row["response"] == "wait":
+        await asyncio.sleep(1000)
+    if row["response"] == "block":
+        time.sleep(1000)
+    if row["response"] == "block a little":
+        time.sleep(0.9)
+    if row["response"] == "raise":
+        raise ValueError("no reply")
+    if row["response"] == "sys.exit":
+        sys.exit(3)
+    await asyncio.sleep(0.01)
+    return 1.0
+
+
+async def together(row):
+    """Return once four of them wait."""
+    WAITING.append(row)
+    while len(WAITING) < 4:
+        await asyncio.sleep(0.01)
+    return float(len(row["response"]))
