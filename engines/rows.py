@@ -78,7 +78,12 @@ class Batch(Mapping[str, "Tensor"]):
     @property
     def there(self) -> tuple[str, ...]:
         """The keys that it has, with those of the dataset."""
-        return (*self.columns, *(self._dataset.kinds if self._dataset is not None else ()))
+        return (*self.columns, *self.dataset_columns)
+
+    @property
+    def dataset_columns(self) -> tuple[str, ...]:
+        """The columns of the dataset behind the rows, for `values_of`."""
+        return tuple(self._dataset.kinds) if self._dataset is not None else ()
 
     def values_of(self, name: str) -> list[Any]:
         """Return a column of the dataset, a value for each row, as the file has it."""

@@ -1,15 +1,20 @@
-"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300): a group's mean score replaces the critic."""
+"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) and its kin: scores of a group, no critic.
+
+Dr. GRPO, RLOO, REINFORCE++, GDPO, DAPO, GSPO and CISPO are settings of this one flow.
+"""
 
 from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.forms.reward import Reward, check_reference
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.rl.advantages import grpo_advantages
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.tasks.rl.importance import importance_weights
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.settings import Staleness
 
@@ -19,8 +24,8 @@ def grpo(
     prompts: Prompts,
     held_out: Prompts,
     actor: Model,
-    ref: Model,
-    reward: Model,
+    reward: Reward,
+    ref: Model | None = None,
     algo: GRPO = GRPO(),
     staleness: Staleness = 0,
 ) -> None:
@@ -28,6 +33,7 @@ def grpo(
 
     The ratio is to the policy that made the responses, so it also corrects for `staleness`.
     """
+    check_reference(ref, algo.kl.coefficient)
     rollout = generate(
         actor,
         prompts,
@@ -36,15 +42,23 @@ def grpo(
         samples=algo.samples_per_prompt,
         staleness=staleness,
     )
-    scores = inference(reward, rollout, output="scores")
-    ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
-    advantages = compute(grpo_advantages, rollout, scores, settings=algo)
+    scores = score(reward, rollout)
+    reference = [inference(ref, rollout, output="logprobs", temperature=algo.temperature)] if ref else []
+    old = rollout
+    weights = []
+    if algo.old_logprobs == "recompute":
+        old = inference(actor, rollout, output="logprobs", temperature=algo.temperature)
+        if algo.importance:
+            weights = [compute(importance_weights, rollout, old, settings=algo.importance)]
+    penalties = [*reference, old] if algo.kl.in_reward else []
+    advantages = compute(grpo_advantages, rollout, scores, *penalties, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
     train_step(
         actor,
-        rollout,
-        ref_logprobs,
+        *([rollout] if old is rollout else [old, rollout]),  # the first logprobs are those that the ratio divides by
         advantages,
+        *(reference if algo.kl.in_loss else []),
+        *weights,
         loss=grpo_loss(algo),
         optimizer=algo.optimizer,
         update=algo.update,
@@ -52,5 +66,5 @@ def grpo(
     )
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
-    greedy_scores = inference(reward, greedy, output="scores", every=every, name="reward_evaluation")
+    greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.forms.reward import Reward, check_reference
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.rl.advantages import remax_advantages
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
@@ -20,8 +21,8 @@ def remax(
     prompts: Prompts,
     held_out: Prompts,
     actor: Model,
-    ref: Model,
-    reward: Model,
+    reward: Reward,
+    ref: Model | None = None,
     algo: ReMax = ReMax(),
     staleness: Staleness = 0,
 ) -> None:
@@ -29,6 +30,7 @@ def remax(
 
     Its estimator has no ratio, so with `staleness` each token is weighted by one, as far as the setting allows.
     """
+    check_reference(ref, algo.kl.coefficient)
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)
     baseline = generate(
         actor,
@@ -38,10 +40,10 @@ def remax(
         staleness=staleness,
         name="actor_baseline",
     )
-    scores = inference(reward, rollout, output="scores")
-    baseline_scores = inference(reward, baseline, output="scores", name="reward_baseline")
-    ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
-    rewards = compute(kl_penalised_rewards, rollout, ref_logprobs, scores, settings=algo)
+    scores = score(reward, rollout)
+    baseline_scores = score(reward, baseline, name="reward_baseline")
+    reference = inference(ref, rollout, output="logprobs", temperature=algo.temperature) if ref else rollout
+    rewards = compute(kl_penalised_rewards, rollout, reference, scores, settings=algo)
     advantages = compute(remax_advantages, rewards, baseline_scores, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
     train_step(
@@ -54,5 +56,5 @@ def remax(
     )
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
-    greedy_scores = inference(reward, greedy, output="scores", every=every, name="reward_evaluation")
+    greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

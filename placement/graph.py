@@ -71,7 +71,8 @@ class Call:
     every, 2 * every, ... and once after the last step. `stateful` computations carry state from step to step. Groups of
     `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step takes `epochs` *
     `mini_batches` optimizer steps. `temperature` divides the logits of log-probabilities that a call makes or trains. A
-    generate adds at most `max_new_tokens` to a row (0: not stated).
+    generate adds at most `max_new_tokens` to a row (0: not stated). A compute whose work is done in worker processes on
+    the node's CPUs has `host_seconds`, those that it is expected to take.
     """
 
     name: str
@@ -89,6 +90,12 @@ class Call:
     epochs: int = 1
     temperature: float = 1.0
     max_new_tokens: int = 0
+    host_seconds: float | None = None
+
+    @property
+    def on_hosts(self) -> bool:
+        """Whether it runs in worker processes on the node's CPUs, beside what its device computes."""
+        return self.host_seconds is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +237,8 @@ def _check_call(graph: DataflowGraph, call: Call) -> None:
         raise GraphError(f"{where} runs every {call.every} steps; that is for evaluation, with 1 step or more")
     if call.stateful and call.kind != "compute":
         raise GraphError(f"{where} is stateful; only a compute carries state from step to step")
+    if call.on_hosts and call.kind != "compute":
+        raise GraphError(f"{where} has host_seconds; only a compute runs on hosts")
     if min(call.num_rows, call.mini_batches, call.rows_per_item) < 1:
         raise GraphError(
             f"{where} has {call.num_rows} rows in {call.mini_batches} mini-batches of items of {call.rows_per_item}; "

@@ -1,4 +1,4 @@
-"""The four words a flow body is written in: generate, inference, compute and train_step.
+"""The five words a flow body is written in: generate, inference, score, compute and train_step.
 
 Each adds one call to the graph being traced and returns a handle of what the call will produce.
 
@@ -19,6 +19,7 @@ from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Call, Operation
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.operations import Bound, Operator, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace, origin_of
@@ -99,6 +100,42 @@ def inference(
         every=every,
         rows_per_item=source.rows_per_item,
         temperature=temperature,
+    )
+    return trace.add(call)
+
+
+def score(
+    reward: object,
+    rows: object,
+    *,
+    every: int | None = None,
+    name: str | None = None,
+) -> RowsHandle:
+    """Add the key `scores`, one a row: of a reward model, by one forward pass, or of Python functions.
+
+    `reward` is a Model parameter, or a HostRewards, whose functions run in worker processes on the node's CPUs, beside
+    what devices compute. Each sees a row with every column of its dataset. Several functions make a key each as well,
+    under their names; `scores` is then the weighted sum.
+    """
+    if not isinstance(reward, HostRewards):
+        return inference(reward, rows, output="scores", every=every, name=name)
+    trace = current_trace("score")
+    name = name or "score"
+    source = trace.rows(rows, "score", None, every)
+    trace.require(TOKEN_KEYS, (source,), f"score {name}")
+    reward.host_functions  # noqa: B018  refuses what cannot be one
+    call = Call(
+        name=name,
+        kind="compute",
+        role=None,
+        inputs=(source.port(source.rows),),
+        outputs=reward.outputs,
+        operation=operation("score", reward),
+        rows=source.rows,
+        num_rows=source.num_rows,
+        every=every,
+        rows_per_item=source.rows_per_item,
+        host_seconds=reward.seconds_per_row * source.num_rows / reward.workers,
     )
     return trace.add(call)
 

@@ -60,7 +60,7 @@ def invalid_input(name: str, error: ValidationError) -> InvalidInput:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
         return cause
-    field = ".".join(str(part) for part in (name, *first["loc"]))
+    field = ".".join(str(part) for part in (name, *first["loc"]) if not str(part).startswith("<"))
     if first["type"] == "extra_forbidden":
         return InvalidInput(field, first["input"], "no such key: its name is misspelt, or it belongs elsewhere")
     if first["type"] == "missing":

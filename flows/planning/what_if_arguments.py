@@ -15,9 +15,12 @@ from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import ABSENT
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.host_rewards import HostRewards
 
 LIKE = {"ref": "actor", "reward": "critic"}
 """Roles that have the model of another where nobody says."""
+UNNAMED_FUNCTION = {"functions": {"reward": {"function": "your_module:your_reward"}}}
+"""The reward where nobody says: a plan imports none."""
 SCALAR_ROLES = ("critic", "reward")  # their head, where nobody says
 
 
@@ -29,22 +32,41 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
     hints = typing.get_type_hints(flow.algorithm.body)
     names = inspect.signature(flow.algorithm.body).parameters
     for role in options.models:
-        if hints.get(role) is not Model:
-            roles = ", ".join(name for name in names if hints[name] is Model)
+        if not _may_be(hints.get(role), Model):
+            roles = ", ".join(name for name in names if _may_be(hints[name], Model))
             raise InvalidInput("models", role, f"a role of {flow.algorithm.name}: {roles}")
+    settings = getattr(hints.get("algo"), "model_fields", {})
     values = {name: value for name, value in options.parameters.items() if name not in RunOptions.model_fields}
     for name, parameter in names.items():
-        if hints[name] is Model:
-            values[name] = _model_fields(name, values.get(name), options.models, names)
+        if _may_be(hints[name], Model):
+            if name in options.models or not _may_do_without(hints[name], name, values, settings):
+                values[name] = _model_fields(name, values.get(name), options.models, names)
+            elif _may_be(hints[name], HostRewards):
+                values.setdefault(name, UNNAMED_FUNCTION)
         elif hints[name] in (Prompts, Preferences):
             values.setdefault(name, {"path": ABSENT})
         elif name not in values and parameter.default is inspect.Parameter.empty:
             raise InvalidInput(name, None, "a value, which the algorithm needs")
-    settings = getattr(hints.get("algo"), "model_fields", {})
     if algo := _algorithm_settings(values.get("algo") or {}, settings, options.batch_size, responses):
         values["algo"] = algo
     checked = flow.validate_parameters(values)
     return {name: checked[name] for name in names}
+
+
+def _may_be(hint: Any, kind: type) -> bool:
+    """Whether a parameter of this type may be of `kind`."""
+    return hint is kind or any(_may_be(part, kind) for part in typing.get_args(hint))
+
+
+def _may_do_without(hint: Any, role: str, values: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether the model of a role that nobody named is left out: functions score, or no KL needs a reference."""
+    if _may_be(hint, HostRewards):
+        given = values.get(role)
+        return given is None or isinstance(given, HostRewards) or (isinstance(given, dict) and "functions" in given)
+    if not _may_be(hint, type(None)) or values.get(role) is not None or "kl" not in settings:
+        return False
+    kl = settings["kl"].default.model_dump() | dict((values.get("algo") or {}).get("kl") or {})
+    return kl["coefficient"] == 0
 
 
 def _model_fields(role: str, value: Any, models: Mapping[str, str], roles: Mapping[str, Any]) -> dict[str, Any]:

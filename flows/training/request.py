@@ -89,6 +89,8 @@ def read_request(
         has_ended = read_result(checkpoint.folder.parent.parent) is not None
         check_resumable(checkpoint, graph, identity, options.steps, has_ended)
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
+    if any(call.on_hosts for call in graph):
+        check_reward_functions(graph, inputs)
     if not algorithm.is_shipped:
         try_own_operators(graph, inputs)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)
@@ -100,6 +102,13 @@ def speaking_role(graph: DataflowGraph) -> str:
         kind: call.role for kind in ("train_step", "generate") for call in reversed(graph.calls) if call.kind == kind
     }
     return kinds.get("generate") or kinds.get("train_step") or graph.models[0].role
+
+
+def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
+    """Import every reward function in a process of its own. Raises InvalidInput for one that cannot be right."""
+    from prefect_rlhf.tasks.trial.check_rewards import check_rewards  # only here: a plan starts no process
+
+    check_rewards(graph, inputs.sources)
 
 
 def try_own_operators(graph: DataflowGraph, inputs: RunInputs) -> None:

@@ -26,9 +26,10 @@ NodeKind = Literal[
     "export",
 ]
 DependencyKind = Literal["data", "version", "state", "overwrite", "memory"]
-Resource = Literal["compute", "host_link", "disk"]
-"""A part of a device that a node has to itself: its compute, the link to host memory, over which copies run, or the way
-from there to disk, with the copy of its training state that is about to be written."""
+Resource = Literal["compute", "host_link", "disk", "hosts"]
+"""A part of a device that a node has to itself: its compute, the link to host memory, over which copies run, the way
+from there to disk, with the copy of its training state that is about to be written, or the worker processes of its rank
+on the node's CPUs."""
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 BEHIND: frozenset[NodeKind] = frozenset({"commit"})
 """Kinds that run behind the next steps: the step that they belong to is over without them."""
@@ -87,8 +88,10 @@ class Node:
         """The parts of its devices that it uses.
 
         An offload or reload uses their host links, a commit their ways to disk; a checkpoint computes nothing else
-        meanwhile and fills what a commit writes; all else uses their compute.
+        meanwhile and fills what a commit writes; a call on hosts has worker processes; all else uses their compute.
         """
+        if self.kind == "compute" and self.call is not None and self.call.on_hosts:
+            return ("hosts",)
         match self.kind:
             case "offload" | "reload":
                 return ("host_link",)

@@ -32,7 +32,8 @@ _MOVES = ("transfer", "reallocate", "offload", "reload", "checkpoint", "commit")
 class NodeCosts:
     """The seconds of each node of `graph` under `plan`.
 
-    No source of times knows computations on data and the export of models: orchestration is all that they count as.
+    No source of times knows computations on data and the export of models: orchestration is all that they count as. A
+    call on hosts takes as long as its author expects.
     """
 
     graph: DataflowGraph
@@ -63,6 +64,8 @@ class NodeCosts:
         return self._costs[key]
 
     def _move(self, node: Node) -> Seconds:
+        if node.kind == "compute" and node.call is not None and node.call.host_seconds is not None:
+            return Seconds(call=node.call.host_seconds)
         if node.kind not in _MOVES:
             return Seconds()
         if node.kind == "commit":

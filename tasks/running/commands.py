@@ -11,6 +11,7 @@ from prefect_rlhf.engines.commands import CallCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.tasks.data.host_score import HostScore
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.step_rows import StepRows
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -63,6 +64,8 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
         return {"sampling": sampling}
     if call.kind == "inference":
         return {"output": call.operation.name, "temperature": call.temperature}
+    if call.on_hosts:
+        return {"function": HostScore(call.operation.settings)}
     bound = Bound(call.operation)
     if call.kind == "compute":
         return {"function": bound}

@@ -83,7 +83,8 @@ class Dispatcher:
 
     def _run_call(self, node: Node) -> dict[int, RankReport]:
         commands = call_commands(self.run, node, self.rows)
-        reports = self._call(node.kind, {rank: (command,) for rank, command in commands.items()}, node.title)
+        arguments = {rank: (command,) for rank, command in commands.items()}
+        reports = self._call(node.kind, arguments, node.title, node.resources[0])
         if node.kind == "generate":
             self.rows.generated(node, reports)
         if node.kind == "compute":

@@ -17,6 +17,7 @@ from prefect_rlhf.engines.commands import CallCommand, RowSource
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, NO_GPU, RANK_ENVIRONMENT
+from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
 from prefect_rlhf.engines.trial.trial_rank import TrialRank
 from prefect_rlhf.placement.errors import InvalidInput, RankFailed, RankLost, RankSilent
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -45,7 +46,8 @@ def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokeni
 
 def load(gang: LocalGang, graph: DataflowGraph) -> None:
     """Import every operator and its settings. Raises InvalidInput for the first that cannot be."""
-    functions = {call.name: Bound(call.operation) for call in graph if call.kind in ("compute", "train_step")}
+    own = (call for call in graph if call.kind in ("compute", "train_step") and not call.on_hosts)
+    functions = {call.name: Bound(call.operation) for call in own}
     began = time.monotonic()
     try:
         failures = gang.call("load", {0: (functions,)}, doing="importing operators", deadline_seconds=IMPORT_SECONDS)[0]
@@ -85,7 +87,7 @@ class Trial:
                 self.gang.call(call.kind, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS)
             except WrongOperator as error:
                 raise InvalidInput(f"{call.name}: {error.field}", error.seen, error.expected) from error
-            except RankFailed as error:
+            except (RankFailed, HostFunctionFailed) as error:
                 unknown.add(call.name)
                 yield f"{call.operation.name} failed on made-up rows, as it may on real ones: {error}"
             except (RankLost, RankSilent) as error:

@@ -1,6 +1,7 @@
 """The bodies of all algorithms as graphs: what each call reads, which weight version it waits for, how it is drawn."""
 
 import inspect
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -31,8 +32,8 @@ class Stand:
 
 def traced(flow, **settings):
     """The graph of a flow, its models and datasets made up from the types of its parameters."""
-    parameters = inspect.signature(flow.algorithm.body, eval_str=True).parameters
-    kinds = {name: parameter.annotation.__name__ for name, parameter in parameters.items()}
+    hints = get_type_hints(flow.algorithm.body)
+    kinds = {name: (get_args(hint) or (hint,))[0].__name__ for name, hint in hints.items() if name != "return"}
     models = {
         role: ModelSpec(role, role, "scalar" if role in SCALAR_ROLES else "lm", SHAPE)
         for role, kind in kinds.items()
@@ -43,6 +44,7 @@ def traced(flow, **settings):
         if kind in ("Prompts", "Preferences"):
             made = PROMPTS if kind == "Prompts" else PAIRS
             datasets[name] = Dataset(name, made.keys, made.num_items, made.rows_per_item)
+    models = {role: model for role, model in models.items() if role not in settings}
     arguments = {name: Stand() for name in (*models, *datasets)} | settings
     return flow.algorithm.trace(arguments, models, datasets)
 

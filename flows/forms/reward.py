@@ -1,0 +1,28 @@
+"""The parameter that scores responses: a reward model, or Python functions; which of them, its keys say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Tag
+
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.host_rewards import HostRewards
+
+
+def _kind(value: Any) -> str:
+    is_functions = "functions" in value if isinstance(value, dict) else isinstance(value, HostRewards)
+    return "<functions>" if is_functions else "<model>"  # errors leave out what stands in such brackets
+
+
+Reward = Annotated[Annotated[Model, Tag("<model>")] | Annotated[HostRewards, Tag("<functions>")], Discriminator(_kind)]
+"""A Model, or a HostRewards, which has `functions`."""
+
+
+def check_reference(ref: Model | None, kl_coefficient: float) -> None:
+    """Raise InvalidInput for a reference model that is lacking, or that nothing would use."""
+    if ref is None and kl_coefficient > 0:
+        raise InvalidInput("ref", None, f"a model: algo.kl.coefficient is {kl_coefficient:g}; or a coefficient of 0")
+    if ref is not None and kl_coefficient == 0:
+        raise InvalidInput("ref", getattr(ref, "path", ref), "none: algo.kl.coefficient is 0, so nothing reads it")

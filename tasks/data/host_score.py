@@ -1,0 +1,98 @@
+"""Scores of rows by Python functions: a rank's rows become plain values, on which worker processes call them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from prefect_rlhf.engines.compute import Computed, Context
+from prefect_rlhf.engines.hosts.pool import HostPool
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.data.rollouts import text_columns
+from prefect_rlhf.tasks.host_rewards import HostRewards
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class HostScore:
+    """The computation of a call on hosts; `settings` is a HostRewards as JSON.
+
+    Makes `scores` [B], the weighted sum over the functions, NaN for a row that failed or that none of them applies to;
+    with several functions also what each returned. Metrics: each function's mean, and the share of rows that failed.
+    """
+
+    settings: str
+
+    def __call__(self, rollout: Batch, context: Context, state: object = None) -> Computed:
+        """Score all rows. Raises what HostPool.score raises."""
+        del state  # a reward has none
+        rewards = HostRewards.model_validate_json(self.settings)
+        rows = plain_rows(rollout, context)
+        made = pool_of(self.settings).score(rows, f"score · step {context.step}")
+        values = {name: [_number(value) for value in column] for name, column in made.values.items()}
+        weights = {function.name: function.weight for function in rewards.host_functions}
+        failed = {failure.row for failure in made.failures}
+        metrics = {name: _mean(column) for name, column in values.items() if not all(map(math.isnan, column))}
+        columns = {"scores": _column(weighted_sums(values, weights))}
+        if len(values) > 1:
+            columns |= {name: _column(column) for name, column in values.items()}
+        return Computed(columns, {**metrics, "failed": len(failed) / len(rows), "seconds": made.seconds})
+
+
+@lru_cache(maxsize=8)
+def pool_of(settings: str) -> HostPool:
+    """Return this process's pool for a HostRewards; its workers end with the process."""
+    rewards = HostRewards.model_validate_json(settings)
+    return HostPool(rewards.host_functions, rewards.host_settings)
+
+
+def plain_rows(rollout: Batch, context: Context) -> list[Mapping[str, Any]]:
+    """Return each row as plain values: every column of its dataset, `prompt` and `response`.
+
+    `prompt` is the dataset's where it has such a column, which may be a chat, and else the prompt's text.
+    """
+    text = text_columns(rollout, context.tokenizer)
+    ids = {"response_ids": _response_ids(rollout)}
+    columns = text | {name: rollout.values_of(name) for name in rollout.dataset_columns} | ids
+    columns["response"] = text["response"]
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def weighted_sums(values: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> list[float]:
+    """Return each row's sum of weight times value over the functions that apply; NaN where none does.
+
+    A value that is NaN does not apply.
+
+    >>> weighted_sums({"exact": [1.0, math.nan], "short": [0.5, math.nan]}, {"exact": 2.0, "short": 1.0})
+    [2.5, nan]
+    """
+    sums = []
+    for row in zip(*values.values(), strict=True):
+        terms = [weights[name] * value for name, value in zip(values, row, strict=True) if not math.isnan(value)]
+        sums.append(math.fsum(terms) if terms else math.nan)
+    return sums
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _mean(values: Sequence[float]) -> float:
+    there = [value for value in values if not math.isnan(value)]
+    return math.fsum(there) / len(there)
+
+
+def _column(values: Sequence[float]) -> Tensor:
+    import torch  # only here: a flow that scores by functions is traced, and planned, without it
+
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def _response_ids(rollout: Batch) -> list[list[int]]:
+    tokens, lengths = rollout.columns["tokens"], rollout.columns["prompt_length"]
+    return [row[int(length) :].tolist() for row, length in zip(tokens, lengths, strict=True)]

@@ -1,0 +1,72 @@
+"""Rewards by Python functions, as a person states them: which functions, with what weight, and how they are run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from prefect_rlhf.engines.hosts.function import HostFunction
+from prefect_rlhf.engines.hosts.settings import HostSettings
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.settings import Settings
+
+TAKEN = frozenset({"scores", "tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "mask", "advantages"})
+"""Keys that calls make, which no reward may be named after."""
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=200)]
+
+
+class RewardFunction(Settings):
+    """A function that scores a row; see HostFunction for how each signature is called."""
+
+    function: str = Field(
+        max_length=4096, description="`module:function` or `file.py:function`, such as `my_rewards:exact`."
+    )
+    weight: float = Field(1.0, ge=-1e6, le=1e6, description="Weight of what it returns in the sum.")
+    signature: Literal["row", "trl", "verl", "reasoning_gym"] = Field(
+        "row", description="How it is called: with a row, or as TRL, verl or reasoning-gym call theirs."
+    )
+
+
+class HostRewards(Settings):
+    """Scores of rows by one or several Python functions, run in worker processes on the CPUs of the node.
+
+    >>> HostRewards(functions={"exact": RewardFunction(function="my_rewards:exact")}).host_functions[0].name
+    'exact'
+    """
+
+    functions: dict[Name, RewardFunction] = Field(
+        min_length=1, max_length=64, description="The functions, each under the name of its result."
+    )
+    workers: int = Field(2, ge=1, le=1024, description="Processes that they run in, each of one CPU.")
+    deadline_seconds: float = Field(30.0, gt=0, le=86400, description="Longest time that one row may take.")
+    retries: int = Field(1, ge=0, le=100, description="How often a row that failed is tried again.")
+    failed_value: float | None = Field(
+        None, ge=-1e9, le=1e9, description="Score of a row that failed; empty: the row counts for nothing."
+    )
+    most_failed: float = Field(0.1, ge=0, le=1, description="Share of a step's rows that may fail; more end the run.")
+    seconds_per_row: float = Field(
+        0.001, ge=0, le=86400, description="What a row takes, as the planner expects; all functions together."
+    )
+
+    @property
+    def host_functions(self) -> tuple[HostFunction, ...]:
+        """The functions as a pool runs them. Raises InvalidInput for a name that a key of the rows has."""
+        for name in self.functions:
+            if name in TAKEN:
+                raise InvalidInput("reward.functions", name, "a name that no key of the rows has")
+        return tuple(
+            HostFunction(name, stated.function, stated.weight, stated.signature)
+            for name, stated in self.functions.items()
+        )
+
+    @property
+    def host_settings(self) -> HostSettings:
+        """The settings of the pool that runs them."""
+        return HostSettings(self.workers, self.deadline_seconds, self.retries, self.failed_value, self.most_failed)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The keys that they make: `scores`, and where there are several each function's own."""
+        return ("scores", *self.functions) if len(self.functions) > 1 else ("scores",)
