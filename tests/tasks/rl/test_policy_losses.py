@@ -282,3 +282,11 @@ def test_metrics_tell_how_far_the_policy_is_from_the_old_one():
     expected = {"clip_fraction": 0.5, "approx_kl": (1 - math.log(2)) / 2, "ratio": 1.5}
     expected |= {"change": math.log(2) / 2, "entropy": -math.log(2) / 2}
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "rows", "groups", 7.0])
+def test_a_metric_that_is_the_same_everywhere_is_that_under_every_mean(kind):
+    """Also where a constant divides the loss: its metrics are means over rows."""
+    batch, _, _ = rows(5, out=(2,))
+    terms = grpo.function(batch["logprobs"], Columns(batch), GRPO(mean_over=kind, kl=WITHOUT_KL))
+    assert float(terms.metrics["ratio"] / terms.weight) == pytest.approx(1)
