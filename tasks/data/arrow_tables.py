@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as pds
+import pyarrow.parquet as pq
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.columns import ArrowColumn
@@ -27,17 +28,16 @@ class ParquetTable:
     @cached_property
     def _dataset(self) -> Any:
         """The dataset, whose schema suits all files."""
-        field, shown = f"{self.field}.path", self.root or self.files[0]
+        field = f"{self.field}.path"
         try:
-            source = self.root or list(self.files)
+            schemas = [pq.read_schema(file) for file in self.files]
+            _check_names(field, [(file, schema.names) for file, schema in zip(self.files, schemas, strict=True)])
             partitioning = pds.HivePartitioning.discover(infer_dictionary=True) if self.root else None
-            dataset = pds.dataset(source, format="parquet", partitioning=partitioning)
-            parts = list(dataset.get_fragments())
-            _check_same_names(field, [(part.path, part.physical_schema.names) for part in parts])
-            schemas = [dataset.schema, *(part.physical_schema for part in parts)]
-            return dataset.replace_schema(pa.unify_schemas(schemas)) if len(parts) > 1 else dataset
+            dataset = pds.dataset(self.root or list(self.files), format="parquet", partitioning=partitioning)
+            return dataset.replace_schema(pa.unify_schemas([dataset.schema, *schemas]))
         except UNREADABLE as error:
-            raise InvalidInput(field, shown, f"Parquet that can be read ({error!s:.80})") from error
+            expected = f"Parquet that can be read ({error!s:.80})"
+            raise InvalidInput(field, self.root or self.files[0], expected) from error
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ class SavedTable:
     @cached_property
     def _table(self) -> Any:
         tables = [_mapped(self.field, file) for file in self.files]
-        _check_same_names(f"{self.field}.path", [(f, t.schema.names) for f, t in zip(self.files, tables, strict=True)])
+        _check_names(f"{self.field}.path", [(f, t.schema.names) for f, t in zip(self.files, tables, strict=True)])
         try:
             return pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
         except pa.ArrowException as error:
@@ -115,10 +115,16 @@ def _valid(values: Any) -> Any:
     return values
 
 
-def _check_same_names(field: str, files: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Raise InvalidInput unless all files have the same columns: Arrow would fill in nulls, or leave a column out."""
-    (first, names), *others = files or [("", [])]
-    for file, has in others:
-        if set(has) != set(names):
-            differing = ", ".join(sorted(set(has) ^ set(names)))
+def _check_names(field: str, files: Sequence[tuple[str, Sequence[str]]]) -> None:
+    """Raise InvalidInput for a file with two columns of one name, and for files whose columns differ.
+
+    Arrow would fill in nulls, or leave a column out.
+    """
+    for file, names in files:
+        first, expected = files[0]
+        twins = [name for name in names if names.count(name) > 1]
+        if twins:
+            raise InvalidInput(field, file, f"columns of different names; {twins[0]!r} stands twice")
+        if set(names) != set(expected):
+            differing = ", ".join(sorted(set(names) ^ set(expected)))
             raise InvalidInput(field, file, f"the columns of {first}, without a difference in {differing}")

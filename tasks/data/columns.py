@@ -7,20 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-ColumnKind = Literal["number", "text", "other"]
-"""Numbers and truth values; strings; anything else: lists, structs, dates, nothing but nulls."""
+from prefect_rlhf.engines.rows import ColumnKind
 
 
 class Column(Protocol):
     """The values of one name, in the order of the rows; None where a row has none."""
 
     @property
-    def kind(self) -> ColumnKind: ...
+    def kind(self) -> ColumnKind:
+        """Numbers and truth values; strings; or anything else: lists, structs, dates, nothing but nulls."""
+        ...
 
     @property
     def holds_messages(self) -> bool:

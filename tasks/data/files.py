@@ -52,7 +52,7 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         return Files("saved", _saved_files(field, folder / split), split=split)
     if (folder / "state.json").is_file():
         return Files("saved", _saved_files(field, folder))
-    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith((".", "_"))]
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(folder))]
     if not files:
         raise InvalidInput(f"{field}.path", str(folder), "Parquet with columns; there is none")
     if all(file.suffix in JSON_LINES for file in files):
@@ -62,6 +62,11 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         expected = f"a folder with nothing but .parquet files, or a pattern such as {folder}/*.parquet"
         raise InvalidInput(f"{field}.path", str(other), expected)
     return Files("parquet", tuple(map(str, files)), folder=str(folder))
+
+
+def _is_hidden(file: Path) -> bool:
+    """Return whether Arrow leaves a file out, or one of the folders that it is in."""
+    return any(part.startswith((".", "_")) for part in file.parts)
 
 
 def _saved_files(field: str, folder: Path) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.tasks.data.columns import ColumnKind
 from prefect_rlhf.tasks.data.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 

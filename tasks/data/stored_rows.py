@@ -109,10 +109,6 @@ class StoredRows:
             raise InvalidInput(f"{self.field}.path", self.path, "a file with at least one row")
         if not table.names:
             raise InvalidInput(f"{self.field}.path", self.path, "rows with columns; there is none")
-        twins = [name for name in table.names if table.names.count(name) > 1]
-        if twins:
-            expected = f"columns of different names; {twins[0]!r} stands twice"
-            raise InvalidInput(f"{self.field}.path", self.path, expected)
         if split_column is not None and split_column not in table.names:
             expected = f"a column of {self.path}, or empty to read all rows; it has {', '.join(table.names)}"
             raise InvalidInput(f"{self.field}.split_column", split_column, expected)

@@ -119,6 +119,15 @@ def test_a_column_of_nothing_in_one_file_takes_the_type_of_the_others(tmp_path):
     assert StoredRows("data", str(tmp_path)).read("a") == [None, "x"]
 
 
+def test_hidden_files_and_folders_are_left_out(tmp_path):
+    """As a download of a data set leaves them beside its files."""
+    parquet(tmp_path / "0.parquet", a=["x"])
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "0.metadata").write_text("")
+    (tmp_path / "_SUCCESS").write_text("")
+    assert StoredRows("data", str(tmp_path)).read("a") == ["x"]
+
+
 def test_folders_may_name_a_column(tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"split={split}").mkdir()
@@ -206,6 +215,10 @@ BAD = {
     "shards of different columns": (
         lambda t: parquet(t / "0.parquet", a=["x"], b=[1]) and parquet(t / "1.parquet", a=["x"]) and str(t),
         r"^d.path: got '.*1.parquet', expected the columns of .*0.parquet, without a difference in b",
+    ),
+    "two columns of one name": (
+        lambda t: saved(t / "s", pa.Table.from_arrays([pa.array(["x"])] * 2, names=["a", "a"])),
+        r"^d.path: .*.arrow', expected columns of different names; 'a' stands twice",
     ),
     "shards of different types": (
         lambda t: parquet(t / "0.parquet", a=["x"]) and parquet(t / "1.parquet", a=[1]) and str(t),
