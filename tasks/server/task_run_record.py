@@ -123,7 +123,7 @@ def _send_again(client: SyncPrefectClient, events: list[Event]) -> None:
     client.request("POST", "/events", json=[event.model_dump(mode="json") for event in copies])
 
 
-_record = TaskRunRecord()
+_record = TaskRunRecord()  # of the run in progress; a new one for each
 
 
 def record_task_runs() -> None:
@@ -161,8 +161,10 @@ def complete_record() -> Iterator[None]:
 
     It is asked every ten seconds meanwhile. One that stays away, or does not write, costs a line of the log.
     """
+    global _record
     wait_for_server()
     record_task_runs()
+    _record = TaskRunRecord()  # task runs that nobody asked about, as outside of a run, are no part of it
     with get_client(sync_client=True) as client:
         over = threading.Event()
         asking = threading.Thread(target=copy_context().run, args=(_ask, client, over), name="record", daemon=True)
@@ -199,7 +201,6 @@ def _settle(client: SyncPrefectClient, seconds: float) -> None:
         return
     if left:
         _log.warning("the server did not write the end of %d task runs", left)
-        _record.drop(_record.ends())  # a later run of this process does not wait for them again
 
 
 def _wait_until_sent(seconds: float) -> None:

@@ -1,12 +1,14 @@
 """A real server that loses ends of task runs has them when the run is over, with their own times."""
 
 from datetime import timedelta
+from uuid import uuid4
 
 import pytest
 from prefect import flow, task
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.events.clients import PrefectEventsClient
+from prefect.events.schemas.events import Event, RelatedResource, Resource
 
 from prefect_rlhf.tasks.server import task_run_record
 from prefect_rlhf.tasks.server.task_run_record import complete_record
@@ -26,6 +28,17 @@ def node(number):
     return number
 
 
+def stray_end():
+    """The event of the end of a task run that no server knows."""
+    flow_run = {"prefect.resource.id": f"prefect.flow-run.{uuid4()}", "prefect.resource.role": "flow-run"}
+    return Event(
+        event="prefect.task-run.Completed",
+        resource=Resource({"prefect.resource.id": f"prefect.task-run.{uuid4()}"}),
+        related=[RelatedResource(flow_run)],
+        payload={"validated_state": {"type": "COMPLETED"}},
+    )
+
+
 @flow
 def three():
     with complete_record():
@@ -37,6 +50,8 @@ def three():
 def test_ends_that_a_server_lost_are_sent_again(lost, monkeypatch):
     """Lost after the client sent them, as by a server that is killed before it writes."""
     task_run_record.record_task_runs()
+    for _ in range(300):  # ends that no server will write, as of task runs outside of a run
+        task_run_record._record.note(stray_end())
     noting, sent = PrefectEventsClient._emit.__wrapped__, {}
 
     async def losing(self, event):
@@ -45,7 +60,7 @@ def test_ends_that_a_server_lost_are_sent_again(lost, monkeypatch):
         else:
             await noting(self, event)
 
-    monkeypatch.setattr(task_run_record, "STILL_SECONDS", 3.0)
+    monkeypatch.setattr(task_run_record, "STILL_SECONDS", 1.0)
     monkeypatch.setattr(task_run_record, "TIMES_AGAIN", 20)  # a busy server writes late
     cell = next(cell for cell in PrefectEventsClient._emit.__closure__ if cell.cell_contents is noting)
     cell.cell_contents = losing
