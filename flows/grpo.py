@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.flows.forms.reward import Reward, check_reference
+from prefect_rlhf.flows.forms.reward import Reward, check_reference, with_reward_weights
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
@@ -34,6 +34,7 @@ def grpo(
     The ratio is to the policy that made the responses, so it also corrects for `staleness`.
     """
     check_reference(ref, algo.kl.coefficient)
+    algo = with_reward_weights(algo, reward)
     rollout = generate(
         actor,
         prompts,

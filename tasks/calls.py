@@ -123,6 +123,7 @@ def score(
     name = name or "score"
     source = trace.rows(rows, "score", None, every)
     trace.require(TOKEN_KEYS, (source,), f"score {name}")
+    reward = reward.absolute()
     reward.host_functions  # noqa: B018  refuses what cannot be one
     call = Call(
         name=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
@@ -11,7 +12,18 @@ from prefect_rlhf.engines.hosts.settings import HostSettings
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.settings import Settings
 
-TAKEN = frozenset({"scores", "tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "mask", "advantages"})
+_CALLS = ("tokens", "prompt_length", "prompt_tokens", "logprobs", "values", "scores", "mask")
+_COMPUTATIONS = (
+    "advantages",
+    "returns",
+    "rewards",
+    "row_weights",
+    "group_tokens",
+    "group_rows",
+    "importance",
+    "truncated",
+)
+TAKEN = frozenset((*_CALLS, *_COMPUTATIONS))
 """Keys that calls make, which no reward may be named after."""
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$", max_length=200)]
@@ -60,6 +72,16 @@ class HostRewards(Settings):
             HostFunction(name, stated.function, stated.weight, stated.signature)
             for name, stated in self.functions.items()
         )
+
+    def absolute(self) -> HostRewards:
+        """Return the same with whole paths: ranks and workers may run elsewhere."""
+        functions = {}
+        for name, stated in self.functions.items():
+            file, colon, function = stated.function.rpartition(":")
+            if file.endswith(".py"):
+                file = str(Path(file).expanduser().resolve())
+            functions[name] = stated.model_copy(update={"function": f"{file}{colon}{function}"})
+        return self.model_copy(update={"functions": functions})
 
     @property
     def host_settings(self) -> HostSettings:

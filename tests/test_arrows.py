@@ -97,9 +97,10 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
-SEAM = {"", "gang", "trial", "weights", "files", "profiling"}
+SEAM = {"", "gang", "trial", "weights", "files", "profiling", "hosts"}
 """What tasks may import of engines: the root (values and protocols), and of these sub-rooms what the controller runs
-itself: it opens a gang (of ranks that profile, or try operators), compares fingerprints, reads configs and indexes."""
+itself: it opens a gang (of ranks that profile, or try operators), compares fingerprints, reads configs and indexes, and
+has functions called on hosts."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500

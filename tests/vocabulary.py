@@ -19,9 +19,11 @@ from prefect_rlhf.engines.engine import Loss, LossTerms
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks import calls
 from prefect_rlhf.tasks.data import rollouts
+from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.operations import OFFERED, Operator, computation, loss
-from prefect_rlhf.tasks.rl import advantages, evaluation, losses, rewards
+from prefect_rlhf.tasks.rl import advantages, evaluation, importance, losses, rewards
 from prefect_rlhf.tasks.rl.hyperparameters import KLControl
+from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 
 PAGE = Path(__file__).parents[1] / "docs" / "vocabulary.md"
@@ -32,12 +34,12 @@ All that the file of an algorithm may name, with what the code says of it. [Writ
 
 Shapes: B rows, T response tokens, S tokens of prompt and response.
 """
-WORDS = [calls.generate, calls.inference, calls.compute, calls.train_step]
+WORDS = [calls.generate, calls.inference, calls.score, calls.compute, calls.train_step]
 PARAMETERS = [Model, Prompts, Preferences]
-SETTINGS = [Sampling, Optimizer, Update, KLControl]
+SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Importance, Overlong, HostRewards, RewardFunction]
 ROWS = [Batch, Loss, LossTerms, Context, Computed]
 HELPERS = [rollouts.text_columns, rollouts.lists, rollouts.write_rows, saved_state]
-MODULES = [losses, rewards, advantages, rollouts, evaluation]
+MODULES = [losses, rewards, advantages, importance, rollouts, evaluation]
 
 
 def page() -> str:

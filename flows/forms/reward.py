@@ -9,6 +9,7 @@ from pydantic import Discriminator, Tag
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.host_rewards import HostRewards
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 
 
 def _kind(value: Any) -> str:
@@ -18,6 +19,19 @@ def _kind(value: Any) -> str:
 
 Reward = Annotated[Annotated[Model, Tag("<model>")] | Annotated[HostRewards, Tag("<functions>")], Discriminator(_kind)]
 """A Model, or a HostRewards, which has `functions`."""
+
+
+def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
+    """Return the settings with the weights of named rewards, where the advantage weighs them itself.
+
+    Raises InvalidInput for weights that are stated elsewhere than at the functions.
+    """
+    if algo.reward_weights:
+        raise InvalidInput("algo.reward_weights", algo.reward_weights, "none: state them at reward.functions")
+    if algo.advantage != "gdpo" or not isinstance(reward, HostRewards):
+        return algo
+    weights = {name: function.weight for name, function in reward.functions.items()}
+    return algo.model_copy(update={"reward_weights": weights})
 
 
 def check_reference(ref: Model | None, kl_coefficient: float) -> None:

@@ -66,7 +66,7 @@ def _may_do_without(hint: Any, role: str, values: Mapping[str, Any], settings: M
     if not _may_be(hint, type(None)) or values.get(role) is not None or "kl" not in settings:
         return False
     kl = settings["kl"].default.model_dump() | dict((values.get("algo") or {}).get("kl") or {})
-    return kl["coefficient"] == 0
+    return bool(kl["coefficient"] == 0)
 
 
 def _model_fields(role: str, value: Any, models: Mapping[str, str], roles: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -68,8 +68,8 @@ class GRPO(Rollouts):
 
     samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt: a group.")
     advantage: Advantage = Field("grpo", description="How scores become advantages.")
-    reward_weights: dict[str, float] = Field(
-        default={}, description="With gdpo: the weight of each named reward; empty: 1 each."
+    reward_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
+        default={}, description="With gdpo: each named reward's weight; the flow takes those of its reward functions."
     )
     loss: PolicyLoss = Field(
         "clip", description="clip: each token's ratio; gspo: the response's; cispo: a bounded weight without gradient."

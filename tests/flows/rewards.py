@@ -1,0 +1,18 @@
+"""Reward functions of tests: a person's own file."""
+
+
+def shorter(row):
+    """Fewer characters are better; what the dataset says of the row is there."""
+    assert row["hint"] == f"hint {row['number']}"
+    return -float(len(row["response"]))
+
+
+def vowels(completions, **columns):
+    """As TRL calls it."""
+    assert len(columns["number"]) == len(completions)
+    return [float(sum(letter in "aeiou" for letter in completion)) for completion in completions]
+
+
+def raises(row):
+    """Fail on every row."""
+    raise ValueError(f"no reward for {row['number']}")
