@@ -35,14 +35,8 @@ def grpo(
     """
     check_reference(ref, algo.kl.coefficient)
     algo = with_reward_weights(algo, reward)
-    rollout = generate(
-        actor,
-        prompts,
-        batch_size=algo.batch_size,
-        sampling=algo.sampling,
-        samples=algo.samples_per_prompt,
-        staleness=staleness,
-    )
+    group, size = algo.samples_per_prompt, algo.batch_size
+    rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling, staleness=staleness)
     scores = score(reward, rollout)
     reference = [inference(ref, rollout, output="logprobs", temperature=algo.temperature)] if ref else []
     old = rollout
