@@ -1,4 +1,4 @@
-"""PPO (Schulman et al. 2017, arXiv:1707.06347) with a learned reward and a KL penalty (Ouyang et al. 2022).
+"""PPO (Schulman et al. 2017, arXiv:1707.06347) with a reward model or functions and a KL penalty (Ouyang et al. 2022).
 
 Six calls to models, as in figure 1 of ReaL (Mei et al. 2024), and computations on their rows.
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.forms.reward import Reward
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.rl.advantages import gae
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
@@ -25,7 +26,7 @@ def ppo(
     actor: Model,
     critic: Model,
     ref: Model,
-    reward: Model,
+    reward: Reward,
     algo: PPO = PPO(),
     staleness: Staleness = 0,
 ) -> None:
@@ -34,7 +35,7 @@ def ppo(
     The ratio is to the policy that made the responses, so it also corrects for `staleness`.
     """
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)
-    scores = inference(reward, rollout, output="scores")
+    scores = score(reward, rollout)
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
     values = inference(critic, rollout, output="values")
     old = rollout
@@ -58,5 +59,5 @@ def ppo(
     )
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
-    greedy_scores = inference(reward, greedy, output="scores", every=every, name="reward_evaluation")
+    greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")
     compute(record_evaluation, greedy, greedy_scores, settings=algo, every=every)

@@ -1,0 +1,143 @@
+"""Does an algorithm learn? Greedy accuracy on held-out sums of a small model, before and after; rewards are Python.
+
+    python -m benchmarks.learn {grpo,rloo,remax,ppo} [--seed N] [--steps N] [--home .rlhf] [--plot FILE]
+
+SmolLM2-135M-Instruct on two CPU devices, `sums.py` as the task. Last line JSON: algorithm, metric, before, after, kl
+(nats a response at the last step), minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks import sums
+from benchmarks.learn_ppo import run
+from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics
+from prefect_rlhf.flows.demo.smollm2 import prepare_model
+
+GOALS = {"grpo": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2}
+"""By how much accuracy shall rise."""
+STEPS = {"grpo": 60, "rloo": 60, "remax": 60, "ppo": 60}
+SAMPLING = {"max_new_tokens": 12}
+GROUP: Mapping[str, Any] = {
+    "batch_size": 8,
+    "samples_per_prompt": 8,
+    "kl": {"coefficient": 0.01},
+    "mean_over": "tokens",
+    "optimizer": {"lr": 2e-5, "warmup_steps": 3},
+}
+ALGORITHMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "grpo": ("grpo", GROUP),
+    "rloo": ("grpo", {**GROUP, "advantage": "rloo"}),
+    "remax": (
+        "remax",
+        {"batch_size": 48, "kl": {"kind": "fixed", "coefficient": 0.01}, "optimizer": {"lr": 2e-5, "warmup_steps": 3}},
+    ),
+    "ppo": (
+        "ppo",
+        {
+            "batch_size": 48,
+            "kl": {"kind": "fixed", "coefficient": 0.01},
+            "update": {"epochs": 1, "mini_batches": 2},
+            "actor_optimizer": {"lr": 1e-5, "warmup_steps": 3},
+        },
+    ),
+}
+"""The flow of each, and its settings."""
+KL = ("kl_penalised_rewards.kl", "actor_train.kl_per_token")
+
+
+def main() -> None:
+    """Train, read, draw, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("algorithm", choices=ALGORITHMS)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--home", type=Path, default=Path(".rlhf"))
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    home, name = options.home.resolve(), options.algorithm
+    prepare_model(home / "models" / "smollm2", home / "downloads")
+    sums.write_sums(home / "data" / "sums.parquet")
+    began = time.monotonic()
+    run_dir = run(ALGORITHMS[name][0], parameters(home, name, options.seed, options.steps or STEPS[name]))
+    minutes = (time.monotonic() - began) / 60
+    if options.plot:
+        draw(run_dir, name, options.plot)
+    print(json.dumps(summary(run_dir, name, options.seed, minutes)))
+
+
+def parameters(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
+    """Return the flow's parameters."""
+    flow, algo = ALGORITHMS[name]
+    model, prompts = {"path": str(home / "models" / "smollm2")}, str(home / "data" / "sums.parquet")
+    exact = f"{Path(sums.__file__).resolve()}:exact"
+    critic = {"critic": {**model, "head": "scalar", "new_head": True}} if flow == "ppo" else {}
+    return {
+        "prompts": {"path": prompts, "chat_template": True},
+        "held_out": {"path": prompts, "split": "held_out", "chat_template": True},
+        "actor": model,
+        "ref": model,
+        "reward": {"functions": {"exact": {"function": exact}}},
+        **critic,
+        "steps": steps,
+        "seed": seed,
+        "algo": {"sampling": SAMPLING, "evaluate_every": 10, **algo},
+        "output_dir": str(home / "runs" / f"learn_{name}"),
+    }
+
+
+def accuracies(run_dir: Path) -> dict[int, float]:
+    """Return the greedy accuracy on held-out prompts, by step."""
+    return {int(file.stem.removeprefix("step-")): mean(column(file, "reward")) for file in evaluations(run_dir)}
+
+
+def kl_of(run_dir: Path) -> float:
+    """Return the KL to the model at the start of the last step that has one: nats a response."""
+    trained = [step for step in read_metrics(run_dir) if any(key in step for key in KL)][-1]
+    if KL[0] in trained:
+        return float(trained[KL[0]])
+    return float(trained[KL[1]] * trained["grpo_advantages.response_tokens"])
+
+
+def summary(run_dir: Path, name: str, seed: int, minutes: float) -> dict[str, Any]:
+    """Return what the benchmark prints."""
+    by_step = accuracies(run_dir)
+    before, after = by_step[min(by_step)], by_step[max(by_step)]
+    return {
+        "algorithm": name,
+        "metric": "greedy accuracy on held-out sums",
+        "before": round(before, 4),
+        "after": round(after, 4),
+        "goal": GOALS[name],
+        "kl": round(kl_of(run_dir), 3),
+        "minutes": round(minutes, 1),
+        "seed": seed,
+        "by_step": {step: round(value, 3) for step, value in by_step.items()},
+    }
+
+
+def draw(run_dir: Path, name: str, file: Path) -> None:
+    """Draw accuracy on held-out sums against steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axis = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
+    by_step = accuracies(run_dir)
+    axis.plot(list(by_step), list(by_step.values()), marker="o")
+    axis.set(title=f"{name}: greedy accuracy on held-out sums", xlabel="step", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
