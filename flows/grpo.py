@@ -14,8 +14,8 @@ from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.rl.advantages import grpo_advantages
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO
-from prefect_rlhf.tasks.rl.importance import importance_weights
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
+from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.settings import Staleness
 
 
@@ -39,21 +39,15 @@ def grpo(
     rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling, staleness=staleness)
     scores = score(reward, rollout)
     reference = [inference(ref, rollout, output="logprobs", temperature=algo.temperature)] if ref else []
-    old = rollout
-    weights = []
-    if algo.old_logprobs == "recompute":
-        old = inference(actor, rollout, output="logprobs", temperature=algo.temperature)
-        if algo.importance:
-            weights = [compute(importance_weights, rollout, old, settings=algo.importance)]
-    penalties = [*reference, old] if algo.kl.in_reward else []
+    old = old_policy(actor, rollout, algo)
+    penalties = [*reference, old.logprobs] if algo.kl.in_reward else []
     advantages = compute(grpo_advantages, rollout, scores, *penalties, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
     train_step(
         actor,
-        *([rollout] if old is rollout else [old, rollout]),  # the first logprobs are those that the ratio divides by
+        *old.inputs,
         advantages,
         *(reference if algo.kl.in_loss else []),
-        *weights,
         loss=grpo_loss(algo),
         optimizer=algo.optimizer,
         update=algo.update,

@@ -15,7 +15,8 @@ from prefect_rlhf.tasks.rl.advantages import gae
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.rl.losses import ppo_clip, value_clip
-from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards
+from prefect_rlhf.tasks.rl.old_policy import old_policy
+from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.settings import Staleness
 
 
@@ -38,17 +39,14 @@ def ppo(
     scores = score(reward, rollout)
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
     values = inference(critic, rollout, output="values")
-    old = rollout
-    if algo.old_logprobs == "recompute":
-        old = inference(actor, rollout, output="logprobs", temperature=algo.temperature)
-        compute(compare_logprobs, rollout, old, settings=algo)
-    rewards = compute(kl_penalised_rewards, old, ref_logprobs, scores, settings=algo)
+    old = old_policy(actor, rollout, algo)
+    rewards = compute(kl_penalised_rewards, old.logprobs, ref_logprobs, scores, settings=algo)
     advantages = compute(gae, rewards, values, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
-    policy_inputs = (rollout, advantages) if old is rollout else (old, rollout, advantages)  # first logprobs count
     train_step(
         actor,
-        *policy_inputs,
+        *old.inputs,
+        advantages,
         loss=ppo_clip(algo),
         optimizer=algo.actor_optimizer,
         update=algo.update,

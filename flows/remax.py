@@ -12,6 +12,7 @@ from prefect_rlhf.tasks.rl.advantages import remax_advantages
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.hyperparameters import ReMax
 from prefect_rlhf.tasks.rl.losses import policy_gradient, weighted_policy_gradient
+from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.rewards import kl_penalised_rewards
 from prefect_rlhf.tasks.settings import Staleness
 
@@ -42,15 +43,17 @@ def remax(
     )
     scores = score(reward, rollout)
     baseline_scores = score(reward, baseline, name="reward_baseline")
-    reference = inference(ref, rollout, output="logprobs", temperature=algo.temperature) if ref else rollout
-    rewards = compute(kl_penalised_rewards, rollout, reference, scores, settings=algo)
+    old = old_policy(actor, rollout, algo)
+    reference = inference(ref, rollout, output="logprobs", temperature=algo.temperature) if ref else old.logprobs
+    rewards = compute(kl_penalised_rewards, old.logprobs, reference, scores, settings=algo)
     advantages = compute(remax_advantages, rewards, baseline_scores, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
+    off_policy = staleness > 0 or algo.old_logprobs == "recompute"
     train_step(
         actor,
-        rollout,
+        *old.inputs,
         advantages,
-        loss=(weighted_policy_gradient if staleness else policy_gradient)(algo),
+        loss=(weighted_policy_gradient if off_policy else policy_gradient)(algo),
         optimizer=algo.optimizer,
         temperature=algo.temperature,
     )

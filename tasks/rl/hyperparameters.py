@@ -40,12 +40,27 @@ class Rollouts(Settings):
         return self.sampling.temperature or 1.0
 
 
-class PPO(Rollouts):
-    """Proximal policy optimisation (Schulman et al. 2017) with a KL penalty (Ouyang et al. 2022)."""
+class PolicyGradient(Rollouts):
+    """Settings of an algorithm that trains on the log-probabilities of its responses: whose they are."""
 
     old_logprobs: Literal["rollout", "recompute"] = Field(
         "rollout", description="Whose log-probabilities the ratio divides by: generation's, or the training engine's."
     )
+    importance: Importance | None = Field(
+        None, description="Correction for the two engines' difference, with recompute; empty: none."
+    )
+
+    @model_validator(mode="after")
+    def _importance_has_two_sides(self) -> PolicyGradient:
+        if self.importance is not None and self.old_logprobs == "rollout":
+            says = "importance compares with recomputed log-probabilities: old_logprobs: recompute"
+            raise PydanticCustomError("algo", says)
+        return self
+
+
+class PPO(PolicyGradient):
+    """Proximal policy optimisation (Schulman et al. 2017) with a KL penalty (Ouyang et al. 2022)."""
+
     clip: float = Field(0.2, gt=0, lt=1, description="The policy's ratio counts within 1 - clip and 1 + clip.")
     value_clip: float | None = Field(
         0.2, gt=0, le=1e6, description="A value counts within this of its old one; empty: always."
@@ -63,7 +78,7 @@ class PPO(Rollouts):
     )
 
 
-class GRPO(Rollouts):
+class GRPO(PolicyGradient):
     """Policy optimisation without a critic (Shao et al. 2024, arXiv:2402.03300), and its kin as settings."""
 
     samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt: a group.")
@@ -84,12 +99,6 @@ class GRPO(Rollouts):
         "rows", description="The loss is a mean over tokens, rows, groups, or a sum of tokens over this number, by row."
     )
     kl: KLTerm = Field(default=KLTerm(), description="Term that holds the policy to the reference model.")
-    old_logprobs: Literal["rollout", "recompute"] = Field(
-        "rollout", description="Whose log-probabilities the ratio divides by: generation's, or the training engine's."
-    )
-    importance: Importance | None = Field(
-        None, description="Correction for the two engines' difference, with recompute; empty: none."
-    )
     overlong: Overlong = Field(default=Overlong(), description="Treatment of responses that were cut off.")
     update: Update = Field(default=Update(), description="How a train_step walks the rows.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
@@ -117,9 +126,6 @@ class GRPO(Rollouts):
             f"reward_weights are read by advantage gdpo, not {self.advantage}": (
                 bool(self.reward_weights) and not one_scale
             ),
-            "importance compares with recomputed log-probabilities: old_logprobs: recompute": (
-                self.importance is not None and self.old_logprobs == "rollout"
-            ),
             "overlong: without sampling.stop_at_eos every response is cut off": (
                 not ends and (self.overlong.mask or self.overlong.buffer is not None)
             ),
@@ -139,13 +145,15 @@ class GRPO(Rollouts):
         return self
 
 
-class ReMax(Rollouts):
+class ReMax(PolicyGradient):
     """REINFORCE with the greedy response's score as baseline (Li et al. 2023, arXiv:2310.10505)."""
 
     kl: KLControl = Field(default=KLControl(kind="fixed"), description="Penalty for leaving the reference model.")
     normalise_scores: Literal[False] = Field(False, description="Off: scores and baselines share one scale.")
     score_clip: None = Field(None, description="Off: scores and baselines share one scale.")
-    max_ratio: float = Field(2.0, gt=1, le=1e6, description="With staleness, a token's weight is at most this.")
+    max_ratio: float = Field(
+        2.0, gt=1, le=1e6, description="With staleness or recompute, a token's weight is at most this."
+    )
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
 

@@ -84,6 +84,8 @@ def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], s
     log_ratio_BT, log_cap = logprobs_BT - batch["logprobs"], math.log(settings.max_ratio)
     above_BT = (log_ratio_BT - log_cap).clamp(min=0)
     surrogate_BT = log_ratio_BT.clamp(max=log_cap).exp() + settings.max_ratio * above_BT
+    if "importance" in batch:
+        surrogate_BT = surrogate_BT * batch["importance"]
     return token_terms(
         -batch["advantages"] * surrogate_BT,
         trained_mask(batch),

@@ -4,6 +4,7 @@ import inspect
 from typing import get_args, get_type_hints
 
 import pytest
+from pydantic import ValidationError
 
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
@@ -11,13 +12,16 @@ from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.placement.augmented.augment import augment
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Dataset, VersionEdge
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.placement.pictures.text import graph_text
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
-from prefect_rlhf.tasks.rl.hyperparameters import PPO
+from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, ReMax
+from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
 
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 SCALAR_ROLES = {"critic", "reward"}
@@ -100,6 +104,46 @@ def test_grpo_trains_without_a_critic_on_groups_of_responses():
     assert "critic" not in {model.role for model in graph.models}
     (generation,) = [call for call in graph if call.kind == "generate" and not call.every]
     assert generation.num_rows == generation.rows.samples * 32
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "remax"])
+def test_recomputed_logprobs_come_first_and_may_weigh_each_token(name):
+    """In every algorithm that trains on its own responses."""
+    settings = {"ppo": PPO, "grpo": GRPO, "remax": ReMax}[name]
+    plain = traced(ALGORITHMS[name], algo=settings(old_logprobs="recompute"))
+    assert plain.call("actor_train").inputs[0].source == "actor_inference"
+    assert "compare_logprobs" in [call.name for call in plain]
+    corrected = traced(ALGORITHMS[name], algo=settings(old_logprobs="recompute", importance=Importance()))
+    assert "importance_weights" in [port.source for port in corrected.call("actor_train").inputs]
+    with pytest.raises(ValidationError, match="old_logprobs: recompute"):
+        settings(importance=Importance())
+
+
+@pytest.mark.parametrize("name", ["ppo", "grpo", "remax"])
+def test_functions_score_in_place_of_a_model_and_hold_no_device(name):
+    rewards = HostRewards(functions={"exact": RewardFunction(function="mine:exact")})
+    graph = traced(ALGORITHMS[name], reward=rewards)
+    assert "reward" not in {model.role for model in graph.models}
+    assert graph.call("score").on_hosts and graph.call("score").outputs == ("scores",)
+    node = next(
+        node
+        for node in augment(graph, preset("flattening", graph, CLUSTER, CLUSTER.whole), 1)
+        if node.call and node.call.name == "score"
+    )
+    assert node.resources == ("hosts",)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("grpo", GRPO(kl=KLTerm(coefficient=0))), ("remax", ReMax(kl=KLControl(kind="fixed", coefficient=0)))],
+)
+def test_without_a_weight_of_kl_there_is_no_reference(name, settings):
+    graph = traced(ALGORITHMS[name], algo=settings, ref=None)
+    assert {model.role for model in graph.models} == {"actor", "reward"}
+    with pytest.raises(InvalidInput, match="ref: got None, expected a model"):
+        traced(ALGORITHMS[name], ref=None)
+    with pytest.raises(InvalidInput, match="ref: got .*, expected none: algo.kl.coefficient is 0"):
+        traced(ALGORITHMS[name], algo=settings)
 
 
 def test_dpo_and_reward_never_part_the_answers_of_a_pair():
