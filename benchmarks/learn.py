@@ -23,7 +23,7 @@ from prefect_rlhf.flows.demo.smollm2 import prepare_model
 
 GOALS = {"grpo": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2}
 """By how much accuracy shall rise."""
-STEPS = {"grpo": 60, "rloo": 60, "remax": 60, "ppo": 60}
+STEPS = {"grpo": 40, "rloo": 40, "remax": 40, "ppo": 40}
 SAMPLING = {"max_new_tokens": 12}
 GROUP: Mapping[str, Any] = {
     "batch_size": 8,
