@@ -125,11 +125,8 @@ def test_functions_score_in_place_of_a_model_and_hold_no_device(name):
     graph = traced(ALGORITHMS[name], reward=rewards)
     assert "reward" not in {model.role for model in graph.models}
     assert graph.call("score").on_hosts and graph.call("score").outputs == ("scores",)
-    node = next(
-        node
-        for node in augment(graph, preset("flattening", graph, CLUSTER, CLUSTER.whole), 1)
-        if node.call and node.call.name == "score"
-    )
+    nodes = augment(graph, preset("flattening", graph, CLUSTER, CLUSTER.whole), 1)
+    (node,) = (node for node in nodes if node.kind == "compute" and node.call and node.call.name == "score")
     assert node.resources == ("hosts",)
 
 
