@@ -56,7 +56,11 @@ class GraphError(RlhfError, ValueError):
     """The body of a flow function does not describe a graph of model function calls."""
 
 
-MISTAKES = (InvalidInput, GraphError)
+class NotFinite(RlhfError):
+    """A loss or its gradient is not a finite number; the weights are those before."""
+
+
+MISTAKES = (InvalidInput, GraphError, NotFinite)
 """What a person has to mend: to try again is in vain."""
 
 

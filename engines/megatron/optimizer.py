@@ -16,7 +16,7 @@ from prefect_rlhf.engines.engine import Shard, StatePart
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import Groups, only
 from prefect_rlhf.engines.megatron.optimizer_state import MOMENTS, state_parts
-from prefect_rlhf.placement.errors import EngineFailed, RlhfError
+from prefect_rlhf.placement.errors import EngineFailed, NotFinite
 from prefect_rlhf.placement.model import OptimizerSpec
 
 
@@ -48,14 +48,14 @@ class MainOptimizer:
     def step(self, weight: float) -> float:
         """Divide the summed gradients by `weight`, clip, update; return the gradient's norm before clipping.
 
-        Raises RlhfError, on every rank, when the gradient is not finite; the weights are then still those before.
+        Raises NotFinite, on every rank, when the gradient is not finite; the weights are then still those before.
         """
         self._set_rates()
         with cpu_shim.cuda_type_names():
             self._chain.prepare_grads()
             norm = float(self._chain.get_grad_norm()) / weight
             if not math.isfinite(norm):
-                raise RlhfError(f"the gradient's norm is {norm}: some loss or gradient is not a finite number")
+                raise NotFinite(f"the gradient's norm is {norm}: some loss or gradient is not a finite number")
             clip = min(1.0, self._spec.max_grad_norm / (norm + 1e-6))
             for part in self._chain.chained_optimizers:
                 # fused AdamW divides gradients by this on its way, which saves Megatron's own passes over them

@@ -32,7 +32,7 @@ from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
 from prefect_rlhf.engines.weights.memory import resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
-from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, RlhfError
+from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.modules import import_from
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
@@ -137,7 +137,10 @@ class Rank:
         inputs = self._inputs(command)
         sequences = inputs.sequences(command.doing)
         engine = cast(TrainingEngine, model.engine)
-        metrics = engine.train(sequences, inputs.training_batch(sequences), command.function, command.train)
+        try:
+            metrics = engine.train(sequences, inputs.training_batch(sequences), command.function, command.train)
+        except NotFinite as error:
+            raise NotFinite(f"{command.doing}: {error}") from error
         digest = model.label(command.writes)
         num_tokens = int(sequences.lengths_B.sum()) * command.train.epochs
         report = self._report(began, model, command=command)

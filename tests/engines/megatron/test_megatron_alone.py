@@ -16,7 +16,7 @@ from prefect_rlhf.engines.megatron.batches import micro_batches, mini_batch_rows
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.packing import Packing
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.errors import InvalidInput, NotFinite
 from prefect_rlhf.placement.strategy import Strategy
 
 
@@ -213,7 +213,7 @@ def test_a_gradient_that_is_not_finite_stops_training(folder):
     before = {name: shard.view.clone() for name, shard in engine.weights().items()}
     rows, batch = cases.make_rows(24)
     batch["advantages"][3, 0] = math.nan
-    with pytest.raises(RlhfError, match="the gradient's norm is nan"):
+    with pytest.raises(NotFinite, match="the gradient's norm is nan"):
         engine.train(rows, batch, cases.loss, TrainSettings("logprobs"))
     assert all(torch.equal(shard.view, before[name]) for name, shard in engine.weights().items())
 
