@@ -13,10 +13,18 @@ import pytest
 import yaml
 
 from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.training.run import prepare
+from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.tasks.calls import generate, train_step
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.tasks.rl.losses import policy_gradient
+from prefect_rlhf.tasks.trace import trace_body
 from tests import vocabulary
 from tests.finished_steps import write_checkpoint
 from tests.tiny import make_model, make_prompts
@@ -24,6 +32,7 @@ from tests.tiny import make_model, make_prompts
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+EXTRA = ("math_verify", "reasoning_gym")  # packages of the extra `rewards`, which need not be installed
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
 
@@ -51,6 +60,12 @@ def commands():
     return params
 
 
+def table_rows(name):
+    """The cells of each row of a page's tables."""
+    lines = (PROJECT / "docs" / name).read_text().splitlines()
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Where a reader of the docs would be: with models and data, and the files that the docs say to save."""
@@ -60,7 +75,7 @@ def folder(tmp_path_factory):
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet")
     shutil.copy(PROJECT / "docs" / "examples" / "parameters.yaml", folder)
-    for language in ("python", "yaml"):
+    for language in ("python", "yaml", "json"):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
                 (folder / attributes.removeprefix("file=")).write_text(text)
@@ -80,17 +95,51 @@ def prepared(folder, **changes):
 @pytest.mark.parametrize(("attributes", "text"), blocks("python"))
 def test_python_runs(folder, monkeypatch, attributes, text):
     monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    for package in EXTRA:
+        if package in text:
+            pytest.importorskip(package)
     if attributes.startswith("file="):
-        monkeypatch.syspath_prepend(str(folder))
         __import__(attributes.removeprefix("file=").removesuffix(".py"))
     else:
         exec(compile(text, "docs", "exec"), {"__name__": "docs"})
 
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("yaml"))
-def test_a_plan_in_the_docs_is_one_that_runs(folder, attributes, text):
-    found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
-    assert found.name == yaml.safe_load(text)["name"]
+def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypatch, attributes, text):
+    """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`."""
+    loaded = yaml.safe_load(text)
+    if "calls" in loaded:
+        found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
+        assert found.name == loaded["name"]
+    else:
+        monkeypatch.chdir(folder)
+        checked = grpo.validate_parameters(yaml.safe_load(Path("my_grpo.yaml").read_text()) | loaded)
+        assert checked["reward"].host_functions
+
+
+@pytest.mark.parametrize("text", [row[1] for row in table_rows("grpo.md") if row[1][:2] == "`{"])
+def test_settings_of_each_algorithm_are_taken_as_they_stand_there(text):
+    algo = yaml.safe_load(text.strip("`"))
+    assert GRPO.model_validate(algo).model_dump(exclude_unset=True) == algo
+
+
+@pytest.mark.parametrize(("body", "says"), [row for row in table_rows("authoring.md") if "flow mine: " in row[1]])
+def test_a_body_that_cannot_run_is_refused_in_the_words_of_the_page(body, says):
+    arguments = {name: object() for name in ("actor", "prompts", "pretrain")}
+    models = {"actor": ModelSpec("actor", "actor", "lm", TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True))}
+    datasets = {
+        "prompts": Dataset("prompts", ("prompt_tokens",), 64),
+        "pretrain": Dataset("pretrain", ("tokens", "prompt_length"), 64, rows_per_item=2),
+    }
+    words = {"generate": generate, "train_step": train_step, "loss": policy_gradient(GRPO())}
+
+    def run(**arguments):
+        exec(body.strip("`"), words | arguments)
+
+    with pytest.raises(GraphError) as refused:
+        trace_body("mine", run, arguments, models, datasets)
+    assert str(refused.value) == says.strip("`")
 
 
 @pytest.mark.slow
