@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools import validate
 
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
@@ -32,7 +35,6 @@ from tests.tiny import make_model, make_prompts
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-EXTRA = ("math_verify", "reasoning_gym")  # packages of the extra `rewards`, which need not be installed
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
 
@@ -96,9 +98,8 @@ def prepared(folder, **changes):
 def test_python_runs(folder, monkeypatch, attributes, text):
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    for package in EXTRA:
-        if package in text:
-            pytest.importorskip(package)
+    if "math_verify" in text:  # of the extra `rewards`, which need not be installed
+        pytest.importorskip("math_verify")
     if attributes.startswith("file="):
         __import__(attributes.removeprefix("file=").removesuffix(".py"))
     else:
@@ -127,7 +128,9 @@ def test_settings_of_each_algorithm_are_taken_as_they_stand_there(text):
 @pytest.mark.parametrize(("body", "says"), [row for row in table_rows("authoring.md") if "flow mine: " in row[1]])
 def test_a_body_that_cannot_run_is_refused_in_the_words_of_the_page(body, says):
     arguments = {name: object() for name in ("actor", "prompts", "pretrain")}
-    models = {"actor": ModelSpec("actor", "actor", "lm", TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True))}
+    models = {
+        "actor": ModelSpec("actor", "actor", "lm", TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True))
+    }
     datasets = {
         "prompts": Dataset("prompts", ("prompt_tokens",), 64),
         "pretrain": Dataset("pretrain", ("tokens", "prompt_length"), 64, rows_per_item=2),
@@ -169,6 +172,16 @@ def check_prefect_command(arguments):
     for argument in arguments:
         if argument.startswith("rlhf/"):
             assert argument.removeprefix("rlhf/") in {deployment["name"] for deployment in deployments}
+
+
+@pytest.mark.parametrize("name", ["reward", "ppo", "grpo", "remax"])
+def test_a_deployment_has_parameters_that_its_flow_takes(name):
+    """By the schema that Prefect enforces when a run is made, and by the flow itself."""
+    text = (PROJECT / "prefect.yaml").read_text().replace("{{ $RLHF_HOME }}", "/home")
+    (deployment,) = [one for one in yaml.safe_load(text)["deployments"] if one["name"] == name]
+    flow = load_flow_from_entrypoint(deployment["entrypoint"])
+    validate(deployment["parameters"], parameter_schema(flow).model_dump(), raise_on_error=True)
+    assert flow.validate_parameters(deployment["parameters"]).keys() >= deployment["parameters"].keys()
 
 
 def test_the_vocabulary_is_what_the_code_says():
