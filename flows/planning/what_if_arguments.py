@@ -39,7 +39,7 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
     values = {name: value for name, value in options.parameters.items() if name not in RunOptions.model_fields}
     for name, parameter in names.items():
         if _may_be(hints[name], Model):
-            if name in options.models or not _may_do_without(hints[name], name, values, settings):
+            if name in options.models or not _may_do_without(hints, name, values, settings):
                 values[name] = _model_fields(name, values.get(name), options.models, names)
             elif _may_be(hints[name], HostRewards):
                 values.setdefault(name, UNNAMED_FUNCTION)
@@ -58,12 +58,19 @@ def _may_be(hint: Any, kind: type) -> bool:
     return hint is kind or any(_may_be(part, kind) for part in typing.get_args(hint))
 
 
-def _may_do_without(hint: Any, role: str, values: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
-    """Whether the model of a role that nobody named is left out: functions score, or no KL needs a reference."""
+def _may_do_without(
+    hints: Mapping[str, Any], role: str, values: Mapping[str, Any], settings: Mapping[str, Any]
+) -> bool:
+    """Whether the model of a role that nobody named is left out: functions score, or no KL needs a reference.
+
+    Functions score where the parameters say so, or where no other role has a model that would do.
+    """
+    hint, given = hints[role], values.get(role)
     if _may_be(hint, HostRewards):
-        given = values.get(role)
-        return given is None or isinstance(given, HostRewards) or (isinstance(given, dict) and "functions" in given)
-    if not _may_be(hint, type(None)) or values.get(role) is not None or "kl" not in settings:
+        if given is None:
+            return LIKE.get(role) not in hints
+        return isinstance(given, HostRewards) or (isinstance(given, dict) and "functions" in given)
+    if not _may_be(hint, type(None)) or given is not None or "kl" not in settings:
         return False
     kl = settings["kl"].default.model_dump() | dict((values.get("algo") or {}).get("kl") or {})
     return bool(kl["coefficient"] == 0)

@@ -171,6 +171,16 @@ def test_parameters_of_the_flow_change_the_graph():
     assert len(question(parameters=parameters).graph.calls) > len(question().graph.calls)
 
 
+def test_grpo_is_planned_for_functions_and_without_a_reference_where_nobody_names_a_model():
+    """The reference is the actor's twin unless its KL counts for nothing; PPO's reward is like its critic."""
+    only_actor = {"algorithm": "grpo", "models": {"actor": "llama-7b"}}
+    assert {model.role for model in question(**only_actor).graph.models} == {"actor", "ref"}
+    assert question(**only_actor).graph.call("score").on_hosts
+    without = question(**only_actor, parameters={"algo": {"kl": {"coefficient": 0}}})
+    assert {model.role for model in without.graph.models} == {"actor"}
+    assert "reward" in {model.role for model in question().graph.models}
+
+
 def test_batch_and_response_go_where_the_algorithm_reads_them():
     asked = question(batch_size=64, response_length="100:1,200:1")
     generate = asked.graph.call("actor_generate")
