@@ -23,7 +23,8 @@ class HostScore:
     """The computation of a call on hosts; `settings` is a HostRewards as JSON.
 
     Makes `scores` [B], the weighted sum over the functions, NaN for a row that failed or that none of them applies to;
-    with several functions also what each returned. Metrics: each function's mean, and the share of rows that failed.
+    with several functions also what each returned. Metrics: each function's mean and what else it told, the share of
+    rows that failed, and the seconds that all took.
     """
 
     settings: str
@@ -38,9 +39,12 @@ class HostScore:
         weights = {function.name: function.weight for function in rewards.host_functions}
         failed = {failure.row for failure in made.failures}
         metrics = {name: _mean(column) for name, column in values.items() if not all(map(math.isnan, column))}
-        columns = {"scores": _column(weighted_sums(values, weights))}
+        without = failed if rewards.failed_value is None else frozenset()
+        sums = weighted_sums(values, weights)
+        columns = {"scores": _column([math.nan if row in without else total for row, total in enumerate(sums)])}
         if len(values) > 1:
             columns |= {name: _column(column) for name, column in values.items()}
+        metrics |= made.metrics
         return Computed(columns, {**metrics, "failed": len(failed) / len(rows), "seconds": made.seconds})
 
 
