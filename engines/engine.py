@@ -62,8 +62,8 @@ class Sequences:
 
     @property
     def num_response_tokens(self) -> int:
-        """The length T of the longest response."""
-        return int((self.lengths_B - self.prompt_lengths_B).max())
+        """The length T of the longest response; 0 of no rows."""
+        return int((self.lengths_B - self.prompt_lengths_B).max()) if len(self) else 0
 
     def response_mask_BT(self) -> Tensor:
         """A mask [B, T]: 1.0 where response token t exists."""
@@ -101,6 +101,7 @@ class TrainSettings:
     """Settings of one train_step's walk over its rows: `epochs` times over `mini_batches`, each one optimizer step.
 
     `mini_batch_rows` are the numbers of this replica's rows in each, one after another; empty: all the same.
+    `some_without_rows` says that some replica has no row of some mini-batch.
     """
 
     output: Output
@@ -110,6 +111,7 @@ class TrainSettings:
     temperature: float = 1.0
     rows_per_item: int = 1  # adjacent rows that must stay in one micro-batch
     mini_batch_rows: tuple[int, ...] = ()
+    some_without_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class TrainingEngine(Engine, Protocol):
     """An engine that runs inference and train_step. Every rank of the mesh makes the same calls in the same order."""
 
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
-        """Run this data-parallel replica's rows.
+        """Run this data-parallel replica's rows; it may have none.
 
         Returns logprobs [B, T] (of response tokens), values [B, T] (at the token before each response token) or scores
         [B] (at the last token) on ranks of the last pipeline stage with tp coordinate 0, None elsewhere.
@@ -186,6 +188,7 @@ class TrainingEngine(Engine, Protocol):
     ) -> dict[str, float]:
         """Take epochs * mini_batches optimizer steps on this replica's rows, which come mini-batch by mini-batch.
 
+        A replica without rows of one takes part in what replicas do together, and adds nothing.
         Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank.
         Under `initial_...` those of the first mini-batch, before any update: there new and old policy have the same
         weights, so what a loss says of their difference is the difference of the two engines.
@@ -218,6 +221,7 @@ class GenerationEngine(Engine, Protocol):
     ) -> Generated:
         """Continue this replica's prompts; the i-th row draws from seeds[i] alone, whatever it is batched with.
 
+        Without prompts there are no responses.
         Rows take turns in `micro_batches` groups, so that the stages of a pipeline have work at the same time.
         """
         ...

@@ -103,8 +103,9 @@ class Batch(Mapping[str, "Tensor"]):
 
         if key not in self.columns:
             raise NoSuchColumn(key, self.there)
-        lengths_B = torch.tensor([row.numel() for row in self.columns[key]])
-        return (torch.arange(int(lengths_B.max()))[None] < lengths_B[:, None]).float()
+        lengths_B = torch.tensor([row.numel() for row in self.columns[key]], dtype=torch.long)
+        longest = max(lengths_B.tolist(), default=0)
+        return (torch.arange(longest)[None] < lengths_B[:, None]).float()
 
 
 def numbers(values: Sequence[float | bool | None]) -> Tensor:
@@ -115,9 +116,11 @@ def numbers(values: Sequence[float | bool | None]) -> Tensor:
 
 
 def pad(column: Column) -> Tensor:
-    """Stack scalars to [B]; right-pad sequences with zeros to [B, longest]."""
+    """Stack scalars to [B]; right-pad sequences with zeros to [B, longest]. Of no rows: [0]."""
     import torch
 
+    if not column:
+        return torch.empty(0)
     if column[0].dim() == 0:
         return torch.stack(list(column))
     return torch.nn.utils.rnn.pad_sequence(list(column), batch_first=True)

@@ -93,6 +93,15 @@ class Call:
     host_seconds: float | None = None
 
     @property
+    def num_items(self) -> int:
+        """Groups of rows that are never split."""
+        return self.num_rows // self.rows_per_item
+
+    def most_items(self, dp: int) -> int:
+        """Return the items that the fullest of `dp` equally fast replicas has of the largest mini-batch."""
+        return -(-self.num_items // (self.mini_batches * dp))
+
+    @property
     def on_hosts(self) -> bool:
         """Whether it runs in worker processes on the node's CPUs, beside what its device computes."""
         return self.host_seconds is not None

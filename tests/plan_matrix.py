@@ -104,6 +104,10 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
     }
 )
 
+ALONE = plan("0 engine=megatron", "0", "0", "0", "0", "0")
+TWO_RANKS = plan("0-1 dp2 engine=megatron", "0-1 dp2", "0-1 dp2", "0-1 pp2", "0-1 dp2", "0-1 dp2")
+"""The same on one device and in two replicas, for batches that do not divide by two."""
+
 REAL_EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "real_1x8.yaml"
 """ReaL's implementation notes: the (1, 8) mesh, each call with a mesh and strategy of its own."""
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests import plan_matrix
 from tests.own_server import own_server
-from tests.plan_matrix import FOUR_RANKS, ONE, REAL_EXAMPLE
+from tests.plan_matrix import ALONE, FOUR_RANKS, ONE, REAL_EXAMPLE, TWO_RANKS
 
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
@@ -54,6 +54,19 @@ def test_training_moves_the_weights_by_far_more_than_the_tolerance(parameters, a
 @pytest.mark.parametrize("name", IN_EVERY_TEST)
 def test_a_plan_changes_nothing_but_time(parameters, alone, name, record_property):
     assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], name), record_property)
+
+
+@pytest.mark.parametrize(("rows", "mini_batches"), [(7, 2), (1, 1)])
+def test_rows_need_not_divide_by_replicas(parameters, rows, mini_batches, record_property):
+    """Mini-batches of three and four rows over two replicas; and one row, of which a replica has none."""
+    update = parameters["algo"]["update"] | {"mini_batches": mini_batches}
+    algo = parameters["algo"] | {"batch_size": rows, "update": update}
+    alone, shared = (
+        plan_matrix.run(parameters, where, f"{rows} on {count}", num_devices=count, steps=1, algo=algo)
+        for where, count in ((ALONE, 1), (TWO_RANKS, 2))
+    )
+    assert len(alone.tokens[0]) == rows
+    assert_equal(alone, shared, record_property)
 
 
 @pytest.mark.all

@@ -57,8 +57,10 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Cut `rows` into at most `count` micro-batches of whole items: about as many tokens each, of rows of like length.
 
-    With `equal_shapes` (pipelines) all are filled up to the same number of tokens.
+    With `equal_shapes` (pipelines) all are filled up to the same number of tokens. Of no rows there is none.
     """
+    if not len(rows):
+        return []
     groups = like_lengths(sequences.lengths_B.cpu()[rows].view(-1, rows_per_item), count)
     rows_of = [rows.view(-1, rows_per_item)[group].flatten() for group in groups]
     num_tokens = max(int(sequences.lengths_B[rows].sum()) for rows in rows_of) if equal_shapes else None

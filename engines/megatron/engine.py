@@ -32,7 +32,7 @@ from prefect_rlhf.engines.megatron import weights
 from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, mini_batch_rows, on_device, scatter_rows
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.generation import Generation
-from prefect_rlhf.engines.megatron.gradient_buffers import with_gradient_buffers
+from prefect_rlhf.engines.megatron.gradient_buffers import sum_gradients, with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
 from prefect_rlhf.engines.megatron.model import build_model, head_weight, num_vocabulary_rows
@@ -112,6 +112,8 @@ class MegatronEngine:
             parts = self._run(micros, partial(self._output, output=output, temperature=temperature))
         if not self._groups.is_last_stage or self._groups.coordinate.tp:
             return None
+        if not parts:
+            return torch.empty((0,) if output == "scores" else (0, 0), device=self._device)
         return scatter_rows(list(zip(micros, parts, strict=True)), len(whole))
 
     def generate(
@@ -212,14 +214,23 @@ class MegatronEngine:
             num_tokens = torch.ones((), dtype=torch.int)  # Megatron wants to count them, and does not use it
             return terms.total, num_tokens, {name: value.detach() for name, value in sums.items()}
 
-        sums = self._sum_over_mesh(self._run(micros, loss_sums, train=True))
+        stored = self._run(micros, loss_sums, train=True)
+        sums = self._sum_over_mesh(stored, self._names(stored, settings.some_without_rows))
         if not sums["weight"]:  # a mean over nothing moves nothing
             return sums, 0.0
         return sums, self._optimizer.step(sums["weight"])
 
     def _run(self, micros: list[MicroBatch], from_hidden: FromHidden, train: bool = False) -> list[Any]:
-        """Send micro-batches through Megatron's schedule; return what the last stage made of each."""
+        """Send micro-batches through Megatron's schedule; return what the last stage made of each.
+
+        Stages and shards of a replica have the same rows. Without any there is nothing to send between them, and in
+        training no gradient; replicas still add theirs up.
+        """
         in_pipeline = self._groups.strategy.pp > 1
+        if not micros:
+            if train:
+                sum_gradients([self._wrapped], pg_collection=self._groups.collection)
+            return []
 
         def forward(data: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Any]:
             micro = next(data)
@@ -240,12 +251,22 @@ class MegatronEngine:
         )
         return stored
 
-    def _sum_over_mesh(self, stored: list[dict[str, Tensor]]) -> dict[str, float]:
+    def _names(self, stored: list[dict[str, Tensor]], some_without_rows: bool) -> list[str]:
+        """Return the names of the last stages' sums; a replica without rows hears them from one that has some."""
+        own = list(stored[0]) if stored else []
+        if not some_without_rows or not self._groups.is_last_stage:
+            return own
+        of_replicas: list[list[str]] = [[] for _ in range(self._groups.dp.size())]
+        dist.all_gather_object(of_replicas, own, group=self._groups.dp)
+        return next(filter(None, of_replicas))
+
+    def _sum_over_mesh(self, stored: list[dict[str, Tensor]], names: Sequence[str]) -> dict[str, float]:
         """Add up the last stages' sums over micro-batches and replicas; the same on every rank."""
         sums: dict[str, float] = {}
         if self._groups.is_last_stage:
-            names = list(stored[0])
-            vector = torch.stack([torch.stack([sum_[name].double() for name in names]) for sum_ in stored]).sum(0)
+            vector = torch.zeros(len(names), dtype=torch.double, device=self._device)
+            for sum_ in stored:
+                vector += torch.stack([sum_[name].double() for name in names])
             dist.all_reduce(vector, group=self._groups.dp)
             sums = dict(zip(names, vector.tolist(), strict=True))
         if self._groups.strategy.pp > 1:

@@ -20,10 +20,13 @@ def with_gradient_buffers(model: Transformer, groups: Groups) -> DistributedData
     """Wrap a model so that its gradients gather in float32 buffers."""
     buffers = DistributedDataParallel if torch.cuda.is_available() else GlooGradientBuffers
     config = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    model.config.finalize_model_grads_func = _sum_gradients
+    model.config.finalize_model_grads_func = sum_gradients
     return buffers(model.config, config, model, pg_collection=groups.collection)
 
 
-def _sum_gradients(model: list[Any], _: Tensor | None, **options: Any) -> None:
-    """Megatron would divide by a whole number of tokens here; ours is divided by the loss's weight, in the step."""
+def sum_gradients(model: list[Any], _: Tensor | None = None, **options: Any) -> None:
+    """Add gradients up over replicas, as the end of Megatron's schedule.
+
+    Megatron would divide by a whole number of tokens here; ours is divided by the loss's weight, in the step.
+    """
     finalize_model_grads(model, None, **options)

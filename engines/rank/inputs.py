@@ -55,10 +55,13 @@ class CallInputs:
         tokens, prompt_lengths = self.first("tokens"), self.first("prompt_length")
         if (tokens is None and self._uses("tokens")) or (prompt_lengths is None and self._uses("prompt_length")):
             raise RowsMissing(f"{doing}: none of its inputs has the keys tokens and prompt_length")
-        lengths_B = torch.tensor(self.lengths if tokens is None else [len(row) for row in tokens])
+        lengths = self.lengths if tokens is None else [len(row) for row in tokens]
+        lengths_B = torch.tensor(lengths, dtype=torch.long)
         unused = lengths_B.new_zeros(1)
-        tokens_BS = unused.expand(len(lengths_B), int(lengths_B.max())) if tokens is None else pad(tokens)
-        prompts_B = unused.expand(len(lengths_B)) if prompt_lengths is None else torch.stack(list(prompt_lengths))
+        if not lengths:
+            return Sequences(unused.expand(0, 1), lengths_B, lengths_B)
+        tokens_BS = unused.expand(len(lengths), max(lengths)) if tokens is None else pad(tokens)
+        prompts_B = unused.expand(len(lengths)) if prompt_lengths is None else torch.stack(list(prompt_lengths))
         return Sequences(tokens_BS, prompts_B.long(), lengths_B)
 
     def _uses(self, key: str) -> bool:
@@ -68,9 +71,9 @@ class CallInputs:
         """Make what a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`.
 
         Columns of numbers of the dataset are keys too. `mask` [B, T] is 1.0 at the response tokens that are trained on:
-        those of an input's `mask`, or else all. Empty on the stages that have no loss.
+        those of an input's `mask`, or else all. Empty on the stages that have no loss, and of no rows.
         """
-        if not self._uses("prompt_length"):
+        if not self._uses("prompt_length") or not len(sequences):
             return {}
         batch: dict[str, Tensor] = {}
         for port, columns in zip(self.ports, self.columns, strict=True):

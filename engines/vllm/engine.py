@@ -98,7 +98,7 @@ class VllmEngine:
                 finished |= {output.request_id: output.outputs[0] for output in self._llm.step()}
         responses = [finished[name] for name in names]
         tokens, shown = [list(r.token_ids) for r in responses], [r.logprobs.logprobs for r in responses]
-        if not sampling.is_filtered:
+        if not responses or not sampling.is_filtered:
             return Generated(tokens, [list(row) for row in shown])
         kept_masses = [math.exp(value) for row in shown for value in row[1::2]]
         return Generated(tokens, [list(row[0::2]) for row in shown], math.fsum(kept_masses) / len(kept_masses))

@@ -42,8 +42,8 @@ class _CallSeconds:
     times: LayerTimes
 
     def inference(self) -> Seconds:
-        rows, length = self.work.rows / self.execution.strategy.dp, self.work.workload.mean_length
-        portions, pieces = self.execution.pieces(rows, train=False)
+        rows, length = self.work.replica_rows(self.execution.strategy.dp), self.work.workload.mean_length
+        portions, pieces = self.execution.pieces(rows // self.work.rows_per_item, train=False)
         each = rows / portions / pieces
         head = self.times.head_forward(each * self._head_tokens, self.execution.strategy.tp)
         once = self._pipelined(self._forward(each, length), self._to_next_stage(each * length), head, pieces)
@@ -52,8 +52,8 @@ class _CallSeconds:
     def train(self) -> Seconds:
         """Take `epochs` * `mini_batches` optimizer steps, each over its micro-batches, forward and backward."""
         work, tp = self.work, self.execution.strategy.tp
-        rows, length = work.rows / work.mini_batches / self.execution.strategy.dp, work.workload.mean_length
-        portions, pieces = self.execution.pieces(rows, train=True)
+        rows, length = work.mini_batch_rows(self.execution.strategy.dp), work.workload.mean_length
+        portions, pieces = self.execution.pieces(rows // work.rows_per_item, train=True)
         each = rows / portions / pieces
         tokens = each * self._head_tokens
         layer = self._forward(each, length) + self._backward(each, length)
@@ -64,9 +64,9 @@ class _CallSeconds:
 
     def generate(self) -> Seconds:
         """Prefill all prompts, then take one step per token for the rows that are still being generated."""
-        workload, rows = self.work.workload, self.work.rows / self.execution.strategy.dp
-        portions, pieces = self.execution.pieces(rows, train=False)
-        waves = portions * max(1.0, rows / portions / (self.execution.rows_at_once or rows))
+        workload, rows = self.work.workload, self.work.replica_rows(self.execution.strategy.dp)
+        portions, pieces = self.execution.pieces(rows // self.work.rows_per_item, train=False)
+        waves = portions * max(1.0, rows / portions / (self.execution.rows_at_once or max(1, rows)))
         each = rows / waves / pieces
         layer, hop = self._forward(each, workload.prompts.mean), self._to_next_stage(each * workload.prompts.mean)
         seconds = self._pipelined(layer, hop, self.times.sample(each, self.execution.strategy.tp), pieces)

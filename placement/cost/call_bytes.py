@@ -119,7 +119,7 @@ class _Active:
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
         """Add the cache of all rows in flight, one forward pass of prompts, and the logits of a step."""
-        portions, _ = self.execution.pieces(self._replica_rows, train=False)
+        portions, _ = self.execution.pieces(self._items(self._replica_rows), train=False)
         rows = -(-self._replica_rows // portions)
         in_flight = min(rows, self.execution.rows_at_once or rows)
         per_token = self._layers * self.sizes.cache_bytes_per_token(self._tp)
@@ -158,7 +158,7 @@ class _Active:
         """
         rows = self._micro_rows(train=True)
         tokens = rows * self._length
-        _, pieces = self.execution.pieces(self._mini_batch_rows, train=True)
+        _, pieces = self.execution.pieces(self._items(self._mini_batch_rows), train=True)
         in_flight = min(pieces, self.execution.strategy.pp - self.stage)
         layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item // self.execution.sequence_split
         kept = in_flight * self._layers * (boundary if self.execution.recompute else layer)
@@ -192,16 +192,19 @@ class _Active:
 
     @property
     def _replica_rows(self) -> int:
-        return -(-self.work.rows // self.execution.strategy.dp)
+        return self.work.replica_rows(self.execution.strategy.dp)
 
     @property
     def _mini_batch_rows(self) -> int:
-        return -(-self._replica_rows // self.work.mini_batches)
+        return self.work.mini_batch_rows(self.execution.strategy.dp)
+
+    def _items(self, rows: int) -> int:
+        return rows // self.work.rows_per_item
 
     def _micro_rows(self, train: bool) -> int:
-        rows = self._mini_batch_rows if train else self._replica_rows
-        portions, pieces = self.execution.pieces(rows, train)
-        return -(-rows // (portions * pieces))
+        items = self._items(self._mini_batch_rows if train else self._replica_rows)
+        portions, pieces = self.execution.pieces(items, train)
+        return -(-items // (portions * pieces)) * self.work.rows_per_item
 
     @property
     def _saved_bytes(self) -> int:

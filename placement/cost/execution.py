@@ -50,8 +50,8 @@ class Execution:
             engine=placement.engine,
         )
 
-    def pieces(self, rows: float, train: bool) -> tuple[int, int]:
-        """Return (portions run one after the other, micro-batches in each that fill the pipeline) for so many rows.
+    def pieces(self, items: float, train: bool) -> tuple[int, int]:
+        """Return (portions run one after the other, micro-batches in each that fill the pipeline) for so many items.
 
         Megatron's micro-batches fill the pipeline. vLLM has none here: it keeps so much less of a replica's rows in
         flight, and takes up others as some end.
@@ -59,7 +59,7 @@ class Execution:
         >>> Execution(Strategy(pp=4), micro_batches=8).pieces(64, train=True)
         (1, 8)
         """
-        pieces = at_most(self.micro_batches, rows)
+        pieces = at_most(self.micro_batches, items)
         return (pieces, 1) if self.engine == "vllm" else (1, pieces)
 
     @property
@@ -96,6 +96,6 @@ class Execution:
         return CollectiveGroup(size, "network", max(1, self.devices_per_node // stride))
 
 
-def at_most(count: int, rows: float) -> int:
-    """Return the number of pieces that rows are cut into: `count`, or one for each row where there are fewer."""
-    return max(1, min(count, int(rows)))
+def at_most(count: int, items: float) -> int:
+    """Return the number of pieces that items are cut into: `count`, or one for each item where there are fewer."""
+    return max(1, min(count, int(items)))

@@ -75,6 +75,7 @@ def _works_by_rows(
     work: CallWork, placement: Placement, node_speeds: Sequence[float]
 ) -> tuple[tuple[int, ...], dict[int, CallWork]]:
     """Return each replica's rows of a mini-batch, and the call as a replica with so many sees it."""
-    dp, parts = placement.strategy.dp, work.mini_batches
-    rows = counts(work.rows // parts, replica_speeds(placement, node_speeds))
-    return rows, {count: replace(work, rows=count * parts * dp) for count in dict.fromkeys(rows)}
+    dp, item = placement.strategy.dp, work.rows_per_item
+    items = counts(work.mini_batch_rows(1) // item, replica_speeds(placement, node_speeds))
+    rows = tuple(count * item for count in items)
+    return rows, {count: replace(work, rows=count * work.mini_batches * dp) for count in dict.fromkeys(rows)}

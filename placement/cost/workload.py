@@ -82,17 +82,37 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class CallWork:
-    """One call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps."""
+    """One call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
+
+    Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.
+    """
 
     kind: ModelCallKind
     rows: int
     workload: Workload
     mini_batches: int = 1
     epochs: int = 1
+    rows_per_item: int = 1
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:
         """Return the work of a graph's call. Raises InvalidInput for a compute call, which has none known here."""
         if call.kind == "compute":
             raise InvalidInput(f"calls.{call.name}.kind", call.kind, "a call with a model")
-        return cls(call.kind, call.num_rows, workload, call.mini_batches, call.epochs)
+        return cls(call.kind, call.num_rows, workload, call.mini_batches, call.epochs, call.rows_per_item)
+
+    def replica_rows(self, dp: int) -> int:
+        """Return the rows of the fullest of `dp` replicas.
+
+        >>> CallWork("train_step", 14, Workload.fixed(1, 1), mini_batches=2, rows_per_item=2).replica_rows(2)
+        8
+        """
+        return -(-self.rows // (dp * self.rows_per_item)) * self.rows_per_item
+
+    def mini_batch_rows(self, dp: int) -> int:
+        """Return the rows of the largest mini-batch of the fullest of `dp` replicas.
+
+        >>> CallWork("train_step", 14, Workload.fixed(1, 1), mini_batches=2, rows_per_item=2).mini_batch_rows(2)
+        4
+        """
+        return self.replica_rows(dp * self.mini_batches)

@@ -63,7 +63,7 @@ def instance_holdings(
     trained = any(call.kind == "train_step" for call in calls)
     speeds = replica_speeds(instance, node_speeds)
     dealt = [
-        [-(-count // cuts) for count in counts(call.num_rows, speeds)]
+        [-(-count * call.rows_per_item // cuts) for count in counts(call.num_items, speeds)]
         for call, cuts in zip(calls, micro_batches or (1,) * len(calls), strict=True)
     ]
     rows = [max(of_replica) for of_replica in zip(*dealt, strict=True)]

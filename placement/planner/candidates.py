@@ -102,7 +102,8 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
         return front
     field = f"calls.{call.name}"
     if not legal:
-        raise InvalidInput(field, f"{call.num_rows} rows a step", "rows and a model that some mesh divides")
+        mesh = context.space.first_of(0)
+        raise next(violations(call, Placement(mesh, Strategy(mesh.num_devices), ENGINES[call.kind][0]), context.graph))
     nearest = min(legal, key=lambda option: context.needed_bytes(option) - context.usable_bytes(option.mesh_class))
     needs, has = context.needed_bytes(nearest) / GIB, context.usable_bytes(nearest.mesh_class) / GIB
     role = context.graph.model(call.role or "").role
@@ -116,7 +117,7 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
 
 
 def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
-    """Yield each strategy, engine and number of micro-batches on each class of meshes that divides the call's work."""
+    """Yield each strategy, engine and number of micro-batches, on each class of meshes, in which the call can run."""
     for mesh_class in range(len(context.space.classes)):
         mesh = context.space.first_of(mesh_class)
         for strategy in strategies_within_nodes(mesh):
@@ -157,12 +158,12 @@ def candidate(call: Call, placement: Placement, context: CostContext) -> Candida
 
 
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
-    """The candidates in 1, 2, 4, ... micro-batches, as far as the rows divide."""
+    """The candidates in 1, 2, 4, ... micro-batches, as far as a replica has items."""
     cuts, fits = 1, False
     while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
         placement = replace(whole, micro_batches=cuts)
         if any(violations(call, placement, context.graph)):
-            return  # nor do the rows divide into more
+            return  # nor into more
         candidate = _candidate(call, placement, mesh_class, context)
         fits = candidate.most.peak <= context.usable_bytes(mesh_class)
         yield candidate

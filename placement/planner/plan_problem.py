@@ -112,7 +112,7 @@ def restricted_problem(
             if mesh in mesh_space.classes[option.mesh_class] and admits(call, option.placement)
         )
         if not admitted[name]:
-            raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh that divides its work and on which it fits")
+            raise InvalidInput(f"calls.{name}", meshes[name].name, "a mesh on which it can run and fits")
     return plan_problem(context, admitted, "most", classes)
 
 

@@ -62,12 +62,16 @@ def preset(
 
 
 def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:
-    """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh."""
+    """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh.
+
+    One that gives each replica an item of each mini-batch comes before one that leaves some idle.
+    """
     mesh = rule.mesh(call, lease, graph)
     if call.kind == "compute":
         return Placement(DeviceMesh(mesh.first_node, 1, mesh.first_device, 1), Strategy(), "python")
     refused: list[InvalidInput] = []
-    for strategy in rule.strategies(mesh):
+    by_idle = sorted(rule.strategies(mesh), key=lambda strategy: strategy.dp * call.mini_batches > call.num_items)
+    for strategy in by_idle:
         if strategy.tp * strategy.pp < min(least, mesh.num_devices):
             continue
         placement = Placement(mesh, strategy, rule.engines(call)[0])
@@ -76,7 +80,7 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
             return placement
         refused.append(violation)
     why = f" ({refused[0]})" if refused else ""
-    raise InvalidInput("mesh", lease.name, f"devices that divide the work of {call.name}{why}")
+    raise InvalidInput("mesh", lease.name, f"devices on which {call.name} can run{why}")
 
 
 def preset_result(question: Question, space: PlanSpace, name: str, budget_seconds: float) -> PresetResult:

@@ -62,6 +62,6 @@ def pinned(space: PlanSpace, meshes: Mapping[str, DeviceMesh]) -> PlanSpace:
             if index in mesh_space.classes[option.mesh_class]
         )
         if not candidates[name]:
-            raise InvalidInput(f"pins.{name}", mesh.name, "a mesh that divides its work and on which it fits")
+            raise InvalidInput(f"pins.{name}", mesh.name, "a mesh on which it can run and fits")
         mesh_space = replace(mesh_space, classes=(*mesh_space.classes, (index,)))
     return PlanSpace(replace(space.context, space=mesh_space), candidates)

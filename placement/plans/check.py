@@ -114,19 +114,24 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
 
 
 def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    """Check that each replica gets whole items of each micro-batch of each mini-batch."""
-    if call.kind == "compute" or placement.micro_batches < 1:
+    """Check that items are whole, that each mini-batch has one, and each micro-batch of the replica with most.
+
+    They need not be equally many, and a replica may have none.
+    """
+    if call.kind == "compute" or placement.strategy.dp < 1:
         return
-    mini_batches = call.mini_batches if call.kind == "train_step" else 1
-    parts = placement.strategy.dp * mini_batches * placement.micro_batches * call.rows_per_item
-    if call.num_rows % parts:
-        split = (
-            f"dp {placement.strategy.dp}, {mini_batches} mini-batches, {placement.micro_batches} micro-batches and "
-            f"items of {call.rows_per_item} rows"
+    seen = f"{call.num_rows} rows a step"
+    if call.num_rows % call.rows_per_item:
+        yield InvalidInput(_field(call.name, "rows"), seen, f"a multiple of {call.rows_per_item}, the rows of an item")
+    elif call.num_items < call.mini_batches:
+        right = (
+            f"at least {call.mini_batches * call.rows_per_item}, an item for each of {call.mini_batches} mini-batches"
         )
-        yield InvalidInput(
-            f"plan.calls.{call.name}", f"{call.num_rows} rows a step", f"a multiple of {parts}, for {split}"
-        )
+        yield InvalidInput(_field(call.name, "rows"), seen, right)
+    most = call.most_items(placement.strategy.dp)
+    if placement.micro_batches > max(1, most):
+        right = f"at most {most}, the items that a replica has of a mini-batch"
+        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, right)
 
 
 def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:

@@ -42,8 +42,8 @@ def _proposals(
 ) -> Iterator[Placement]:
     """Yield the copy of weights that a sibling uses, else copies of its own on a sibling's mesh, on all, on a device.
 
-    A sibling's copy comes in as many micro-batches as the sibling needs to fit in memory, then in fewer, since the rows
-    must divide.
+    A sibling's copy comes in as many micro-batches as the sibling needs to fit in memory, then in fewer, since each has
+    rows.
     """
     siblings = [other for other in graph if other.role == call.role and other.name in chosen]
     siblings.sort(key=lambda other: other.kind != call.kind)

@@ -46,8 +46,6 @@ class RowShare:
     def mini_batch_sizes(self, mini_batches: int, lengths: LengthsByCall | None = None) -> tuple[int, ...]:
         """Count its rows in each of so many mini-batches; those of its partition may be finer."""
         sizes = [len(batch) for batch in self.mini_batches(lengths)]
-        if len(sizes) < mini_batches:  # one replica has whole mini-batches
-            return (sum(sizes) // mini_batches,) * mini_batches
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
@@ -127,24 +125,27 @@ def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPar
     """Return the rule for a call's rows: calls on the same rows with the same dp and speeds have the same one.
 
     So nothing moves between them. All calls on the same rows use the finest mini-batches that any train_step cuts them
-    into, so that inference and train_step agree. Rows that a generate made go by tokens; its own, and those of a
-    dataset, by count.
+    into, so that inference and train_step agree, where there are items enough. Rows that a generate made go by tokens;
+    its own, and those of a dataset, by count.
     """
     call, placement = graph.call(name), plan[name]
-    if call.kind == "compute" or placement.strategy.dp == 1:
+    if call.kind == "compute":
         return RowPartition(call.num_rows)
+    mini_batches, rows_per_item = _cuts(graph, call)
+    by_tokens = placement.strategy.dp > 1 and knows_lengths(graph, call)
+    speeds = replica_speeds(placement, plan.cluster.node_speeds)
+    return RowPartition(call.num_rows, speeds, mini_batches, rows_per_item, call.rows.name if by_tokens else None)
 
+
+def _cuts(graph: DataflowGraph, call: Call) -> tuple[int, int]:
+    """Return the mini-batches and the rows of an item that a call's rows are cut into, whatever the plan."""
     same_rows = [other for other in graph if other.kind != "compute" and other.rows == call.rows]
     width = math.lcm(*(other.rows_per_item for other in same_rows))
     finest = math.lcm(*(other.mini_batches for other in same_rows))
-    divides = call.num_rows % (finest * width) == 0 and call.num_rows // (finest * width) >= placement.strategy.dp
-    return RowPartition(
-        call.num_rows,
-        replica_speeds(placement, plan.cluster.node_speeds),
-        finest if divides else call.mini_batches,
-        width if divides else call.rows_per_item,
-        call.rows.name if knows_lengths(graph, call) else None,
-    )
+    num_items = call.num_rows // width
+    if num_items < max(other.mini_batches for other in same_rows):
+        return call.mini_batches, call.rows_per_item
+    return (finest if finest <= num_items else call.mini_batches), width
 
 
 def knows_lengths(graph: DataflowGraph, call: Call) -> bool:

@@ -40,7 +40,11 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
     }
     row_lengths, lengths = step_rows.lengths_for(call, node.step), step_rows.lengths(node.step)
     commands: dict[int, CallCommand] = {}
-    for device, need in step_rows.needs[call.name].items():
+    needs = step_rows.needs[call.name]
+    shares = {need.share for need in needs.values()} if call.kind == "train_step" else ()
+    sizes_of = {share: share.mini_batch_sizes(call.mini_batches, lengths) for share in shares}
+    some_without_rows = any(0 in sizes for sizes in sizes_of.values())
+    for device, need in needs.items():
         rank, rows = run.rank(device), need.share.rows(lengths)
         commands[rank] = command = CallCommand(
             **shared,
@@ -51,8 +55,9 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
             frees=frees.get(rank, ()),
         )
         if command.train is not None:
-            sizes = need.share.mini_batch_sizes(call.mini_batches, lengths)
-            commands[rank] = replace(command, train=replace(command.train, mini_batch_rows=sizes))
+            sizes = sizes_of[need.share]
+            train = replace(command.train, mini_batch_rows=sizes, some_without_rows=some_without_rows)
+            commands[rank] = replace(command, train=train)
     return commands
 
 

@@ -56,7 +56,9 @@ def make_rows(num_rows: int, seed: int = 0) -> tuple[Sequences, dict[str, torch.
 
 
 def part(sequences: Sequences, batch: dict, rows: torch.Tensor) -> tuple[Sequences, dict]:
-    """Some rows, padded no further than they need, as a replica gets them."""
+    """Some rows, padded no further than they need, as a replica gets them: without rows no columns either."""
+    if not len(rows):
+        return Sequences(torch.zeros(0, 1).long(), rows, rows), {}
     length, prompts = sequences.lengths_B[rows], sequences.prompt_lengths_B[rows]
     picked = Sequences(sequences.tokens_BS[rows, : int(length.max())], prompts, length)
     return picked, {key: column[rows, : picked.num_response_tokens] for key, column in batch.items()}
@@ -123,14 +125,26 @@ def logits(rank: int, case: Case):
     return (hidden @ head_weight(engine._model).t()).transpose(0, 1).detach().numpy()
 
 
-def train_dealt_unevenly(rank: int, case: Case, settings: TrainSettings):
-    """As `train` on two replicas, the first of which has a single row of each mini-batch and the other the rest."""
+def train_dealt_unevenly(rank: int, case: Case, settings: TrainSettings, first: tuple[int, ...]):
+    """As `train` on two replicas, the first of which has so many rows of each mini-batch and the other the rest."""
     chunks = torch.arange(24).chunk(settings.mini_batches)
-    hands = [[chunk[:1] for chunk in chunks], [chunk[1:] for chunk in chunks]][case.replica(rank)]
+    cuts = [(chunk[:count], chunk[count:]) for chunk, count in zip(chunks, first, strict=True)]
+    hands = [cut[case.replica(rank)] for cut in cuts]
     engine = case.build(rank)
-    settings = replace(settings, mini_batch_rows=tuple(map(len, hands)))
+    settings = replace(
+        settings,
+        mini_batch_rows=tuple(map(len, hands)),
+        some_without_rows=any(not len(rows) for cut in cuts for rows in cut),
+    )
     metrics = engine.train(*part(*make_rows(24), torch.cat(hands)), loss, settings)
     return metrics, held(engine)
+
+
+def infer_one_row(rank: int, case: Case, output: str):
+    """Outputs of the first replica's one row; the others have none."""
+    rows = torch.arange(1)[case.replica(rank) :]
+    found = case.build(rank).infer(part(*make_rows(8), rows)[0], output, 2, 1.0)
+    return None if found is None else found.numpy()
 
 
 def train(rank: int, case: Case, settings: TrainSettings, offload: Offload = "none"):

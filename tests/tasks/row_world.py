@@ -37,7 +37,7 @@ def length(row_id: int) -> int:
 class Prompts:
     """Forty prompts."""
 
-    name, keys = "prompts", ("prompt_tokens",)
+    name, keys, column_kinds = "prompts", ("prompt_tokens",), {}
 
     def __len__(self):
         return 40
@@ -80,10 +80,11 @@ class KnowingEngine:
     def train(self, sequences, batch, loss, settings):
         self._check(sequences, with_tokens=True)
         assert sum(settings.mini_batch_rows) == len(sequences)
-        assert len(settings.mini_batch_rows) == settings.mini_batches and all(settings.mini_batch_rows)
+        assert len(settings.mini_batch_rows) == settings.mini_batches
+        assert all(settings.mini_batch_rows) or settings.some_without_rows
         for shard in self.shards.values():
             shard.view.add_(1)
-        if not self._is_last:
+        if not self._is_last or not len(sequences):
             assert not batch
             return {"rows": 0.0}
         terms = loss(torch.zeros(()), batch)

@@ -127,13 +127,25 @@ def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batc
     assert_plain_loop(folders[kind], case, settings, world.run(case.ranks, cases.train, case, settings))
 
 
+@pytest.mark.parametrize("first", [(1, 1, 1), (0, 5, 8), (0, 0, 0)])
 @pytest.mark.parametrize("layout", ["dp2", "dp2 tp2", "dp2 pp2"])
-def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout):
-    """One row of each mini-batch on one replica, seven on the other, in up to three micro-batches."""
+def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout, first):
+    """So many of each mini-batch's eight rows on one replica, the rest on the other, in up to three micro-batches."""
     case = Case(folders["tied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
     settings = TrainSettings("logprobs", 3, 3, temperature=0.8)
-    found = world.run(case.ranks, cases.train_dealt_unevenly, case, settings)
+    found = world.run(case.ranks, cases.train_dealt_unevenly, case, settings, first)
     assert_plain_loop(folders["tied"], case, settings, found)
+
+
+@pytest.mark.parametrize(("layout", "output"), [("dp2", "logprobs"), ("dp2 pp2", "logprobs"), ("dp2 tp2", "scores")])
+def test_a_replica_without_rows_infers_nothing(world, folders, layout, output):
+    """The other one's outputs are there; its own have their dimensions, so that they can be kept like any."""
+    kind = "scalar" if output == "scores" else "tied"
+    case = Case(folders[kind], head="scalar" if output == "scores" else "lm", **LAYOUTS[layout])
+    found = world.run(case.ranks, cases.infer_one_row, case, output)
+    with_rows, without = (found[i] for i in last_stage(case))
+    assert (len(with_rows), len(without)) == (1, 0) and with_rows.ndim == without.ndim
+    assert np.isfinite(with_rows).all() and np.abs(with_rows).max() > 0
 
 
 def assert_plain_loop(folder, case, settings, found):

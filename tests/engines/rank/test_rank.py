@@ -254,6 +254,16 @@ def test_rows_of_a_dataset_need_no_producer(rank):
     assert [float(row) for row in rank.store.get(0, "score", "scores", ROWS)] == [3.0, 3.0, 3.0]
 
 
+def test_a_rank_without_rows_takes_part(rank):
+    """It generates, infers and trains on nothing: no columns, no tokens, and a version as the others have."""
+    none = {"rows": (), "row_ids": ()}
+    assert generate(rank, **none).row_lengths == ()
+    rank.inference(command(VALUES, TRAINED, reads=0, output="values", **none))
+    report = rank.train_step(replace(train_command(0, function=no_loss_here), **none))
+    assert engine_of(rank, TRAINED).seen["batch"] == {}
+    assert (report.num_tokens, len(rank.store)) == (0, 0) and report.digest
+
+
 def test_rows_are_freed_after_the_command_that_uses_them_last(rank):
     """A command uses what it frees; what it makes and nobody here uses is never kept; others stay."""
     generate(rank, frees=(("generate", "logprobs"),))

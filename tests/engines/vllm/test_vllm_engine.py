@@ -18,7 +18,7 @@ from vllm_cases import (
     write_weights,
 )
 
-from prefect_rlhf.engines.engine import SamplingSettings
+from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.placement.errors import InvalidInput
@@ -92,6 +92,11 @@ def test_a_row_depends_on_its_seed_alone(engine):
     alone = [engine.generate([prompt], SAMPLED, [seed]).tokens[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
     assert batch.tokens == backwards.tokens[::-1] == alone
     assert all(a != b for a, b in zip(batch.tokens, engine.generate(PROMPTS, SAMPLED, range(12)).tokens, strict=True))
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_no_rows_get_no_responses(engine, top_p):
+    assert engine.generate([], SamplingSettings(4, top_p=top_p), []) == Generated([], [])
 
 
 def test_seeds_are_any_whole_numbers(engine):

@@ -245,7 +245,7 @@ CASES = {
     "a model without a role": ([*ONE, *LENGTHS, "--model", "llama-7b"], "NAME=VALUE"),
     "two vocabularies": ([*ONE, *LENGTHS, "--model", "actor=llama3-7b", "--model", "critic=llama-7b"], "vocab"),
     "a model too large for any plan": (["--cluster", "1x1:h100", *LENGTHS, *MODELS], "GiB less"),
-    "a batch that does not divide": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "7"], "7 rows a step"),
+    "more mini-batches than rows": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "2", "-p", "algo.update.mini_batches=3"], "2 rows a step"),
     "an empty batch": ([*ONE, *LENGTHS, *MODELS, "--batch-size", "0"], "batch_size"),
     "no budget": ([*ONE, *LENGTHS, *MODELS, "--budget", "0"], "budget_seconds"),
     "an unknown method": ([*ONE, *LENGTHS, *MODELS, "--method", "genetic"], "genetic"),

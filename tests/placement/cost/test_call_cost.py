@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from benchmarks.paper_engines import HybridFlowExecution, RealExecution
 from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
@@ -54,6 +55,25 @@ def test_every_term_is_a_time_and_says_where_its_formula_comes_from(kind, execut
     for name, seconds in terms.items():
         assert 0 < seconds < 1e6
         assert SOURCES[name]
+
+
+@given(kinds, executions(), st.integers(1, 600), st.integers(1, 5), st.sampled_from([1, 2]))
+def test_uneven_rows_take_as_long_as_if_every_replica_had_those_of_the_fullest(kind, execution, items, cuts, width):
+    """Of every mini-batch; counted by dealing items one by one. And no row more takes less."""
+    cuts = cuts if kind == "train_step" else 1
+    fullest, dp = 0, execution.strategy.dp
+    for m in range(cuts):
+        of_mini_batch = range(m * items // cuts, (m + 1) * items // cuts)
+        fullest = max(fullest, sum(index % dp == 0 for index, _ in enumerate(of_mini_batch)))
+    uneven, even, more = (
+        CallWork(kind, count * width, Workload.fixed(512, 512), cuts, rows_per_item=width)
+        for count in (items, fullest * dp * cuts, items + 1)
+    )
+    assert cost(uneven, execution) == cost(even, execution)
+    assert cost(uneven, execution).total <= cost(more, execution).total * (1 + 1e-9)
+    num_bytes = [call_bytes(each, execution, LLAMA) for each in (uneven, even, more)]
+    assert num_bytes[0].total <= min(num_bytes[1].total, num_bytes[2].total)
+    assert num_bytes[0].kv_cache == num_bytes[1].kv_cache
 
 
 @given(kinds, executions(), models, st.integers(1, 3), st.integers(1, 3))

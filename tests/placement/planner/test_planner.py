@@ -34,7 +34,7 @@ from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.placement.search.problem import Problem
 from prefect_rlhf.placement.strategy import Strategy
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, model, plans, ppo, remax, uneven
 
 WORKLOAD = Workload.fixed(128, 128)
 SOURCES = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
@@ -66,6 +66,7 @@ GRAPHS = {
     "ppo one step off": larger(ppo(staleness=1)),
     "remax": larger(remax()),
     "dpo": larger(dpo()),
+    "ppo of seven rows": larger(uneven(ppo(mini_batches=2))),
 }
 
 

@@ -34,8 +34,8 @@ def also(name, placement):
     return replace(GOOD, placements=(*GOOD.placements, (name, placement)))
 
 
-def items_of_two():
-    return replace(dpo(), calls=tuple(replace(c, num_rows=12) for c in dpo()))
+def with_rows(graph, num_rows):
+    return replace(graph, calls=tuple(replace(c, num_rows=num_rows) for c in graph))
 
 
 DPO_PLAN = preset("flattening", dpo(), CLUSTER, LEASE)
@@ -110,18 +110,21 @@ BAD = {
         GRAPH,
         "python has none",
     ),
-    "rows and dp": (
+    "more mini-batches than rows": (
         GOOD,
-        replace(GRAPH, calls=tuple(replace(c, num_rows=30) for c in GRAPH)),
-        "plan.calls.actor_generate: got '30 rows a step', expected a multiple of 4",
+        with_rows(GRAPH, 1),
+        "actor_train_step.rows: got '1 rows a step', expected at least 2, an item for each of 2 mini-batches",
     ),
-    "rows and mini-batches": (
-        GOOD,
-        replace(GRAPH, calls=tuple(replace(c, num_rows=4) for c in GRAPH)),
-        "expected a multiple of 8, for dp 4, 2 mini-batches",
+    "more micro-batches than rows": (
+        placed(GOOD, "actor_train_step", micro_batches=5),
+        GRAPH,
+        "actor_train_step.micro_batches: got 5, expected at most 4, the items that a replica has of a mini-batch",
     ),
-    "rows and micro-batches": (placed(GOOD, "actor_train_step", micro_batches=3), GRAPH, "3 micro-batches"),
-    "a pair cut in two": (DPO_PLAN, items_of_two(), "items of 2 rows"),
+    "a pair cut in two": (
+        DPO_PLAN,
+        with_rows(dpo(), 7),
+        "ref_inference.rows: got '7 rows a step', expected a multiple of 2",
+    ),
     "offload of half a copy": (
         placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", offload="all"),
         GRAPH,
@@ -167,6 +170,18 @@ def test_stages_and_vocabulary_need_not_divide():
     plan = placed(placed(GOOD, "ref_inference", dp=1, pp=4), "critic_inference", dp=2, tp=2)
     graph = reshaped(num_layers=30, vocab_size=511)
     assert check_plan(plan, graph, LEASE) is plan
+
+
+@pytest.mark.parametrize("num_rows", [30, 7, 2])
+def test_rows_need_not_divide(num_rows):
+    """30 rows, or 7, over four replicas and two mini-batches; of 2 rows two replicas have none."""
+    graph = with_rows(GRAPH, num_rows)
+    assert check_plan(GOOD, graph, LEASE) is GOOD
+
+
+def test_micro_batches_need_not_divide_either():
+    plan = placed(GOOD, "actor_train_step", micro_batches=3)
+    assert check_plan(plan, GRAPH, LEASE) is plan
 
 
 def test_one_role_may_infer_and_train_in_different_ways_on_one_mesh():

@@ -159,11 +159,22 @@ def test_presets_of_two_halves_need_two_halves(name):
         preset(name, ppo(), TWO_DEVICES, DeviceMesh(0, 1, 0, 1))
 
 
-def test_rows_that_do_not_divide_over_replicas_ask_for_tp():
-    """Six pairs on four devices: two replicas of three pairs, each split over two devices."""
-    graph = replace(dpo(), calls=tuple(replace(call, num_rows=12) for call in dpo()))
-    plan = preset("flattening", graph, CLUSTER, DeviceMesh(0, 1, 0, 4))
-    assert plan["actor_train_step"].strategy == Strategy(dp=2, tp=2)
+@pytest.mark.parametrize(("pairs", "strategy"), [(6, Strategy(dp=4)), (3, Strategy(dp=2, tp=2)), (1, Strategy(tp=4))])
+def test_rows_need_not_divide_over_replicas_but_each_gets_some(pairs, strategy):
+    """Six pairs on four devices: replicas of 2, 2, 1 and 1. Three: two replicas, each split over two devices."""
+    graph = replace(dpo(), calls=tuple(replace(call, num_rows=2 * pairs) for call in dpo()))
+    models = tuple(replace(m, shape=replace(m.shape, num_kv_heads=4)) for m in graph.models)
+    plan = preset("flattening", replace(graph, models=models), CLUSTER, DeviceMesh(0, 1, 0, 4))
+    assert plan["actor_train_step"].strategy == strategy
+
+
+def test_replicas_are_idle_where_nothing_else_can_be_had():
+    """Three heads split over no two devices, one layer makes no pipeline: four replicas for the three pairs."""
+    graph = replace(dpo(), calls=tuple(replace(call, num_rows=6) for call in dpo()))
+    odd = {"num_attention_heads": 3, "num_kv_heads": 3, "num_layers": 1}
+    models = tuple(replace(m, shape=replace(m.shape, **odd)) for m in graph.models)
+    plan = preset("flattening", replace(graph, models=models), CLUSTER, DeviceMesh(0, 1, 0, 4))
+    assert plan["actor_train_step"].strategy == Strategy(dp=4)
 
 
 def test_an_unknown_preset_is_refused_with_the_names_that_exist():

@@ -1,6 +1,7 @@
-"""Partitions: every row goes to one replica, mini-batches are the plan's own business, and work is even."""
+"""Partitions: every row goes to one replica, mini-batches do not depend on the plan, and work is even."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,27 +15,81 @@ SPEEDS = st.lists(st.sampled_from([0.25, 0.5, 1.0]), min_size=1, max_size=5).map
 
 
 @st.composite
-def partitions(draw):
-    """A rule by tokens that rows can follow, and lengths for it."""
-    speeds, mini_batches, width = draw(SPEEDS), draw(st.integers(1, 4)), draw(st.integers(1, 3))
-    num_rows = draw(st.integers(len(speeds), 9)) * mini_batches * width
+def partitions(draw, speeds=SPEEDS):
+    """A rule by tokens that rows can follow, with any number of items, and lengths for it."""
+    mini_batches, width = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    num_rows = draw(st.integers(mini_batches, 24)) * width
     lengths = draw(st.lists(st.integers(1, 50), min_size=num_rows, max_size=num_rows))
-    return RowPartition(num_rows, speeds, mini_batches, width, "generate"), tuple(lengths)
+    return RowPartition(num_rows, draw(speeds), mini_batches, width, "generate"), tuple(lengths)
+
+
+def rows_of_mini_batches(parts):
+    """The rows of each mini-batch, whichever replica has them."""
+    return [sorted(row for part in parts for row in part[m]) for m in range(len(parts[0]))]
 
 
 @settings(max_examples=200)
 @given(partitions(), st.booleans())
-def test_each_mini_batch_is_the_same_rows_under_every_plan_and_nobody_gets_none(drawn, by_tokens):
-    """Mini-batch m is the m-th equal part of the rows; items stay whole; each replica has some of each mini-batch."""
+def test_each_row_is_in_one_mini_batch_of_one_replica(drawn, by_tokens):
+    """Mini-batches follow each other, and differ by at most one item; items stay whole."""
     rule, lengths = drawn
-    parts = rule.partitions(lengths if by_tokens else None)
-    size, width = rule.num_rows // rule.mini_batches, rule.rows_per_item
-    for m in range(rule.mini_batches):
-        assert all(part[m] for part in parts)
-        assert sorted(row for part in parts for row in part[m]) == list(range(m * size, (m + 1) * size))
-        for part in parts:
-            assert part[m] == tuple(sorted(part[m]))
-            assert {row // width * width + i for row in part[m] for i in range(width)} == set(part[m])
+    parts, width = rule.partitions(lengths if by_tokens else None), rule.rows_per_item
+    by_mini_batch = rows_of_mini_batches(parts)
+    assert [row for rows in by_mini_batch for row in rows] == list(range(rule.num_rows))
+    sizes = [len(rows) for rows in by_mini_batch]
+    assert min(sizes) > 0 and max(sizes) - min(sizes) in (0, width)
+    for rows in (rows for part in parts for rows in part):
+        assert rows == tuple(sorted(rows))
+        assert {row // width * width + i for row in rows for i in range(width)} == set(rows)
+
+
+@settings(max_examples=100)
+@given(partitions(), SPEEDS, st.integers(1, 3))
+def test_mini_batches_are_the_same_rows_under_every_plan(drawn, speeds, finer):
+    """Whatever the replicas, and by how much finer a call on the same rows cuts them."""
+    rule, lengths = drawn
+    mini_batches = rows_of_mini_batches(rule.partitions(lengths))
+    assert rows_of_mini_batches(replace(rule, speeds=speeds).partitions()) == mini_batches
+    if rule.num_rows >= rule.mini_batches * finer * rule.rows_per_item:
+        fine = rows_of_mini_batches(replace(rule, mini_batches=rule.mini_batches * finer).partitions())
+        merged = [sum(fine[start : start + finer], []) for start in range(0, len(fine), finer)]
+        assert merged == mini_batches
+
+
+@settings(max_examples=200)
+@given(partitions(st.integers(1, 5).map(lambda dp: (1.0,) * dp)))
+def test_by_count_replicas_differ_by_at_most_one_item(drawn):
+    """Of each mini-batch, and of all of them: who has one more of the one has not one more of the next."""
+    rule, _ = drawn
+    items = [[len(rows) // rule.rows_per_item for rows in part] for part in rule.partitions()]
+    for of_mini_batch in zip(*items, strict=True):
+        assert max(of_mini_batch) - min(of_mini_batch) <= 1
+    totals = [sum(of_replica) for of_replica in items]
+    assert max(totals) - min(totals) <= 1
+
+
+@settings(max_examples=200)
+@given(partitions())
+def test_by_tokens_every_mini_batch_ends_about_as_early_as_it_can(drawn):
+    """Graham's bound for any list of items: at most dp - 1 of the longest one over what all speeds together take."""
+    rule, lengths = drawn
+    for of_mini_batch in zip(*rule.partitions(lengths), strict=True):
+        tokens = [sum(lengths[row] for row in rows) for rows in of_mini_batch]
+        starts = (rows[i] for rows in of_mini_batch for i in range(0, len(rows), rule.rows_per_item))
+        longest = max(sum(lengths[start : start + rule.rows_per_item]) for start in starts)
+        finish = max(sum_ / speed for sum_, speed in zip(tokens, rule.speeds, strict=True))
+        assert finish <= (sum(tokens) + (rule.dp - 1) * longest) / sum(rule.speeds) + 1e-9
+
+
+def test_one_item_leaves_a_replica_without_any():
+    assert RowPartition(2, (1.0, 1.0), 1, 2).partitions() == (((0, 1),), ((),))
+
+
+def test_single_items_of_mini_batches_are_taken_in_turn():
+    """Else one replica would have all rows of an inference that follows the train_step's mini-batches."""
+    assert RowPartition(4, (1.0, 1.0), 4).partitions() == (((0,), (), (2,), ()), ((), (1,), (), (3,)))
+    by_tokens = RowPartition(3, (1.0, 1.0), 3, lengths_of="generate").partitions((9, 2, 3))
+    assert by_tokens == (((0,), (), ()), ((), (1,), (2,)))
 
 
 @settings(max_examples=60)
@@ -71,8 +126,11 @@ def test_a_replica_on_slower_devices_gets_less():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (RowPartition(6, (1.0,) * 2, mini_batches=4), r"num_rows: got 6, expected a multiple of 4 \(4 mini-batches"),
-        (RowPartition(8, (1.0,) * 3, mini_batches=4), "dp: got 3, expected at most 2, the items of a mini-batch"),
+        (
+            RowPartition(7, (1.0,) * 2, rows_per_item=2),
+            "num_rows: got 7, expected a multiple of 2, the rows of an item",
+        ),
+        (RowPartition(6, (1.0,), 4, rows_per_item=2), "mini_batches: got 4, expected at most 3, the items of a step"),
     ],
 )
 def test_rows_that_cannot_be_partitioned_are_refused(rule, message):

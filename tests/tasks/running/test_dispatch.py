@@ -3,6 +3,8 @@
 The engines compute nothing (see row_world), so what is under test is the controller, the stores and the exchange.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from prefect_rlhf.engines.gang.local import LocalGang
@@ -57,10 +59,11 @@ def gang():
     gang.close()
 
 
-def started(gang, name, folder, num_steps=2):
+def started(gang, name, folder, num_steps=2, num_rows=8):
     """A dispatcher whose instances are built."""
     cluster, placements = PLANS[name]
     graph = row_world.with_operations(ppo(mini_batches=2))
+    graph = replace(graph, calls=tuple(replace(call, num_rows=num_rows) for call in graph))
     plan = ExecutionPlan(name, cluster, tuple((placements | {"advantages": on("n0:0", "python")}).items()))
     check_plan(plan, graph, cluster.whole)
     dispatcher = Dispatcher(row_world.training_run(graph, plan, num_steps, folder), gang)
@@ -74,10 +77,14 @@ def held(gang, step):
     return {(rank, *key) for rank, keys in answers.items() for key in keys}
 
 
+@pytest.mark.parametrize("num_rows", [8, 7, 2])
 @pytest.mark.parametrize("name", PLANS)
-def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_path, name):
-    """After each node a rank holds only keys that a later node of the step uses there; after the last one nothing."""
-    dispatcher = started(gang, name, tmp_path)
+def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_path, name, num_rows):
+    """After each node a rank holds only keys that a later node of the step uses there; after the last one nothing.
+
+    Seven rows divide by nothing; of two most replicas have none.
+    """
+    dispatcher = started(gang, name, tmp_path, num_rows=num_rows)
     augmented, run = row_world.whole_graph(dispatcher.run), dispatcher.run
     for step in range(2):
         nodes = [node for node in augmented.of_step(step) if node.kind != "export"]
@@ -88,7 +95,7 @@ def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_pat
             wanted = {(run.rank(d), *key) for found in uses for d, keys in found.items() for key in keys}
             assert held(gang, step) <= wanted
             most = max(most, *outcome.store_bytes.values())
-            assert node.kind != "compute" or outcome.metrics["rows"] == 8, "it asserts every column of its rows"
+            assert node.kind != "compute" or outcome.metrics["rows"] == num_rows, "it asserts every column of its rows"
         dispatcher.finish_step(step, oldest=step + 1)
         assert most > 0
         assert held(gang, step) == set()
@@ -128,6 +135,19 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
         first = order.train.mini_batch_rows[0]
         assert {row // 4 for row in order.rows[:first]} == {0} and {row // 4 for row in order.rows[first:]} == {1}
     assert abs(sum(tokens[0]) - sum(tokens[1])) <= 2 * max(map(row_world.length, range(40)))
+
+
+def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_path):
+    """Two replicas of one mini-batch of one row and one of two: all four ranks are told."""
+    dispatcher = started(gang, "pipelines", tmp_path, 1, num_rows=3)
+    for node in row_world.whole_graph(dispatcher.run):
+        if node.id == "actor_train_step@0":
+            break
+        dispatcher.execute(node)
+    orders = call_commands(dispatcher.run, node, dispatcher.rows)
+    dispatcher.rows.finish(0)
+    assert sorted(orders[rank].train.mini_batch_rows for rank in range(4)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
+    assert all(order.train.some_without_rows for order in orders.values())
 
 
 def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
