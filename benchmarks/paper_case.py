@@ -72,7 +72,9 @@ class Case:
         """Trace the flow that runs, without its evaluation calls."""
         flow, settings = _FLOWS[self.algorithm](self)
         names = flow.algorithm.body.__annotations__
-        models = {role: self._model(role) for role, kind in names.items() if kind == "Model"}
+        models = {
+            role: self._model(role) for role, kind in names.items() if kind in ("Model", "Model | None", "Reward")
+        }
         data = {name: _DATA[kind](name) for name, kind in names.items() if kind in _DATA}
         arguments: dict[str, Any] = {name: object() for name in (*models, *data)}
         more = {"staleness": self.staleness} if "staleness" in names else {}

@@ -37,6 +37,7 @@ SMALLEST = {
     "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
     "our_ppo": ("{work}", MEASURED),
     "papers": ("--only app", "expected holds name values"),
+    "learn": ("rloo --steps 1 --home {home}", "after algorithm before by_step goal kl metric minutes seed"),
     "plan_invariance": (
         "--plans 1 --four-ranks",
         "max_loss_difference max_weight_difference near_ties num_plans tokens_equal",

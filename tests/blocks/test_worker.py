@@ -31,15 +31,16 @@ def _require_nothing_left(site: PrefectSite, run: str, seconds: float) -> float:
     """No process of the run within `seconds`, and then no device held; returns how long it took."""
     took = site.until(lambda: not site.left_of(run), seconds)
     book = LeaseBook(site.folder / "leases", ClusterShape("toy", 1, 2, 8 << 30))
-
-    def free() -> bool:
-        answer = book.acquire(2, Holder.now("probe", "probe"))
-        if isinstance(answer, LeasedMesh):
-            answer.release()
-        return isinstance(answer, LeasedMesh)
-
-    site.until(free, 3)
+    site.until(lambda: _is_free(book, 2), 3)
     return took
+
+
+def _is_free(book: LeaseBook, num_devices: int) -> bool:
+    """So many devices at this moment."""
+    answer = book.acquire(num_devices, Holder.now("probe", "probe"))
+    if isinstance(answer, LeasedMesh):
+        answer.release()
+    return isinstance(answer, LeasedMesh)
 
 
 def test_a_run_gets_its_lease_and_leaves_nothing(site):
@@ -247,20 +248,15 @@ def test_a_suspended_run_ends_its_step_and_goes_on_when_resumed(site):
 def test_a_run_may_make_do_with_fewer_devices(site):
     """The largest free part of the mesh, at once."""
     book = LeaseBook(site.folder / "leases", ClusterShape("wide", 1, 8, 8 << 30))
-    answers = [book.acquire("n0:0", Holder.now("probe", "probe"))]
-
-    def held() -> bool:  # a run is COMPLETED a moment before its devices are free
-        if not isinstance(answers[-1], LeasedMesh):
-            answers.append(book.acquire("n0:0", Holder.now("probe", "probe")))
-        return isinstance(answers[-1], LeasedMesh)
-
-    site.until(held, 30)
+    site.until(lambda: _is_free(book, 8), 30)  # a run is COMPLETED a moment before its devices are free
+    held = book.acquire("n0:0", Holder.now("probe", "probe"))
+    assert isinstance(held, LeasedMesh)
     out = site.folder / "fewer"
     run = site.run("wide", {"num_devices": 8, "min_devices": 2}, out=str(out))
     try:
         site.until_state(run, "COMPLETED")
     finally:
-        answers[-1].release()
+        held.release()
     assert Lease.from_json(out.read_text()).mesh.name == "n0:4-7"
 
 

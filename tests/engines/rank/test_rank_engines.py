@@ -21,6 +21,7 @@ from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.strategy import Strategy
 from tests.engines.vllm_cases import make_folder
 
@@ -66,6 +67,8 @@ class Prompts:
     def __len__(self):
         return 100
 
+    column_kinds = {}
+
     def read(self, row_ids):
         return {"prompt_tokens": [[20 + i + j for j in range(i + 2)] for i in row_ids]}
 
@@ -80,6 +83,7 @@ def port(argument, source, keys):
     return Port(argument, source, keys)
 
 
+MADE = RowSet("generate", "prompts", 1, RowSet("prompts", "prompts"))
 GENERATE = Call(
     "generate",
     "generate",
@@ -87,7 +91,7 @@ GENERATE = Call(
     (port("prompts", "prompts", ("prompt_tokens",)),),
     ROLLOUT,
     Operation("sample"),
-    "prompts",
+    MADE,
     6,
 )
 INFER = Call(
@@ -97,12 +101,10 @@ INFER = Call(
     (port("rollout", "generate", ROLLOUT[:2]),),
     ("logprobs",),
     Operation("logprobs"),
-    "prompts",
+    MADE,
     6,
 )
-TRAIN = Call(
-    "train", "train_step", "actor", (port("rollout", "generate", ROLLOUT),), (), Operation("push_up"), "prompts", 6
-)
+TRAIN = Call("train", "train_step", "actor", (port("rollout", "generate", ROLLOUT),), (), Operation("push_up"), MADE, 6)
 
 
 class World:

@@ -18,6 +18,7 @@ from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.strategy import Strategy
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,8 @@ class Pairs:
     def __len__(self):
         return 10
 
+    column_kinds = {}
+
     def read(self, row_ids):
         return {"tokens": [[5 + i, 6, 7, 8] for i in row_ids], "prompt_length": [2 for _ in row_ids]}
 
@@ -47,6 +50,8 @@ class Prompts:
 
     def __len__(self):
         return 10
+
+    column_kinds = {}
 
     def read(self, row_ids):
         return {"prompt_tokens": [[5 + i, 6, 7] for i in row_ids]}
@@ -74,7 +79,16 @@ class World:
         return self.ask("build", BuildCommand(spec, instance, (0,), layout_of(instance, spec, ONE), 64, len(ROWS)))
 
     def command(self, kind, instance, keys, source, outputs=(), **more):
-        call = Call(kind, kind, "actor", (Port("rows", source, keys),), outputs, Operation("x"), source, len(ROWS))
+        call = Call(
+            kind,
+            kind,
+            "actor",
+            (Port("rows", source, keys),),
+            outputs,
+            Operation("x"),
+            RowSet(source, source),
+            len(ROWS),
+        )
         common = {"rows": ROWS, "row_ids": ROWS, "seed": 1, "run_dir": None, "tokenizer": self.folder}
         return CallCommand(0, call, instance, **common, **more)
 
