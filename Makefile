@@ -6,6 +6,9 @@ PORT ?= 4200
 VENV := .venv
 RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
 
+# Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+
 .PHONY: setup demo stop test test-all lint
 setup: $(VENV)/.ready
 
@@ -32,7 +35,7 @@ lint: setup
 test: setup
 	$(RUN)/python -m prefect_rlhf.placement.search > /dev/null 2>&1 &
 	$(MAKE) lint
-	$(RUN)/pytest -m "not all" --durations=15
+	$(RUN)/pytest -m "not all" $(SIDE_BY_SIDE) --durations=15
 
 test-all: lint
 	$(RUN)/pytest --durations=15
