@@ -1,31 +1,15 @@
-"""Our side of `ppo_step.py`: the flow `rlhf/ppo` on a leased mesh of `threads` CPU ranks, with a Prefect server."""
+"""Our side of `ppo_step.py`: the flow `rlhf/ppo`."""
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from benchmarks.ppo_work import Measured, PPOWork
-from prefect_rlhf.flows.commands import cli
-from prefect_rlhf.flows.demo.outcome import read_metrics
-from prefect_rlhf.tasks.running.journal import read_spans
-
-
-def main() -> None:
-    """Train on one rank per thread, print what a step took."""
-    work = PPOWork(**json.loads(sys.argv[1]))
-    with tempfile.TemporaryDirectory() as folder:
-        parameters = Path(folder) / "parameters.json"
-        parameters.write_text(json.dumps(flow_parameters(work, Path(folder))))
-        status = cli.main(["ppo", "--parameters", str(parameters), "--devices", str(work.threads)])
-        if status:
-            sys.exit(status)
-        print(json.dumps(asdict(measured(work, Path(folder) / "latest"))))
+from benchmarks.our_step import train
+from benchmarks.ppo_work import PPOWork
 
 
 def flow_parameters(work: PPOWork, folder: Path) -> dict[str, Any]:
@@ -54,23 +38,6 @@ def flow_parameters(work: PPOWork, folder: Path) -> dict[str, Any]:
     }
 
 
-def measured(work: PPOWork, run_dir: Path) -> Measured:
-    """Medians over the steps after the first, by the controller's clock; of a call with the transfers that feed it."""
-    steps = [step for step in read_metrics(run_dir) if 1 <= step["step"] <= work.steps]
-    seconds_per_call: dict[str, float] = {}
-    for span in read_spans(run_dir):
-        if 1 <= span.step <= work.steps:
-            call = span.call or span.kind
-            seconds_per_call[call] = seconds_per_call.get(call, 0.0) + (span.end - span.start) / work.steps
-    return Measured(
-        seconds_per_step=median(step["seconds"] for step in steps),
-        seconds_per_call=dict(sorted(seconds_per_call.items())),
-        details={
-            share: round(median(step[share] for step in steps), 4)
-            for share in ("orchestration_share", "fingerprint_share")
-        },
-    )
-
-
 if __name__ == "__main__":
-    main()
+    asked = PPOWork(**json.loads(sys.argv[1]))
+    train("ppo", asked, partial(flow_parameters, asked))

@@ -29,8 +29,9 @@ import pyarrow.parquet as pq
 from prefect.testing.utilities import prefect_test_harness
 
 from benchmarks.our_ppo import flow_parameters
-from benchmarks.ppo_work import PPOWork, check_files
+from benchmarks.ppo_work import PPOWork
 from benchmarks.prepared_ppo import prepared_ppo
+from benchmarks.step_work import check_files
 from prefect_rlhf.flows.commands import profile as profile_command
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.ppo import ppo

@@ -8,62 +8,16 @@ mini-batch, no evaluation, no checkpoints, no logging to a tracker.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.ppo import PPOConfig, PPOTrainer, ppo_trainer
 
 from benchmarks.ppo_work import PPOWork
-
-
-class Stopwatch(TrainerCallback):
-    """Seconds of each step, and within a step of generation and of the three inferences; the rest is training."""
-
-    def __init__(self) -> None:
-        self.steps: list[dict[str, float]] = []
-        self.current: dict[str, float] = defaultdict(float)
-        self.began = 0.0
-
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.began = time.perf_counter()
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        now = time.perf_counter()
-        step = now - self.began
-        self.steps.append({**self.current, "train": step - sum(self.current.values()), "step": step})
-        self.current, self.began = defaultdict(float), now
-
-    @contextmanager
-    def timing(self, name: str) -> Iterator[None]:
-        """Add the block's seconds to `name` of this step."""
-        began = time.perf_counter()
-        yield
-        self.current[name] += time.perf_counter() - began
-
-    def median(self, name: str) -> float:
-        """The median over all steps but the first, which warms up."""
-        return statistics.median(step.get(name, 0.0) for step in self.steps[1:])
-
-
-def watch(watch: Stopwatch, names: Callable[..., str | None], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Time `function` under the name that `names` gives its first argument; not at all when that is None."""
-
-    def timed(first: Any, *rest: Any, **named: Any) -> Any:
-        name = names(first)
-        if name is None:
-            return function(first, *rest, **named)
-        with watch.timing(name):
-            return function(first, *rest, **named)
-
-    return timed
+from benchmarks.trl_stopwatch import Stopwatch
 
 
 def make_trainer(work: PPOWork) -> PPOTrainer:
@@ -116,10 +70,10 @@ def measure(work: PPOWork) -> dict[str, Any]:
     trainer, stopwatch = make_trainer(work), Stopwatch()
     trainer.add_callback(stopwatch)
     scored = {id(trainer.value_model): "critic_inference", id(trainer.reward_model): "reward_inference"}
-    ppo_trainer.batch_generation = watch(stopwatch, lambda _: "actor_generate", ppo_trainer.batch_generation)
-    ppo_trainer.get_reward = watch(stopwatch, lambda model: scored[id(model)], ppo_trainer.get_reward)
-    ppo_trainer.forward = watch(
-        stopwatch, lambda model: "ref_inference" if model is trainer.ref_model else None, ppo_trainer.forward
+    ppo_trainer.batch_generation = stopwatch.watch(lambda _: "actor_generate", ppo_trainer.batch_generation)
+    ppo_trainer.get_reward = stopwatch.watch(lambda model: scored[id(model)], ppo_trainer.get_reward)
+    ppo_trainer.forward = stopwatch.watch(
+        lambda model: "ref_inference" if model is trainer.ref_model else None, ppo_trainer.forward
     )
     trainer.train()
     calls = ("actor_generate", "reward_inference", "ref_inference", "critic_inference", "train")

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ppo_step import TRL_FOLDER
+from benchmarks import grpo_step, ppo_step
+from benchmarks.grpo_work import GRPOWork
 from benchmarks.ppo_work import PPOWork
+from benchmarks.step_sides import python_path, trl_folder
 from tests.tiny import make_model, make_pairs, make_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,9 +35,14 @@ SMALLEST = {
     ),
     "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
     "growth": ("{growth}", "calls ratio rss_mib seconds threads"),
+    "grpo_step": (
+        f"--only ours --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
+        "fingerprint_share orchestration_share ours_seconds ours_seconds_per_call",
+    ),
     "heterogeneous": ("--model llama-7b --batch-sizes 16 --budget-seconds 0.5", "gains paper rows"),
     "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
-    "our_ppo": ("{work}", MEASURED),
+    "our_grpo": ("{grpo_work}", MEASURED),
+    "our_ppo": ("{ppo_work}", MEASURED),
     "papers": ("--only app", "expected holds name values"),
     "learn": ("rloo --steps 1 --home {home}", "after algorithm before by_step goal kl metric minutes seed"),
     "plan_invariance": (
@@ -55,9 +62,12 @@ SMALLEST = {
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
         "cpu_seconds gap lower_bound_seconds makespan_seconds plan",
     ),
-    "trl_ppo": ("{work}", MEASURED),
+    "trl_grpo": ("{grpo_work}", MEASURED),
+    "trl_ppo": ("{ppo_work}", MEASURED),
 }
-"""Arguments, and the keys of the last line; `{home}` is a small demo, `{work}` a small PPO step."""
+"""Arguments, and the keys of the last line; `{home}` is a small demo, the works are small steps."""
+
+TRL_VERSIONS = {"trl_grpo": grpo_step.TRL_VERSION, "trl_ppo": ppo_step.TRL_VERSION}
 
 JUDGE = """
 class SentimentIntensityAnalyzer:
@@ -96,17 +106,22 @@ def test_every_benchmark_has_a_smallest_size():
 @pytest.mark.parametrize("started", ["file", "module"])
 @pytest.mark.parametrize("name", SMALLEST)
 def test_a_benchmark_ends_with_one_line_of_json(name, started, home):
-    if name == "trl_ppo" and not (ROOT / TRL_FOLDER).is_dir():
-        pytest.skip(f"TRL is not installed in {TRL_FOLDER}: benchmarks/ppo_step.py puts it there")
+    version = TRL_VERSIONS.get(name)
+    if version and not (ROOT / trl_folder(version)).is_dir():
+        pytest.skip(f"TRL is not installed in {trl_folder(version)}: the benchmark that compares with it puts it there")
     arguments, keys = SMALLEST[name]
-    prompts = home / "data" / "prompts.parquet"
-    work = PPOWork(str(home / "models" / "smollm2"), str(prompts), batch_size=8, response_tokens=4, steps=1)
-    values = {"home": home, "work": json.dumps(asdict(work), separators=(",", ":")), "growth": '{"calls":12}'}
+    files = {"model": str(home / "models" / "smollm2"), "prompts": str(home / "data" / "prompts.parquet")}
+    works = {
+        "ppo_work": PPOWork(**files, batch_size=8, response_tokens=4, steps=1),
+        "grpo_work": GRPOWork(**files, batch_size=2, samples=4, response_tokens=4, steps=1, mini_batches=2),
+    }
+    texts = {key: json.dumps(asdict(work), separators=(",", ":")) for key, work in works.items()}
+    values = {"home": home, **texts, "growth": '{"calls":12}'}
     command = [f"benchmarks/{name}.py"] if started == "file" else ["-m", f"benchmarks.{name}"]
     environment = {**os.environ, "HOME": str(home), "HF_HUB_OFFLINE": "1"}
     environment["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"  # its first start makes a database
-    if name == "trl_ppo":
-        environment |= {"PYTHONPATH": str(ROOT / TRL_FOLDER), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    if version:
+        environment |= {"PYTHONPATH": python_path(version), "TRL_EXPERIMENTAL_SILENCE": "1"}
     done = subprocess.run(
         [sys.executable, *command, *(word.format_map(values) for word in arguments.split())],
         cwd=ROOT,
