@@ -66,8 +66,7 @@ class VllmEngine:
         return layers
 
     def weights_written(self) -> None:
-        """Forget the keys and values that the old weights made; on CPU, have the new weights packed before use."""
-        self._llm.reset_prefix_cache()
+        """On CPU, have the new weights packed before use; keys and values of the old ones no generate reads anyway."""
         if self._cpu is not None:
             self._cpu.weights_written()
 
@@ -82,6 +81,9 @@ class VllmEngine:
 
         The engine was built for the rows of one of `micro_batches` at once; others begin as some end.
 
+        Rows with the same prompt, a group's, compute its whole cache blocks once. Nothing is shared with earlier calls,
+        so that in bfloat16 too a call answers as it would in a resumed run.
+
         Log-probabilities are those of the whole vocabulary at the temperature; of a greedy response they are the
         model's own, at temperature 1.
         """
@@ -89,6 +91,7 @@ class VllmEngine:
         if self._cpu is not None:
             self._cpu.pack()
         names = [str(next(self._request_ids)) for _ in prompts]
+        self._llm.reset_prefix_cache()
         with self._group.entered():
             for name, prompt, seed in zip(names, prompts, seeds, strict=True):
                 parameters = sampling_parameters(sampling, seed, self._end_tokens)

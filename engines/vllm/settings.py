@@ -14,7 +14,10 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 
 def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
-    """Describe an engine with room for the command's rows at once, eager only on CPU."""
+    """Describe an engine with room for the command's rows at once, eager only on CPU.
+
+    Rows that begin alike share the keys and values of the whole blocks that they have in common.
+    """
     on_cuda = torch.cuda.is_available()
     length = command.max_sequence_length
     return EngineArgs(
@@ -31,6 +34,8 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
         max_num_seqs=command.max_rows,
         max_num_batched_tokens=max(length, min(command.max_rows * length, PASS_TOKENS)),
         kv_cache_memory_bytes=_cache_bytes(command),
+        block_size=None if on_cuda else CACHE_BLOCK,  # vLLM's own 128 exceed most prompts
+        enable_prefix_caching=True,
         gpu_memory_utilization=0.01,  # sizes nothing here, and vLLM refuses to start unless that share is free
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,

@@ -21,6 +21,7 @@ from vllm_cases import (
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.engines.vllm.environment import survive_scan
+from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.errors import InvalidInput
 
 pytestmark = pytest.mark.slow
@@ -97,6 +98,21 @@ def test_a_row_depends_on_its_seed_alone(engine):
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
 def test_no_rows_get_no_responses(engine, top_p):
     assert engine.generate([], SamplingSettings(4, top_p=top_p), []) == Generated([], [])
+
+
+def test_rows_of_a_group_share_their_prompts_prefill_with_each_other_and_with_no_earlier_call(engine):
+    """Of a group's prompts of 72 tokens one is computed, and of the others what is beyond its two whole blocks."""
+    prompts = [prompt for prompt in make_prompts(2, 72, 72) for _ in range(4)]
+    num_tokens, seeds = [], list(range(8))
+    hook = engine.layers[0].register_forward_pre_hook(lambda _, inputs: num_tokens.append(inputs[0].shape[-1]))
+    try:
+        made = [engine.generate(prompts, SAMPLED, seeds) for _ in range(2)]
+    finally:
+        hook.remove()
+    prefill = 2 * (72 + 3 * (72 - 2 * CACHE_BLOCK))
+    assert num_tokens == 2 * [prefill, *[8] * 15]
+    alone = [engine.generate([prompt], SAMPLED, [seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
+    assert made[0].tokens == made[1].tokens == [answer.tokens[0] for answer in alone]
 
 
 def test_seeds_are_any_whole_numbers(engine):

@@ -58,9 +58,9 @@ def test_the_cache_of_a_13b_model_takes_800_kb_per_token():
 def test_vllm_reserves_whole_blocks_for_every_row():
     work = CallWork("generate", 8, Workload.fixed(100, 50))
     found = call_bytes(work, Execution(Strategy()), LLAMA, "vllm")
-    assert found.kv_cache == (8 * 2 + 2) * 128 * 512 * 1024
+    assert found.kv_cache == (8 * 5 + 2) * 32 * 512 * 1024
     few = call_bytes(work, replace(Execution(Strategy()), rows_at_once=2), LLAMA, "vllm")
-    assert few.kv_cache == (2 * 2 + 2) * 128 * 512 * 1024
+    assert few.kv_cache == (2 * 5 + 2) * 32 * 512 * 1024
 
 
 @given(strategies, st.sampled_from([1, 2, 4]))

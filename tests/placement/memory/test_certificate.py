@@ -57,11 +57,11 @@ def test_float32_weights_are_their_own_main_weights():
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_generation_keeps_weights_tables_and_a_cache_for_its_rows(kind):
-    """Four rows of at most 16 tokens take a block of 128 each. On CPU all but norms is there once more, packed."""
+    """Four rows of at most 16 tokens take a block of 32 each. On CPU all but norms is there once more, packed."""
     found = kept(preset("flattening", ppo(), TWO_DEVICES, TWO_DEVICES.whole), ppo(), kind=kind)
     norms = 128 * (2 * 4 + 1)
     assert found["actor", "vllm", "weights"] == 2 * (ELEMENTS + 256 * 32) + 4 * 4 * 4
-    assert found["actor", "vllm", "key-value cache"] == (4 + 2) * 128 * 2 * 4 * 2 * 32 * 2
+    assert found["actor", "vllm", "key-value cache"] == (4 + 2) * 32 * 2 * 4 * 2 * 32 * 2
     assert found.get(("actor", "vllm", "packed weights"), 0) == (2 * (ELEMENTS - norms) if kind == "cpu" else 0)
 
 
