@@ -101,7 +101,7 @@ def test_an_impossible_mesh_is_refused(site):
     assert site.until_state(run, "FAILED")["message"] == "mesh: got 'n0:0-7', expected devices 0 to 1 of each node"
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.all)])
 def test_the_worker_ends(site, number):
     """Killed or stopped, the worker leaves no process, lease, folder, or run that seems to go on.
 

@@ -133,6 +133,7 @@ def test_a_reload_runs_beside_a_call_on_the_same_device(run, tmp_path):
     assert away["device_bytes"]["0"] < back["device_bytes"]["0"]
 
 
+@pytest.mark.all
 def test_both_train_steps_of_split_run_at_once_in_every_step(run):
     pairs = [(f"train_step.actor_train@{step}", f"train_step.critic_train@{step}") for step in range(2)]
     spans = run(2, *pairs, plan="split")

@@ -66,6 +66,7 @@ def results(prefect, parameters, tmp_path_factory):
     return runs, (folder / "imported").exists()
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_runs_end_where_vllm_cannot_be_imported(results):
     """And nothing tries to."""
@@ -74,6 +75,7 @@ def test_runs_end_where_vllm_cannot_be_imported(results):
     assert not imported
 
 
+@pytest.mark.all
 @pytest.mark.slow
 def test_what_generates_are_the_newest_weights(results):
     """Shared or brought to another split, step 1 samples from what step 0 trained, and the end is the same."""
