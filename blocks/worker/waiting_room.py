@@ -92,7 +92,9 @@ class WaitingRoom:
         self, flow_run: FlowRun, configuration: GpuMeshConfiguration, busy: Busy, logger: PrefectLogAdapter
     ) -> None:
         """Show in the run's state what it waits for, since when; or fail it after its longest wait."""
-        now, message, state = datetime.now(UTC), str(busy), flow_run.state
+        records = RunRecords(self.client, flow_run.id)
+        now, message, run = datetime.now(UTC), str(busy), await records.read()
+        state = run.state if run is not None else None  # a poll's answer has none
         waits = state is not None and state.name == WAITING
         since = state.state_details.scheduled_time if state is not None and waits else None
         until = (since or now) + timedelta(seconds=configuration.lease_wait_seconds)
@@ -102,7 +104,7 @@ class WaitingRoom:
             return
         if not waits or state is None or state.message != message:
             logger.info(message)
-            await RunRecords(self.client, flow_run.id).wait(message, since or now)
+            await records.wait(message, since or now)
         self._waiting.append((configuration, until))
 
     async def refuse(self, flow_run: FlowRun, logger: PrefectLogAdapter, message: str) -> None:

@@ -53,7 +53,7 @@ def test_a_run_gets_its_lease_and_leaves_nothing(site):
 
 
 def test_waiting_and_cancelling(site):
-    """A second run waits and says for whom; a dry run does not; a cancelled run is gone within ten seconds.
+    """A second run waits, says for whom, and gives up; a dry run waits for none; a cancelled run is gone in ten seconds.
 
     Nothing stays Pending, and the run that waited gets the devices.
     """
@@ -68,6 +68,11 @@ def test_waiting_and_cancelling(site):
     name = site.ask(f"/flow_runs/{first}")["name"]
     waiting = site.until_state(second, "WaitingForLease")
     assert waiting["message"].startswith(f"waiting for 1 device of cluster toy: held by whole/{name} since ")
+
+    impatient = site.run("half", {"lease_wait_seconds": 1})
+    assert site.until_state(impatient, "FAILED")["message"].endswith("; gave up after 1 s")
+    logs = site.ask("/logs/filter", {"logs": {"flow_run_id": {"any_": [second]}}})
+    assert len([log for log in logs if log["message"].startswith("waiting for")]) == 1, "it says so once"
 
     site.until_state(third, "WaitingForLease")
     site.prefect("flow-run", "cancel", third)
