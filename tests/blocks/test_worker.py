@@ -53,7 +53,7 @@ def test_a_run_gets_its_lease_and_leaves_nothing(site):
 
 
 def test_waiting_and_cancelling(site):
-    """A second run waits, says for whom, and gives up; a dry run waits for none; a cancelled run is gone in ten seconds.
+    """A second run waits, says for whom, and gives up; a dry run waits for none; a cancelled run ends in ten seconds.
 
     Nothing stays Pending, and the run that waited gets the devices.
     """
