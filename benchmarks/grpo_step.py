@@ -12,7 +12,7 @@ Not equal. Ours keeps main weights, gradients and moments in float32, TRL here a
 it. Ours is two processes of one thread, with vLLM beside the trained weights, a Prefect server, fingerprints, and
 rollouts written to disk; TRL's is one process of two threads that generates with transformers. TRL makes the old
 log-probabilities anew where there is more than one optimizer step; ours divides by those of the generation. With
-`--rounds` the sides take turns, and each counts with the median of its rounds.
+`--rounds` the sides take turns; each round prints a line, and the last line has the median of each side's rounds.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def main() -> None:
             measured.setdefault("trl", []).append(measure_trl("benchmarks.trl_grpo", work, TRL_VERSION))
         if only != "trl":
             measured.setdefault("ours", []).append(measure_ours("benchmarks.our_grpo", work))
+        print(json.dumps(compared({side: parts[-1] for side, parts in measured.items()})), flush=True)
     print(json.dumps(compared({side: middle(parts) for side, parts in measured.items()})))
 
 
