@@ -133,6 +133,15 @@ def _make_patient(client: type[Any], patient: Callable[[str, Any], Any]) -> None
     client._send_with_retry = wrapper
 
 
+def _is_answer(response: httpx.Response, asked_at: float, address: str) -> bool:
+    """Whether the server itself answered; note it either way. Raises ServerAway once patience is at its end."""
+    if response.status_code not in AWAY_CODES:
+        PATIENCE.answered()
+        return True
+    PATIENCE.failed(asked_at, address, f"status {response.status_code}")
+    return False
+
+
 def _sync_send(address: str, send: Callable[..., httpx.Response]) -> Callable[..., httpx.Response]:
     def patient_send(*args: Any, **kwargs: Any) -> httpx.Response:
         asked_at = time.monotonic()
@@ -143,10 +152,8 @@ def _sync_send(address: str, send: Callable[..., httpx.Response]) -> Callable[..
             except AWAY_ERRORS as error:
                 PATIENCE.failed(asked_at, address, type(error).__name__)
             else:
-                if response.status_code not in AWAY_CODES:
-                    PATIENCE.answered()
+                if _is_answer(response, asked_at, address):
                     return response
-                PATIENCE.failed(asked_at, address, f"status {response.status_code}")
             time.sleep(RETRY_SECONDS)
 
     return patient_send
@@ -164,10 +171,8 @@ def _async_send(
             except AWAY_ERRORS as error:
                 PATIENCE.failed(asked_at, address, type(error).__name__)
             else:
-                if response.status_code not in AWAY_CODES:
-                    PATIENCE.answered()
+                if _is_answer(response, asked_at, address):
                     return response
-                PATIENCE.failed(asked_at, address, f"status {response.status_code}")
             await anyio.sleep(RETRY_SECONDS)
 
     return patient_send
