@@ -82,8 +82,8 @@ class CallInputs:
                 batch.setdefault(key, padded)
         if self.dataset is not None:
             for name, kind in self.dataset.kinds.items():
-                if kind == "number":
-                    batch.setdefault(name, numbers(self.dataset.read(name)))
+                if kind == "number" and name not in batch:
+                    batch[name] = numbers(self.dataset.read(name))
         mask_BT = sequences.response_mask_BT()
         return batch | {"mask": mask_BT * batch["mask"].to(mask_BT) if "mask" in batch else mask_BT}
 

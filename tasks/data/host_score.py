@@ -32,14 +32,13 @@ class HostScore:
     def __call__(self, rollout: Batch, context: Context, state: object = None) -> Computed:
         """Score all rows. Raises what HostPool.score raises."""
         del state  # a reward has none
-        rewards = HostRewards.model_validate_json(self.settings)
-        rows = plain_rows(rollout, context)
-        made = pool_of(self.settings).score(rows, f"score · step {context.step}")
+        rows, pool = plain_rows(rollout, context), pool_of(self.settings)
+        made = pool.score(rows, f"score · step {context.step}")
         values = {name: [_number(value) for value in column] for name, column in made.values.items()}
-        weights = {function.name: function.weight for function in rewards.host_functions}
+        weights = {function.name: function.weight for function in pool.functions}
         failed = {failure.row for failure in made.failures}
         metrics = {name: _mean(column) for name, column in values.items() if not all(map(math.isnan, column))}
-        without = failed if rewards.failed_value is None else frozenset()
+        without = failed if pool.settings.failed_value is None else frozenset()
         sums = weighted_sums(values, weights)
         columns = {"scores": _column([math.nan if row in without else total for row, total in enumerate(sums)])}
         if len(values) > 1:
