@@ -110,7 +110,7 @@ class PrefectSite:
 
         def reached() -> bool:
             state = self.state(run)
-            assert state["type"] not in FINAL - {wanted}, state
+            assert state["type"] not in FINAL - {wanted}, f"{state}\n{self.logged(run)}\n{self.log()[-3000:]}"
             return wanted in (state["type"], state["name"])
 
         self.until(reached, seconds)

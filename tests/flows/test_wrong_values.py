@@ -18,7 +18,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from pkgutil import walk_packages
-from tempfile import TemporaryFile
+from tempfile import NamedTemporaryFile
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -365,17 +365,22 @@ def test_a_wrong_command_costs_a_line(case, capsys, tmp_path, monkeypatch):
 NOBODY = {"PREFECT_API_URL": "http://127.0.0.1:9/api"}  # where no server answers
 
 
+MEASURED = """
+import resource, subprocess, sys
+status = subprocess.run(sys.argv[2:]).returncode
+open(sys.argv[1], "w").write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss))
+sys.exit(status)
+"""  # a small process in between: what starts another counts its own memory as the other's, too
+
+
 def command(*words: str, **environment: str) -> tuple[int, str, str]:
     """Exit status, stdout and stderr of the command as a person starts it, which takes no more than 2 GiB."""
     program = Path(sys.executable).with_name("prefect-rlhf")
-    given = {**os.environ, **environment}
-    with TemporaryFile("w+") as said, TemporaryFile("w+") as line:
-        started = subprocess.Popen([program, *words], env=given, stdout=said, stderr=line)
-        _, status, usage = os.wait4(started.pid, 0)
-        started.returncode = os.waitstatus_to_exitcode(status)
-        assert usage.ru_maxrss < GROWTH_BYTES >> 10
-        said.seek(0), line.seek(0)
-        return started.returncode, said.read(), line.read()
+    with NamedTemporaryFile("r") as most_kib:
+        measured = [sys.executable, "-c", MEASURED, most_kib.name, program, *words]
+        done = subprocess.run(measured, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        assert int(most_kib.read()) < GROWTH_BYTES >> 10
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")
