@@ -21,6 +21,11 @@ class RealExecution(Execution):
 
     gradient_bytes: ClassVar[int] = 2
 
+    @property
+    def replays_graphs(self) -> bool:
+        """It decodes with CUDA graphs where the workload says so (section 8.2, table 6)."""
+        return True
+
     def pieces(self, rows: float, train: bool) -> tuple[int, int]:
         """Run the plan's micro-batches one after the other, each cut to fill the pipeline (section 4, search space).
 

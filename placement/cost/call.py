@@ -81,7 +81,8 @@ class _CallSeconds:
         With too few of them to keep every stage busy, each waits for its own token to come around.
         """
         tp = self.execution.strategy.tp
-        layer = self.times.decode(rows, context, tp, self.work.workload.cuda_graphs) + self._tp_reduces(rows)
+        graphs = self.work.workload.cuda_graphs and self.execution.replays_graphs
+        layer = self.times.decode(rows, context, tp, graphs) + self._tp_reduces(rows)
         slowest, around = self._stages(layer, self._to_next_stage(rows), self.times.sample(rows, tp))
         idle = max(0.0, around - pieces * slowest.total)
         host = pieces * rows * self.execution.row_step_seconds

@@ -63,6 +63,11 @@ class Execution:
         return (pieces, 1) if self.engine == "vllm" else (1, pieces)
 
     @property
+    def replays_graphs(self) -> bool:
+        """Whether a decoding step replays CUDA graphs: vLLM's does, our Megatron engine launches every kernel."""
+        return self.engine == "vllm"
+
+    @property
     def sequence_split(self) -> int:
         """The number of parts that [tokens, hidden] is split into outside of matrix products."""
         return 1

@@ -149,11 +149,22 @@ def test_tensor_parallelism_across_nodes_is_dearer(kind, network):
 def test_cuda_graphs_spare_launches_and_nothing_else():
     """ReaL, table 6: generation of 34.5 s takes 16.3 s with graphs."""
     graphs, eager = (
-        cost(CallWork("generate", 512, Workload.fixed(1024, 1024, on)), Execution(Strategy(8, 2), 2, 8))
+        cost(CallWork("generate", 512, Workload.fixed(1024, 1024, on)), Execution(Strategy(8, 2), 2, 8, engine="vllm"))
         for on in (True, False)
     )
     assert eager.total > 1.5 * graphs.total
     assert eager._replace(launch=0) == graphs._replace(launch=0)
+
+
+def test_megatron_launches_every_kernel_of_a_decoding_step_whatever_the_workload_allows():
+    """Only vLLM captures CUDA graphs among our engines."""
+    allowed, forbidden = (
+        cost(CallWork("generate", 512, Workload.fixed(1024, 1024, on)), Execution(Strategy(8, 2), 2, 8))
+        for on in (True, False)
+    )
+    assert allowed == forbidden
+    replayed = cost(CallWork("generate", 512, Workload.fixed(1024, 1024)), RealExecution(Strategy(8, 2), 2, 8))
+    assert replayed.launch < allowed.launch / 3
 
 
 def test_training_on_perfect_hardware_takes_six_flops_per_parameter_and_token():
