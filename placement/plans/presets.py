@@ -148,6 +148,8 @@ def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> D
 def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
     """Cut a mesh in two, the first part with about `ratio` of it: whole nodes, or half of one node.
 
+    Raises InvalidInput where a half would be no mesh: of a single device, or of as many as are no power of two.
+
     >>> [part.name for part in cut(DeviceMesh(0, 4, 0, 8), 0.25)]
     ['n0:0-7', 'n1-3:0-7']
     """
@@ -156,9 +158,11 @@ def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
         first = replace(mesh, num_nodes=count)
         return first, replace(mesh, first_node=mesh.first_node + count, num_nodes=mesh.num_nodes - count)
     count = mesh.devices_per_node // 2
-    if count * 2 != mesh.devices_per_node or ratio != 0.5:
-        right = "a mesh of two equal halves" if ratio == 0.5 else f"several nodes to give {ratio} of them"
-        raise InvalidInput("mesh", mesh.name, f"{right} for this preset")
+    if ratio != 0.5:
+        raise InvalidInput("mesh", mesh.name, f"several nodes to give {ratio} of them for this preset")
+    if not count or count * 2 != mesh.devices_per_node or count & (count - 1):
+        right = "a mesh of two equal halves for this preset, each of 1, 2, 4, ... devices or of whole nodes"
+        raise InvalidInput("mesh", mesh.name, right)
     first = replace(mesh, devices_per_node=count)
     return first, replace(first, first_device=mesh.first_device + count)
 

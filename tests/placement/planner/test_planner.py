@@ -156,6 +156,17 @@ def test_a_plan_over_two_nodes_is_found():
     assert found.lower_bound_seconds <= found.seconds <= 1.005 * planned("remax").seconds
 
 
+@pytest.mark.parametrize(("nodes", "devices", "halves"), [(1, 6, False), (1, 3, False), (3, 2, True), (5, 6, True)])
+def test_any_number_of_nodes_and_devices_is_planned_and_presets_that_need_halves_say_so(nodes, devices, halves):
+    """Half of six devices is no mesh, so presets of halves have no plan there; whole nodes are cut anywhere."""
+    cluster = ClusterShape("odd", nodes, devices, 8 * GIB)
+    hardware = Hardware(DATASHEETS["h100"], devices, NETWORKS["roce-3200"])
+    rows = plan_graph(question(ppo(), cluster, sources=CostSources.equal_nodes(hardware, nodes)), 0.2).rows()
+    split = {row["plan"]: row for row in rows}["split"]
+    assert halves == (split["seconds"] != "-")
+    assert halves or "two equal halves" in split["note"]
+
+
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
 def test_a_budget_that_is_not_positive_is_refused(budget):
     with pytest.raises(InvalidInput, match="budget_seconds: got .*, expected more than 0 seconds"):
