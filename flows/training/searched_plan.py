@@ -10,12 +10,14 @@ from prefect_rlhf.placement.table import table
 
 def summary(planned: Planned) -> str:
     """Say in a few lines what is known of a plan: estimate, bound and why it binds, and the presets beside it."""
+    left_out = planned.space.context.space.left_out
     return "\n".join(
         [
             f"{planned.seconds:.4g} s an iteration by the estimate, {planned.gap:.1%} above the bound "
             f"({planned.lower_bound_seconds:.4g} s), below which no plan is",
             f"what binds: {planned.binding}",
             f"search: {planned.search.outcome.value} ({planned.search.cpu_seconds:.1f} s)",
+            *([f"left out of the search: {left_out}"] if left_out else []),
             table(planned.rows()),
         ]
     )

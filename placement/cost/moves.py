@@ -52,14 +52,31 @@ def move_seconds(flows: Iterable[Flow], links: Links) -> float:
     >>> move_seconds([Flow(Device(0, 0), Device(0, 1), 1e9), Flow(Device(0, 0), Device(1, 0), 1e9)], links)
     0.1
     """
+    return max((links.seconds(num_bytes, span) for span, num_bytes in _fullest_links(flows)), default=0.0)
+
+
+def _fullest_links(flows: Iterable[Flow]) -> tuple[tuple[LinkSpan, float], ...]:
+    """The most bytes that a device sends, and the most that one receives, over each kind of link."""
     out: dict[LinkSpan, dict[Device, float]] = defaultdict(lambda: defaultdict(float))
     into: dict[LinkSpan, dict[Device, float]] = defaultdict(lambda: defaultdict(float))
     for flow in flows:
         span = flow.span
         out[span][flow.source] += flow.num_bytes
         into[span][flow.target] += flow.num_bytes
-    fullest = ((span, max(load.values())) for ways in (out, into) for span, load in ways.items())
+    return tuple((span, max(load.values())) for ways in (out, into) for span, load in ways.items())
+
+
+def reallocation_seconds(source: ModelInstance, target: ModelInstance, sizes: ModelSizes, links: Links) -> float:
+    """Return the seconds to bring a source's weights to where a target needs them."""
+    fullest = _fullest_of_reallocation(source, target, sizes)
     return max((links.seconds(num_bytes, span) for span, num_bytes in fullest), default=0.0)
+
+
+@lru_cache(maxsize=4096)  # the plans that a question compares share most of their moves
+def _fullest_of_reallocation(
+    source: ModelInstance, target: ModelInstance, sizes: ModelSizes
+) -> tuple[tuple[LinkSpan, float], ...]:
+    return _fullest_links(reallocation_flows(source, target, sizes))
 
 
 def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, links: Links) -> float:
@@ -116,11 +133,13 @@ def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: Mode
         return [holder for holder in holders[part] if holder.node == node] or holders[part]
 
     flows: dict[tuple[Device, Device], float] = defaultdict(float)
+    item = sizes.item
     for device, at in device_coordinates(target):
         for part, elements in needed(at.pp, at.tp).items():
             givers = (device,) if part in parts.get(device, ()) else nearest(part, device.node)
+            of_each = elements * item / len(givers)
             for giver in givers:
-                flows[giver, device] += elements * sizes.item / len(givers)
+                flows[giver, device] += of_each
     return tuple(Flow(giver, device, num_bytes) for (giver, device), num_bytes in flows.items())
 
 

@@ -10,8 +10,7 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import (
     disk_seconds,
     host_seconds,
-    move_seconds,
-    reallocation_flows,
+    reallocation_seconds,
     transfer_seconds,
 )
 from prefect_rlhf.placement.cost.seconds import Seconds
@@ -78,8 +77,8 @@ class NodeCosts:
         if node.kind == "reallocate":
             assert node.source is not None and node.target is not None  # set for every reallocate
             sizes = self._sizes(node.source.role)
-            flows = reallocation_flows(node.source, node.target, sizes)
-            return Seconds(transfer=move_seconds(flows, links), call=self.sources.written_seconds(node.target, sizes))
+            moved = reallocation_seconds(node.source, node.target, sizes, links)
+            return Seconds(transfer=moved, call=self.sources.written_seconds(node.target, sizes))
         assert node.instance is not None  # set for the others
         if node.kind == "checkpoint":
             by_device = instance_copied_bytes(node.instance, self._sizes(node.instance.role))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, lru_cache
 from math import ceil
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
@@ -17,7 +17,6 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
-from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.mesh import Device
@@ -50,23 +49,23 @@ def node_needs(
 ) -> dict[Device, list[Need]]:
     """Count what each node needs on each of its devices, of which instances keep `held`."""
     needs: dict[Device, list[Need]] = defaultdict(list)
-    staged_by_move = cache(partial(_staged_by_move, augmented.graph))  # the same in every step
     for index, node in enumerate(augmented.nodes):
         if node.kind in BEHIND:  # it reads host memory alone
             continue
-        by_device = _active_bytes(augmented, node, workload, backend)
+        by_device: Mapping[Device, Mapping[str, int]] = _active_bytes(augmented, node, workload, backend)
         if node.kind == "reallocate":
             assert node.source is not None and node.target is not None  # set for every reallocate
-            by_device = staged_by_move(node.source, node.target)
+            sizes = ModelSizes.of(augmented.graph.model(node.source.role))
+            by_device = _staged_by_move(node.source, node.target, sizes)
         elif node.kind == "export":
             by_device = {device: _staged_by_export(node, held.get(device, ())) for device in node.devices}
         need_of: dict[tuple[tuple[str, int], ...], Need] = {}
         for device in node.devices:
-            sizes = tuple(by_device[device].items()) if device in by_device else ()
-            if sizes not in need_of:
-                shares = (ByteShare(node.id, what, size, True) for what, size in sizes if size)
-                need_of[sizes] = Need(index, node.id, tuple(shares))
-            needs[device].append(need_of[sizes])
+            terms = tuple(by_device[device].items()) if device in by_device else ()
+            if terms not in need_of:
+                shares = (ByteShare(node.id, what, size, True) for what, size in terms if size)
+                need_of[terms] = Need(index, node.id, tuple(shares))
+            needs[device].append(need_of[terms])
     return needs
 
 
@@ -91,11 +90,11 @@ def _active_bytes(
     return {device: active(works[at.dp].rows, at.pp) for device, at in device_coordinates(placement)}
 
 
+@lru_cache(maxsize=256)  # the same in every step, and in most of the plans that a question compares
 def _staged_by_move(
-    graph: DataflowGraph, source: ModelInstance, target: ModelInstance
-) -> dict[Device, Mapping[str, int]]:
+    source: ModelInstance, target: ModelInstance, sizes: ModelSizes
+) -> Mapping[Device, Mapping[str, int]]:
     """At most a bucket of what leaves a device for others, and one of what arrives; what stays is copied in place."""
-    sizes = ModelSizes.of(graph.model(source.role))
     sent: dict[Device, float] = defaultdict(float)
     received: dict[Device, float] = defaultdict(float)
     for flow in reallocation_flows(source, target, sizes):

@@ -6,6 +6,7 @@ devices of the trained copy send, and what of it has to cross the network becaus
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -51,7 +52,7 @@ def _network_seconds(
 ) -> Numbers:
     """[trained, readers]: the least for what has to cross the network."""
     (trained_spreads, source), (reader_spreads, target) = _alike(trained), _alike(readers)
-    layers = np.array([[network_layers(a, b, sizes.num_layers) for b in reader_spreads] for a in trained_spreads])
+    layers = _network_table(trained_spreads, reader_spreads, sizes.num_layers)
     parts = np.array([reader.placement.strategy.tp for reader in readers])
     num_bytes = layers[source][:, target] / parts * sizes.layer_matrices * sizes.item
     rates = np.minimum.outer(_ways(trained, sources)[2], _ways(readers, sources)[2])
@@ -79,25 +80,43 @@ def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64
     return list(numbers), np.array(index)
 
 
-@lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
-def network_layers(source: Spread, target: Spread, num_layers: int) -> float:
-    """Return the least that a device receives, or sends, over the network: layers, of the tp part that a target has.
+def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], num_layers: int) -> Numbers:
+    """[sources, targets]: `network_layers` of each with each."""
+    by_stages: dict[int, list[int]] = defaultdict(list)
+    for index, target in enumerate(targets):
+        by_stages[target.pp].append(index)
+    table = np.zeros((len(sources), len(targets)))
+    for columns in by_stages.values():
+        alike = tuple(targets[column] for column in columns)
+        for row, source in enumerate(sources):
+            table[row, columns] = network_layers(source, alike, num_layers)
+    return table
 
-    The source's devices are in the plain order, in which a node has successive stages; the target's in any. A node that
-    has a part of a stage is taken to have all of it. Of a stage's layers, only devices on its nodes need nothing over
-    the network, and its holders share what the others need.
+
+@lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
+def network_layers(source: Spread, targets: tuple[Spread, ...], num_layers: int) -> Numbers:
+    """Return the least that a device of each target receives, or sends, over the network: layers, of its tp part.
+
+    The targets have as many pipeline stages, all of them. The source's devices are in the plain order, in which a node
+    has successive stages; the targets' in any. A node that has a part of a stage is taken to have all of it. Of a
+    stage's layers, only devices on its nodes need nothing over the network, and its holders share what the others need.
     """
-    held, wanted = _layers(source.pp, num_layers), _layers(target.pp, num_layers)
+    (target_pp,) = {target.pp for target in targets}
+    held, wanted = _layers(source.pp, num_layers), _layers(target_pp, num_layers)
     nodes = np.arange(max(1, source.pp * source.group // source.per_node)) * source.per_node
     first, last = nodes // source.group, (nodes + source.per_node - 1) // source.group
     on_node = _common(wanted, np.stack([held[first, 0], held[last, 1]], axis=1)).max(axis=1)
     received = (wanted[:, 1] - wanted[:, 0] - on_node).max()
     begin = np.arange(source.pp) * source.group
     num_nodes = (begin + source.group - 1) // source.per_node - begin // source.per_node + 1
-    near = num_nodes * target.per_node - np.arange(target.pp)[:, None] * target.group
-    far = target.group - np.minimum(np.maximum(near, 0), target.group)
-    sent = (_needed(source.pp, target.pp, num_layers) * far).sum(axis=0).max() / source.group
-    return float(max(received, sent))
+    group, per_node = (
+        np.array(sizes)[:, None, None] for sizes in zip(*(target[1:] for target in targets), strict=True)
+    )
+    near = num_nodes * per_node - np.arange(target_pp)[:, None] * group
+    far = group - np.minimum(np.maximum(near, 0), group)
+    sent = (_needed(source.pp, target_pp, num_layers) * far).sum(axis=1).max(axis=1) / source.group
+    layers: Numbers = np.maximum(received, sent)
+    return layers
 
 
 @cache

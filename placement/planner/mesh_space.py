@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.search.problem import Interval
 
+EVERY_COUNT = 32  # nodes of a lease up to which a mesh may have any number of them
+
 
 @dataclass(frozen=True, slots=True)
 class MeshSpace:
     """`meshes[i]` is `intervals[i]` of the lease; `classes` are meshes of one shape on nodes of the same kinds.
 
-    Kinds are the same where hardware, speeds and memory are, node by node. `nodes` has the node of each device.
+    Kinds are the same where hardware, speeds and memory are, node by node. `nodes` has the node of each device. Of a
+    lease of more than `EVERY_COUNT` nodes only meshes of round numbers of nodes are in it (`node_counts`).
     """
 
     meshes: tuple[DeviceMesh, ...]
@@ -24,8 +27,10 @@ class MeshSpace:
     nodes: tuple[int, ...]
 
     @classmethod
-    def of(cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources) -> MeshSpace:
-        """Return every mesh that a call may have on the lease.
+    def of(
+        cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources, also: Iterable[DeviceMesh] = ()
+    ) -> MeshSpace:
+        """Return every mesh that a call may have on the lease, and those of `also`, which lie on it.
 
         >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
         >>> desk = ClusterShape("desk", 1, 2, 8 << 30)
@@ -33,7 +38,7 @@ class MeshSpace:
         >>> [mesh.name for mesh in space.meshes], space.classes
         (['n0:0', 'n0:1', 'n0:0-1'], ((0, 1), (2,)))
         """
-        meshes = tuple(meshes_of(cluster, lease))
+        meshes = tuple(dict.fromkeys((*meshes_of(cluster, lease), *also)))
         alike: dict[Hashable, list[int]] = defaultdict(list)
         for index, mesh in enumerate(meshes):
             alike[_kind(mesh, cluster, sources)].append(index)
@@ -49,6 +54,35 @@ class MeshSpace:
         """Return the mesh that stands for its class."""
         return self.meshes[self.classes[mesh_class][0]]
 
+    @property
+    def left_out(self) -> str:
+        """What of the meshes that a call may have is not searched, in words; empty: nothing."""
+        counts = sorted({mesh.num_nodes for mesh in self.meshes})
+        left = [count for count in range(1, counts[-1]) if count not in counts]
+        return (
+            f"meshes of {', '.join(map(str, left[:4]))}, ... nodes: {len(left)} numbers that are not round"
+            if left
+            else ""
+        )
+
+
+def node_counts(num_nodes: int) -> list[int]:
+    """Return the numbers of nodes that a mesh may have: all of them, or of a large lease round ones and its halves.
+
+    Round are those of three binary digits and then zeros: each is at most a quarter larger than any number below it.
+
+    >>> node_counts(5), node_counts(50)[7:]
+    ([1, 2, 3, 4, 5], [8, 10, 12, 13, 14, 16, 20, 24, 25, 28, 32, 40, 48, 50])
+    """
+    if num_nodes <= EVERY_COUNT:
+        return list(range(1, num_nodes + 1))
+    counts = {digits << zeros for digits in range(1, 8) for zeros in range(num_nodes.bit_length())}
+    parts = {num_nodes}
+    while parts - {0}:
+        counts |= parts
+        parts = {half for part in parts for half in (part // 2, part - part // 2) if half < part}
+    return sorted(count for count in counts if 1 <= count <= num_nodes)
+
 
 def meshes_of(cluster: ClusterShape, lease: DeviceMesh) -> Iterator[DeviceMesh]:
     """Yield aligned power-of-two slices of the lease's nodes, then whole nodes in a row (see `mesh`)."""
@@ -61,7 +95,7 @@ def meshes_of(cluster: ClusterShape, lease: DeviceMesh) -> Iterator[DeviceMesh]:
             yield from (DeviceMesh(n, 1, first, width) for n in nodes for first in aligned if first + width <= stop)
         width *= 2
     if lease.devices_per_node == cluster.devices_per_node:
-        for count in range(1, lease.num_nodes + 1):
+        for count in node_counts(lease.num_nodes):
             yield from (DeviceMesh(n, count, 0, lease.devices_per_node) for n in nodes if n + count <= nodes.stop)
 
 

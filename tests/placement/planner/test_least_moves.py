@@ -34,7 +34,7 @@ def instances(draw, order):
 @settings(max_examples=500)
 @given(instances(order=False), instances(order=True))
 def test_no_move_takes_less_than_its_least_over_the_network(source, target):
-    layers = network_layers(Spread.of(source), Spread.of(target), SIZES.num_layers) / target.strategy.tp
+    layers = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0] / target.strategy.tp
     least = layers * SIZES.layer_matrices * SIZES.item / LINKS.network
     assert least <= move_seconds(reallocation_flows(source, target, SIZES), LINKS) * (1 + 1e-9)
 
@@ -42,5 +42,6 @@ def test_no_move_takes_less_than_its_least_over_the_network(source, target):
 def test_a_copy_on_every_node_of_a_pipeline_over_nodes():
     """16 nodes of 8 want all of 16 layers, each in eighths on a node; each node of 16 has one. A device lacks an eighth
     of 15 layers, and a layer's 8 holders send 15 nodes an eighth of it for each of 8 devices."""
-    assert network_layers(Spread(pp=16, group=8, per_node=8), Spread(pp=1, group=128, per_node=8), 16) == 15
-    assert network_layers(Spread(pp=1, group=8, per_node=8), Spread(pp=1, group=8, per_node=8), 16) == 0
+    one_node, all_nodes = Spread(pp=1, group=8, per_node=8), Spread(pp=1, group=128, per_node=8)
+    assert list(network_layers(Spread(pp=16, group=8, per_node=8), (one_node, all_nodes), 16))[1] == 15
+    assert network_layers(one_node, (one_node,), 16) == [0]

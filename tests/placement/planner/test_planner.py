@@ -24,12 +24,12 @@ from prefect_rlhf.placement.model import known_shape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.candidates import CostContext, candidate
-from prefect_rlhf.placement.planner.mesh_space import meshes_of
+from prefect_rlhf.placement.planner.mesh_space import MeshSpace, meshes_of
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.check import check_plan
-from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.placement.plans.presets import PRESETS, cut
 from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.schedule.schedule import schedule
 from prefect_rlhf.placement.search.problem import Problem
@@ -146,6 +146,17 @@ def test_meshes_are_aligned_slices_of_a_node_and_whole_nodes_in_a_row():
     found = [mesh.name for mesh in meshes_of(cluster, cluster.whole)]
     assert sorted(found) == sorted([*slices, "n0:0-3", "n1:0-3", "n0-1:0-3"])
     assert all(cluster.check_mesh(mesh) for mesh in meshes_of(cluster, cluster.whole))
+
+
+def test_of_many_nodes_meshes_of_round_numbers_are_searched_and_the_others_are_named():
+    """Halves of the lease, which presets need, are among them whatever its size."""
+    cluster = ClusterShape("many nodes", 50, 8, GIB)
+    hardware = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])
+    space = MeshSpace.of(cluster, cluster.whole, CostSources.equal_nodes(hardware, 50))
+    counts = {mesh.num_nodes for mesh in space.meshes}
+    assert {*range(1, 9), 10, 12, 14, 16, 20, 24, 25, 28, 32, 40, 48, 50} <= counts
+    assert "meshes of 9, 11, 15, 17, ... nodes" in space.left_out
+    assert all(cut(cluster.whole, 0.5)[part] in space.meshes for part in (0, 1))
 
 
 def test_a_plan_over_two_nodes_is_found():
