@@ -23,9 +23,10 @@ class Placement:
 
     `micro_batches` is per data-parallel replica and mini-batch; with vLLM, the number of groups that a replica's rows
     are generated in: the key-value cache holds one group. `offload` says what of the instance that this call uses is in
-    host memory whenever no call is using it. `device_order` are the mesh's devices, by position, in the order of the
-    strategy's coordinates; empty: as the mesh lists them. `python` is the engine of compute calls, which use one
-    device's host CPU.
+    host memory whenever no call is using it; with `prefetch` it comes back while the call before still runs, without it
+    only when its devices have nothing else to do, so that no other call needs room beside it. `device_order` are the
+    mesh's devices, by position, in the order of the strategy's coordinates; empty: as the mesh lists them. `python` is
+    the engine of compute calls, which use one device's host CPU.
     """
 
     mesh: DeviceMesh
@@ -34,6 +35,7 @@ class Placement:
     micro_batches: int = 1
     offload: Offload = "none"
     device_order: tuple[int, ...] = ()
+    prefetch: bool = True
 
     @property
     def name(self) -> str:
@@ -143,6 +145,12 @@ def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInst
         for call in calls
         if (part := plan[call.name].offload) != "none"
     }
+
+
+def prefetched(graph: DataflowGraph, plan: ExecutionPlan) -> frozenset[ModelInstance]:
+    """Return the instances whose offloaded part comes back beside the call before its use."""
+    users = instances(graph, plan)
+    return frozenset(instance for instance, calls in users.items() if all(plan[call.name].prefetch for call in calls))
 
 
 def labels(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, str]:

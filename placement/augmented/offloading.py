@@ -6,13 +6,14 @@ time at most one of them is on a device, and windows cut from one order can neve
 a run that was asked to stop has a window to itself: those of its step may have been handed out without it.
 
 A reload runs beside the last call that its first use waits for, and no earlier: the copy is hidden behind that call,
-and until then the memory is free.
+and until then the memory is free. Without prefetch nothing runs beside a window: what comes before it in the order has
+ended on its devices, and what comes after it waits for the offload.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from prefect_rlhf.placement.augmented.checkpointing import StepRange
@@ -20,6 +21,7 @@ from prefect_rlhf.placement.augmented.graph_builder import GraphBuilder
 from prefect_rlhf.placement.augmented.node import Dependency, Node
 from prefect_rlhf.placement.augmented.priority import just_after, just_before
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.plan import (
     ExecutionPlan,
     ModelInstance,
@@ -27,6 +29,7 @@ from prefect_rlhf.placement.plan import (
     built_version,
     labels,
     offloaded_parts,
+    prefetched,
 )
 
 _OPTIMIZER_USERS = ("train_step", "checkpoint")
@@ -39,12 +42,17 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
     if not parts:
         return
     versions = {instance: built_version(graph, plan, instance, steps.first) for instance in parts}
-    windows = _UseWindows(parts, versions, steps)
-    for node in builder.ordered():
+    names, early = labels(graph, plan), prefetched(graph, plan)
+    windows = _UseWindows(parts, versions, steps, early)
+    ordered = builder.ordered()
+    for node in ordered:
         windows.visit(node)
-    names = labels(graph, plan)
+    late = {device for instance in parts if instance not in early for device in instance.devices}
+    _chain(builder, ordered, late)
     for window in windows.all:
-        _insert(builder, window, names)
+        reload, offload = _insert(builder, window, names)
+        if window.instance not in early:
+            _keep_apart(builder, ordered, window, reload, offload)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,10 +85,15 @@ class _UseWindows:
     """All windows in the order in which they open; walks the nodes in a topological order."""
 
     def __init__(
-        self, parts: Mapping[ModelInstance, OffloadPart], versions: Mapping[ModelInstance, int], steps: StepRange
+        self,
+        parts: Mapping[ModelInstance, OffloadPart],
+        versions: Mapping[ModelInstance, int],
+        steps: StepRange,
+        early: Set[ModelInstance],
     ) -> None:
         self._parts = parts
         self._steps = steps
+        self._early = early
         self.all: list[_UseWindow] = []
         self._versions = dict(versions)
         self._opened: dict[ModelInstance, _UseWindow] = {}
@@ -90,14 +103,14 @@ class _UseWindows:
     def visit(self, node: Node) -> None:
         """Open the windows that a node needs, and close those that are in their way."""
         uses = [(instance, max(step, self._steps.first)) for instance, step in _uses(node, self._parts)]
-        together = [instance for instance, _ in uses]  # a reallocate needs both its instances at once
         is_extra = node.kind == "checkpoint" and self._steps.is_extra(node.step)
         for instance, step in uses:
             if (window := self._opened.get(instance)) is not None and (window.step != step or is_extra):
                 self._close(instance)
-            for other in [other for other in self._opened if other.mesh.overlaps(instance.mesh)]:
-                if other not in together:
-                    self._close(other)
+        used = {instance for instance, _ in uses}  # a reallocate needs both its instances at once
+        for other in self._opened.keys() - used:
+            if self._is_in_the_way(other, node, used):
+                self._close(other)
         for instance, step in uses:
             if instance not in self._opened:
                 self._open(instance, step)
@@ -106,6 +119,13 @@ class _UseWindows:
                 self._versions[instance] = node.writes
             elif node.target == instance and node.reads is not None:
                 self._versions[instance] = node.reads
+
+    def _is_in_the_way(self, other: ModelInstance, node: Node, used: Set[ModelInstance]) -> bool:
+        """Whether an instance's window must end before a node: for another's, or, where it comes late, for any call."""
+        if any(other.mesh.overlaps(instance.mesh) for instance in used):
+            return True
+        computes = "compute" in node.resources
+        return other not in self._early and computes and not node.devices.isdisjoint(other.devices)
 
     def _open(self, instance: ModelInstance, step: int) -> None:
         self._count[instance, step] += 1
@@ -139,8 +159,8 @@ def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tu
             yield instance, step
 
 
-def _insert(builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInstance, str]) -> None:
-    """Add the window's two nodes around its uses."""
+def _insert(builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInstance, str]) -> tuple[str, str]:
+    """Add the window's two nodes around its uses, and return their ids."""
     instance, uses = window.instance, [builder.nodes[use] for use in window.uses]
     first, last, name = uses[0].id, uses[-1].id, names[instance]
     earlier = [other.node_id("offload", names[other.instance]) for other in window.after]
@@ -174,6 +194,38 @@ def _insert(builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInsta
     builder.add(offload, just_after(builder.priority(last), 2))
     for node in uses:
         builder.wait(node.id, Dependency(reload.id, "memory", window.subject))
+    return reload.id, offload.id
+
+
+def _chain(builder: GraphBuilder, ordered: Iterable[Node], devices: Set[Device]) -> None:
+    """Let what computes on these devices run in the order of the graph, so that windows can lie between two of them."""
+    last: dict[Device, str] = {}
+    for node in ordered:
+        shared = devices & node.devices if "compute" in node.resources else frozenset()
+        before = dict.fromkeys(last[device] for device in sorted(shared) if device in last)
+        builder.wait(node.id, *(Dependency(id, "memory", "device memory") for id in before))
+        last |= dict.fromkeys(shared, node.id)
+
+
+def _keep_apart(builder: GraphBuilder, ordered: Sequence[Node], window: _UseWindow, reload: str, offload: str) -> None:
+    """Let the reload wait for what computes last before it on each device, and what comes next for the offload."""
+    used = set(window.uses)
+    uses = [index for index, node in enumerate(ordered) if node.id in used]
+    for node in _nearest(reversed(ordered[: uses[0]]), window.instance.mesh):
+        builder.wait(reload, Dependency(node.id, "memory", "device memory"))
+    for node in _nearest(ordered[uses[-1] + 1 :], window.instance.mesh):
+        builder.wait(node.id, Dependency(offload, "memory", "device memory"))
+
+
+def _nearest(nodes: Iterable[Node], mesh: DeviceMesh) -> Iterator[Node]:
+    """Yield the first of the nodes that computes on each device of a mesh."""
+    missing = set(mesh.devices())
+    for node in nodes:
+        if not missing:
+            return
+        if "compute" in node.resources and not missing.isdisjoint(node.devices):
+            missing -= node.devices
+            yield node
 
 
 def _not_before(builder: GraphBuilder, first: Node) -> tuple[str, ...]:

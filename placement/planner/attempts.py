@@ -15,7 +15,7 @@ from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.restrictions import divisions
-from prefect_rlhf.placement.planner.solution import solution, solve_fitting
+from prefect_rlhf.placement.planner.solution import fitting, solution, solve_fitting
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_bound, time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
@@ -66,7 +66,7 @@ def search_whole_space(request: SearchRequest) -> Finding:
     budget_seconds = WHOLE_SHARE * request.budget_seconds
     result = search(problem.problem, budget_seconds, request.method, progress=request.progress)
     plan = solution(question, problem, result)
-    return Finding((plan,) if plan is not None and question.fits(plan) else (), bound=result)
+    return _finding(None if plan is None else fitting(question, plan), bound=result)
 
 
 def search_presets(request: SearchRequest) -> Finding:

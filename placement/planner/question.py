@@ -60,7 +60,9 @@ class Question:
         shared = instances(self.graph, ExecutionPlan(name, self.site.cluster, tuple(placements.items())))
         for calls in shared.values():  # a copy of weights leaves devices as much as any call that uses it asks for
             offload = max((placements[call.name].offload for call in calls), key=strength.__getitem__)
-            placements |= {call.name: replace(placements[call.name], offload=offload) for call in calls}
+            prefetch = offload == "none" or all(placements[call.name].prefetch for call in calls)
+            for call in calls:
+                placements[call.name] = replace(placements[call.name], offload=offload, prefetch=prefetch)
         plan = ExecutionPlan(name, self.site.cluster, tuple(placements.items()))
         return aligned(check_plan(plan, self.graph, self.site.mesh), self.graph)
 

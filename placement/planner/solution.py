@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.search.driver import Method, SearchResult, search
+
+
+def fitting(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
+    """Return the plan if it fits, else without prefetch if that does, else None."""
+    for prefetch in (True, False):
+        changed = with_prefetch(question, plan, prefetch)
+        if question.fits(changed):
+            return changed
+    return None
+
+
+def with_prefetch(question: Question, plan: ExecutionPlan, prefetch: bool) -> ExecutionPlan:
+    """Return the plan in which all that is offloaded comes back beside the call before, or nothing does."""
+    for instance in offloaded_parts(question.graph, plan):
+        plan = with_changes(plan, instances(question.graph, plan)[instance], prefetch=prefetch)
+    return plan
 
 
 def solution(
@@ -29,6 +46,6 @@ def solve_fitting(
     for share in shares:
         result = search(problem.with_memory(share).problem, budget_seconds / len(shares), method)
         plan = solution(question, problem, result, name)
-        if plan is not None and question.fits(plan):
-            return plan
+        if plan is not None and (fitted := fitting(question, plan)):
+            return fitted
     return None

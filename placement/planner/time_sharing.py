@@ -58,7 +58,10 @@ def time_sharing_problem(space: PlanSpace) -> PlanProblem:
 
 
 def keep_resident_where_free(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """Keep each copy of weights on its devices for good, or all but its optimizer, where that costs no time."""
+    """Keep each copy of weights on its devices for good, or all but its optimizer, where that costs no time.
+
+    Where it must leave, let it come back beside the call before, if there is room.
+    """
     least = question.seconds(plan)
     for calls in instances(question.graph, plan).values():
         for changed in _more_resident(plan, calls):
@@ -72,7 +75,9 @@ def _more_resident(plan: ExecutionPlan, calls: Sequence[Call]) -> Iterator[Execu
     """Plans with more of what these calls share on its devices; the most first."""
     trained = any(call.kind == "train_step" for call in calls)
     for part in ("none", "optimizer") if trained else ("none",):
-        yield with_changes(plan, calls, offload=part)
+        yield with_changes(plan, calls, offload=part, prefetch=True)
+    if not plan[calls[0].name].prefetch:
+        yield with_changes(plan, calls, prefetch=True)
 
 
 def _offloaded_around(call: Call, option: Candidate, context: CostContext) -> Candidate:

@@ -100,6 +100,8 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
     if engine == "python" and placement.offload != "none":
         yield InvalidInput(_field(call.name, "offload"), placement.offload, "none: a computation holds no weights")
+    if placement.offload == "none" and not placement.prefetch:
+        yield InvalidInput(_field(call.name, "prefetch"), False, "true, or an offload: nothing leaves its devices")
 
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
@@ -149,6 +151,9 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
             if (seen := plan[call.name].offload) != offload:
                 right = f"{offload} as for {calls[0].name}: both use the one copy {instance.name}"
                 raise InvalidInput(_field(call.name, "offload"), seen, right)
+            if (early := plan[call.name].prefetch) != plan[calls[0].name].prefetch:
+                right = f"{str(not early).lower()} as for {calls[0].name}: both use the one copy {instance.name}"
+                raise InvalidInput(_field(call.name, "prefetch"), early, right)
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
             right = f"none or all: nothing trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)

@@ -29,13 +29,15 @@ class CallEntry(BaseModel):
     pp: int = Field(1, ge=1, le=MOST_DEVICES)
     micro_batches: int = Field(1, ge=1, le=MOST_DEVICES)
     offload: Offload = "none"
+    prefetch: bool = True
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """Return the placement it describes; its mesh must lie in `cluster`."""
         mesh = cluster.check_mesh(DeviceMesh.parse(self.mesh, f"{field}.mesh"), f"{field}.mesh")
         strategy = Strategy(self.dp, self.tp, self.pp)
-        return Placement(mesh, strategy, self.engine, self.micro_batches, self.offload, tuple(self.order))
+        order = tuple(self.order)
+        return Placement(mesh, strategy, self.engine, self.micro_batches, self.offload, order, self.prefetch)
 
     @classmethod
     def of(cls, placement: Placement) -> CallEntry:
@@ -48,12 +50,14 @@ class CallEntry(BaseModel):
             pp=strategy.pp,
             micro_batches=placement.micro_batches,
             offload=placement.offload,
+            prefetch=placement.prefetch,
             order=list(placement.device_order),
         )
 
     def line(self) -> str:
-        """Return the entry on one line, without the plain order."""
-        content = self.model_dump(mode="json", exclude=set() if self.order else {"order"})
+        """Return the entry on one line, without the plain order, and a prefetch of nothing."""
+        plain = {name for name, is_plain in (("order", not self.order), ("prefetch", self.prefetch)) if is_plain}
+        content = self.model_dump(mode="json", exclude=plain)
         return yaml.safe_dump(content, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
 
@@ -61,8 +65,10 @@ class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
-    Without it a run chooses the order that moves the least weights. `node_speeds` are the speeds of the devices of each
-    node, relative to each other: replicas get rows in proportion. Without them all are as fast.
+    Without it a run chooses the order that moves the least weights. With `prefetch: false` what is offloaded comes back
+    only when its devices have nothing else to do: later, but no other call needs room beside it. `node_speeds` are the
+    speeds of the devices of each node, relative to each other: replicas get rows in proportion. Without them all are as
+    fast.
 
     ```yaml
     name: mine

@@ -1,0 +1,157 @@
+"""Ask the planner real questions, and look for legal plans that fit and disprove its answers.
+
+    python -m benchmarks.referee [--questions FILE] [--plans 100] [--budget 10] [--seed 1] [--only 1,5,...]
+
+A question is a line of `prefect-rlhf plan`. Beside its answer stand the best of the presets, and that of `--plans`
+others: neighbours of the answer and of the presets (one to three calls placed otherwise) and plans drawn at random,
+each completed, checked, certified and timed as the answer is. A violation is a plan below the bound.
+
+The last line is JSON: `questions`, `violations`, `median_gap` and `worst_gap` (of an answer above its bound),
+`beaten` (answers that another plan beats by more than 3%), `beaten_by_at_most`, `seconds_median` and `seconds_worst`
+(processor time of an answer, imports apart).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from prefect_rlhf.flows.commands.plan import parser as plan_parser
+from prefect_rlhf.flows.commands.plan import read_options
+from prefect_rlhf.flows.planning.what_if import read_question
+from prefect_rlhf.flows.rlhf_flow import find_flow
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.planner.best_plan import plan_graph
+from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.question import Question
+
+QUESTIONS = Path(__file__).with_name("questions.txt")
+TRIES = 20  # drawn plans for each one that is wanted: most of them do not fit
+CLOSER = 0.03  # an answer is beaten by more than this: less is below the estimator's error
+ROUNDING = 1e-6  # of seconds that are added up in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One question's answer, and the best of others, in seconds of an iteration; `took` is processor time."""
+
+    question: str
+    auto: float
+    bound: float
+    preset: float | None
+    other: float | None
+    plans: int
+    violations: int
+    took: float
+
+    @property
+    def gap(self) -> float:
+        return self.auto / self.bound - 1
+
+    @property
+    def beaten_by(self) -> float:
+        """The share of the answer that the best other plan saves; 0 where none is faster."""
+        best = min((seconds for seconds in (self.preset, self.other) if seconds is not None), default=self.auto)
+        return max(0.0, 1 - best / self.auto)
+
+
+def main() -> None:
+    """Judge each question, print a line for each, and the sums."""
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--questions", type=Path, default=QUESTIONS)
+    flags.add_argument("--plans", type=int, default=100)
+    flags.add_argument("--budget", type=float, default=10.0, help="seconds of search for each question")
+    flags.add_argument("--seed", type=int, default=1)
+    flags.add_argument("--only", default="", help="numbers of questions, from 1 on")
+    arguments = flags.parse_args()
+    lines = [line for line in arguments.questions.read_text().splitlines() if line.strip()]
+    chosen = [int(number) for number in arguments.only.split(",") if number] or range(1, len(lines) + 1)
+    verdicts = []
+    for number in chosen:
+        verdict = judge(lines[number - 1], arguments.plans, arguments.budget, random.Random(arguments.seed))
+        verdicts.append(verdict)
+        sums = {"number": number, "gap": verdict.gap, "beaten_by": verdict.beaten_by}
+        print(json.dumps(sums | asdict(verdict)), flush=True)
+    print(json.dumps(summary(verdicts)))
+
+
+def judge(line: str, num_plans: int, budget_seconds: float, draw: random.Random) -> Verdict:
+    """Answer one question and try to disprove the answer."""
+    options = read_options(plan_parser().parse_args(shlex.split(line)))
+    question = read_question(find_flow(options.algorithm), options)
+    began = time.process_time()
+    planned = plan_graph(question, budget_seconds)
+    took = time.process_time() - began
+    presets = [preset.plan for preset in planned.presets if preset.plan is not None]
+    others = [question.seconds(plan) for plan in other_plans(question, planned, presets, num_plans, draw)]
+    of_presets = [question.seconds(plan) for plan in presets]
+    below = [s for s in (planned.seconds, *of_presets, *others) if s < planned.lower_bound_seconds * (1 - ROUNDING)]
+    return Verdict(
+        line,
+        planned.seconds,
+        planned.lower_bound_seconds,
+        min(of_presets, default=None),
+        min(others, default=None),
+        len(others) + len(of_presets),
+        len(below),
+        took,
+    )
+
+
+def other_plans(
+    question: Question, planned: Planned, presets: Sequence[ExecutionPlan], count: int, draw: random.Random
+) -> Iterator[ExecutionPlan]:
+    """Yield up to `count` different plans that fit: three of four are neighbours, the fourth is drawn from all."""
+    seen: set[object] = {planned.plan.placements}
+    for number in range(TRIES * count):
+        if len(seen) > count:
+            return
+        known = {} if number % 4 == 3 else dict(draw.choice([planned.plan, *presets]).placements)
+        try:
+            plan = question.plan("other", drawn(planned, known, draw))
+        except RlhfError:  # calls on one copy of weights that do not agree, for one
+            continue
+        if plan.placements not in seen and question.fits(plan):
+            seen.add(plan.placements)
+            yield plan
+
+
+def drawn(planned: Planned, known: Mapping[str, Placement], draw: random.Random) -> dict[str, Placement]:
+    """Return a placement of every call: one to three at random and the rest as `known`, or all at random."""
+    candidates, meshes = planned.space.candidates, planned.space.context.space
+    anew = draw.sample(sorted(candidates), min(len(candidates), draw.randint(1, 3))) if known else list(candidates)
+    chosen = {name: known[name] for name in candidates if name not in anew}
+    for name in anew:
+        option = draw.choice(candidates[name])
+        mesh = meshes.meshes[draw.choice(meshes.classes[option.mesh_class])]
+        chosen[name] = replace(option.placement, mesh=mesh)
+    return {name: replace(placement, device_order=()) for name, placement in chosen.items()}  # aligned anew
+
+
+def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the sums over all questions."""
+    gaps = [verdict.gap for verdict in verdicts]
+    return {
+        "questions": len(verdicts),
+        "plans": sum(verdict.plans for verdict in verdicts),
+        "violations": sum(verdict.violations for verdict in verdicts),
+        "median_gap": median(gaps),
+        "worst_gap": max(gaps),
+        "beaten": sum(verdict.beaten_by > CLOSER for verdict in verdicts),
+        "beaten_by_at_most": max(verdict.beaten_by for verdict in verdicts),
+        "seconds_median": median(verdict.took for verdict in verdicts),
+        "seconds_worst": max(verdict.took for verdict in verdicts),
+    }
+
+
+if __name__ == "__main__":
+    main()
