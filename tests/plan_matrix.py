@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow.parquet as pq
+import yaml
 from safetensors.torch import load_file
 
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
@@ -81,8 +82,8 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
         ),
         "all of it offloaded": plan(
             "0-3 dp2 tp2 engine=vllm offload=all",
-            "0-3 dp4 offload=all",
-            "0-3 dp4 offload=all",
+            "0-3 dp4 offload=all prefetch=false",
+            "0-3 dp4 offload=all prefetch=false",
             "0-3 dp4 offload=all",
             "0-3 dp2 pp2 offload=all",
             "0-3 dp4 offload=all",
@@ -186,7 +187,7 @@ def plan_file(compact: Compact, path: Path) -> Path:
         for word in words:
             if "=" in word:
                 key, _, value = word.partition("=")
-                entry[key] = int(value) if value.isdigit() else value
+                entry[key] = yaml.safe_load(value)
             else:
                 entry[word[:2]] = int(word[2:])
     calls |= {name: {"mesh": "n0:0", "engine": "python"} for name in COMPUTATIONS}

@@ -245,8 +245,9 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
     for calls in instances(graph, plan).values() if offload else ():
         trained = any(each.kind == "train_step" for each in calls)
         part = draw(st.sampled_from(["none", "all", "optimizer"] if trained else ["none", "all"]))
+        prefetch = part == "none" or draw(st.booleans())
         for each in calls:
-            plan = placed(plan, each.name, offload=part)
+            plan = placed(plan, each.name, offload=part, prefetch=prefetch)
     return plan
 
 

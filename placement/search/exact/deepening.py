@@ -152,7 +152,11 @@ def admissible(t: Tables, s: SearchState, decision: int, call: int, other: int) 
     """Whether the latest decision can be part of a plan that ends before the threshold."""
     p = s.partial
     if other < 0:
-        fitting = fits_together(t, p, call) and beyond_fullest(t, p.option) == 0 and is_promising(t, s, decision, call)
+        fitting = (
+            fits_together(t, p, call)
+            and beyond_fullest(t, p.option, p.relation) == 0
+            and is_promising(t, s, decision, call)
+        )
         return fitting and (decision > 0 or can_pack(t, s, call))
     relation = p.relation[call, other]
     if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(s, decision, call, other):

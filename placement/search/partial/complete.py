@@ -71,8 +71,11 @@ def fill_relations(t: Tables, p: CompletePlan) -> None:
 
 @compiled
 def overflow(t: Tables, p: CompletePlan) -> int:
-    """Bytes by which devices are too small: the fullest ones, and where what lies there changes; 0 when all fits."""
-    excess = beyond_fullest(t, p.option)
+    """Bytes by which devices are too small: the fullest ones, and where what lies there changes; 0 when all fits.
+
+    Expects that the relations are filled.
+    """
+    excess = beyond_fullest(t, p.option, p.relation)
     for call in range(t.num_calls):
         excess += excess_of(t, p, t.mesh_start[p.mesh[call]])
     for device in t.capacity_changes:

@@ -1,44 +1,54 @@
-"""Memory of the fullest device of a mesh: pipeline stages differ, and calls on all devices add to each of them."""
+"""Memory of the fullest device of a mesh: pipeline stages differ, and calls on all its devices add to each of them."""
 
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.compiled import Ints, inner
 from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
-from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables.tables import EQUAL, OVERLAP, UNDECIDED, Tables
 
 
 @inner
-def beyond_fullest(t: Tables, option: Ints) -> int:
+def beyond_fullest(t: Tables, option: Ints, relation: Ints) -> int:
     """Bytes by which the fullest devices are too small, summed over the decided calls that run there."""
     excess = 0
     for running in range(t.num_calls):
         if option[running] != UNDECIDED:
-            used = t.option_fullest[t.option_start[running] + option[running]] + static_everywhere(t, option, running)
-            excess += max(0, used - t.most_bytes)
+            own = t.option_fullest[t.option_start[running] + option[running]]
+            excess += max(0, own + static_around(t, option, relation, running) - t.most_bytes)
     return excess
 
 
 @inner
-def static_everywhere(t: Tables, option: Ints, running: int) -> int:
-    """Static bytes that calls whose mesh is all devices add to those of one call; of a shared copy the first's."""
+def static_around(t: Tables, option: Ints, relation: Ints, running: int) -> int:
+    """Static bytes that calls on all devices of a call's mesh add to its own; of a shared copy the first's."""
     static = 0
     for call in range(t.num_calls):
-        if call == running or option[call] == UNDECIDED or t.class_size[mesh_class(t, option, call)] < t.num_devices:
-            continue
-        if not (copies_may_be_one(t, option, call, running) or counts_already(t, option, call, running)):
+        if surely_covers(t, option, relation, call, running) and not (
+            copies_may_be_one(t, option, call, running) or counts_already(t, option, relation, call, running)
+        ):
             static += t.option_static[t.option_start[call] + option[call]]
     return static
 
 
 @inner
-def counts_already(t: Tables, option: Ints, call: int, running: int) -> bool:
-    """Whether an earlier call on all devices may have brought the copy."""
-    for other in range(call):
-        if other != running and option[other] != UNDECIDED:
-            everywhere = t.class_size[mesh_class(t, option, other)] == t.num_devices
-            if everywhere and copies_may_be_one(t, option, call, other):
-                return True
+def counts_already(t: Tables, option: Ints, relation: Ints, call: int, running: int) -> bool:
+    """Whether an earlier call on all devices of the mesh may have brought the copy."""
+    for other in range(call):  # noqa: SIM110 - no generators in compiled code
+        if surely_covers(t, option, relation, other, running) and copies_may_be_one(t, option, call, other):
+            return True
     return False
+
+
+@inner
+def surely_covers(t: Tables, option: Ints, relation: Ints, call: int, running: int) -> bool:
+    """Whether another decided call has all devices of a call's mesh, wherever they lie as related."""
+    if call == running or option[call] == UNDECIDED:
+        return False
+    related = relation[running, call]
+    inside = t.lies_within[mesh_class(t, option, running), mesh_class(t, option, call)] != 0
+    if t.class_size[mesh_class(t, option, call)] == t.num_devices:
+        return True
+    return related == EQUAL or (related == OVERLAP and inside)
 
 
 @inner

@@ -122,10 +122,10 @@ def _pareto_front(t: Tables, options: Ints) -> np.ndarray[tuple[int], np.dtype[n
 def cost_of(t: Tables, walk: Walk, limit: int) -> int:
     """Microseconds; for a plan that overflows, MISFIT and the bytes too many. Above `limit` a bound will do."""
     plan = walk.plan
+    fill_relations(t, plan)
     excess = overflow(t, plan)
     if excess > 0:
         return MISFIT + excess
-    fill_relations(t, plan)
     fill_areas(t, plan.option, t.least_area, t.least_size, plan.us, walk.scratch.area)
     absent = surely_absent(t, plan.option, plan.relation, plan.us)
     bound = bound_of(t, plan.us, absent, plan.overlap, walk.scratch, limit + 1)

@@ -77,6 +77,7 @@ class Tables(NamedTuple):
     device_bytes: Ints
     capacity_changes: Ints  # devices that hold more or less than the one before
     can_lie: Ints  # [relation, K, K]: whether two meshes of these classes can have the relation
+    lies_within: Ints  # [K, K]: whether a mesh of the first class lies inside each of the second that it overlaps
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
     symmetry: Ints  # [S, C]: permutations of the calls, see `symmetry`; the first changes nothing
     wins_ties: Ints  # [V]: set of nodes that it goes before when both become ready at once, however calls change places
@@ -199,6 +200,8 @@ def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
     for a, first in enumerate(mesh_starts):
         for b, second in enumerate(mesh_starts[: a + 1]):
             can_lie[:, a, b] = can_lie[:, b, a] = _possible_relations(first, sizes[a], second, sizes[b])
+    inside = [[_lie_within(a, size, b, other) for b, other in zip(mesh_starts, sizes, strict=True)]
+              for a, size in zip(mesh_starts, sizes, strict=True)]  # fmt: skip
     return {
         "class_by_size": np.argsort(sizes, kind="stable"),
         "size_place": np.argsort(np.argsort(sizes, kind="stable"), kind="stable"),
@@ -210,6 +213,7 @@ def _mesh_arrays(problem: Problem) -> dict[str, Ints]:
         "device_bytes": _ints(problem.device_bytes),
         "capacity_changes": np.flatnonzero(np.diff(problem.device_bytes)) + 1,
         "can_lie": can_lie,
+        "lies_within": _ints(inside),
     }
 
 
@@ -220,6 +224,15 @@ def _possible_relations(first: Ints, size: int, second: Ints, other_size: int) -
     overlap = (nearest < np.searchsorted(second, first + size, side="left")).any()
     equal = size == other_size and np.isin(first, second).any()
     return bool(disjoint), bool(overlap), bool(equal)
+
+
+def _lie_within(first: Ints, size: int, second: Ints, other_size: int) -> bool:
+    """Whether each mesh of a class lies inside all those of another that it overlaps; sorted starts and a size each."""
+    if size > other_size:
+        return False
+    overlapping = np.searchsorted(second, first + size) - np.searchsorted(second, first - other_size, side="right")
+    around = np.searchsorted(second, first, side="right") - np.searchsorted(second, first + size - other_size)
+    return bool((overlapping == around).all())
 
 
 def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:

@@ -53,6 +53,11 @@ class Devices:
             if (p := plan[c.name]).offload == "optimizer"
         }
         self.optimizers_come_and_go = frozenset(self.optimizers_away)
+        self.late = {
+            ModelInstance(c.role, p.engine, p.mesh, p.strategy, p.device_order)
+            for c in graph
+            if not (p := plan[c.name]).prefetch
+        }
         self.rows: dict[tuple[Device, int, str, str], set[int]] = defaultdict(set)
 
     def run(self, node: Node) -> None:
@@ -64,6 +69,16 @@ class Devices:
             "export": self._export,
         }
         moves.get(node.kind, self._call)(node)
+        self._check_late(node)
+
+    def _check_late(self, node: Node) -> None:
+        """What comes back late is on no device on which something else computes."""
+        if "compute" not in node.resources:
+            return
+        whole, optimizers = self.comes_and_goes - self.away, self.optimizers_come_and_go - self.optimizers_away
+        for visitor in self.late & (whole | optimizers):
+            used = visitor in (node.instance, node.source, node.target)
+            assert used or node.devices.isdisjoint(visitor.devices), f"{visitor.name} is there during {node.id}"
 
     def run_all(self, augmented: AugmentedGraph, order: Iterable[Node]) -> None:
         """Every node in this order, rows freed after their last use."""

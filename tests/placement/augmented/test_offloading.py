@@ -82,6 +82,19 @@ def test_memory_counts_what_comes_and_goes_by_part():
     assert (kept[0] - kept[1], kept[1] - kept[2]) == (0, 2 * ELEMENTS)
 
 
+def test_without_prefetch_no_other_call_has_it_on_its_devices():
+    """Largest on one device is the train_step, which then does without the reference that it would wait beside."""
+    graph = ppo()
+    plan = placed(preset("flattening", graph, ONE, ONE.whole), "ref_inference", offload="all")
+    early, late = (augment(graph, placed(plan, "ref_inference", prefetch=prefetch), 2) for prefetch in (True, False))
+    assert "actor_generate@1" not in nx.ancestors(dependency_graph(early), "reload.ref.megatron@1")
+    assert "actor_generate@1" in nx.ancestors(dependency_graph(late), "reload.ref.megatron@1")
+    beside = {node.id for node in late if "compute" in node.resources} - {"ref_inference@1"}
+    order = dependency_graph(late)
+    before, after = nx.ancestors(order, "reload.ref.megatron@1"), nx.descendants(order, "offload.ref.megatron@1")
+    assert beside <= before | after
+
+
 def test_two_optimizers_on_one_device_take_turns():
     away = dict.fromkeys(("actor_train_step", "critic_inference", "critic_train_step"), "optimizer")
     augmented = on_one_device(ppo(), **away)

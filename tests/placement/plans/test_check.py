@@ -125,6 +125,11 @@ BAD = {
         with_rows(dpo(), 7),
         "ref_inference.rows: got '7 rows a step', expected a multiple of 2",
     ),
+    "late reload of nothing": (
+        placed(GOOD, "ref_inference", prefetch=False),
+        GRAPH,
+        "plan.calls.ref_inference.prefetch: got False, expected true, or an offload: nothing leaves its devices",
+    ),
     "offload of half a copy": (
         placed(placed(GOOD, "critic_inference", mesh="n0:0-3"), "critic_inference", offload="all"),
         GRAPH,

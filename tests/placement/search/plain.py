@@ -26,7 +26,7 @@ def devices(problem: Problem, plan: Mapping[str, Choice], call: str) -> set[int]
 def fits(problem: Problem, plan: Mapping[str, Choice]) -> bool:
     """Device by device: static bytes of all that lies there, one per shared copy, and the largest active bytes.
 
-    And the fullest device of each mesh: what it holds while the call runs, and what lies on all devices.
+    And the fullest device of each mesh: what it holds while the call runs, and what lies on all devices of the mesh.
     """
     if any(fullest(problem, plan, call) > max(problem.device_bytes) for call in problem.calls):
         return False
@@ -46,16 +46,41 @@ def fits(problem: Problem, plan: Mapping[str, Choice]) -> bool:
 
 
 def fullest(problem: Problem, plan: Mapping[str, Choice], running: PlannedCall) -> int:
-    """Of calls on all devices that share a copy the first counts, and none that shares the running call's."""
+    """Of calls on all devices of the mesh that share a copy the first counts, and none that shares the running call's.
+
+    A call has all of them wherever the two lie as they are related: meshes that are told to be equal, or of classes of
+    which the one lies inside the other where they overlap.
+    """
     own = running.options[plan[running.name].option]
     held, copies = max(own.peak_bytes, own.fullest_bytes), {own.copy} - {None}
     for call in problem.calls:
         option = call.options[plan[call.name].option]
-        everywhere = len(devices(problem, plan, call.name)) == problem.num_devices
-        if call != running and everywhere and option.copy not in copies:
+        here, there = devices(problem, plan, running.name), devices(problem, plan, call.name)
+        equal = here == there and equality_matters(problem, running, call)
+        around = equal or (here & there and nested(problem, own.mesh_class, option.mesh_class))
+        if call != running and around and option.copy not in copies:
             held += option.static_bytes
             copies |= {option.copy} - {None}
     return held
+
+
+def equality_matters(problem: Problem, first: PlannedCall, second: PlannedCall) -> bool:
+    """Whether equal meshes differ from overlapping ones: for a copy that both may have, or for a move between them."""
+    copies = [{option.copy for option in call.options} - {None} for call in (first, second)]
+    moves = (node for node in problem.nodes if isinstance(node, PairNode) and node.microseconds.ndim == 3)
+    ends = {first.name, second.name}
+    return bool(copies[0] & copies[1]) or any(
+        {move.first, move.second} == ends and (move.microseconds[1] != move.microseconds[2]).any() for move in moves
+    )
+
+
+def nested(problem: Problem, inner: int, outer: int) -> bool:
+    """Whether each mesh of a class lies inside every mesh of the other that it overlaps."""
+    spans = [
+        [(problem.meshes[m].start, problem.meshes[m].stop) for m in problem.mesh_classes[c]] for c in (inner, outer)
+    ]
+    pairs = itertools.product(*spans)
+    return all(c <= a and b <= d for (a, b), (c, d) in pairs if a < d and c < b)
 
 
 def legal(problem: Problem, plan: Mapping[str, Choice]) -> bool:
