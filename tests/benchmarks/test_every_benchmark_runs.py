@@ -57,6 +57,10 @@ SMALLEST = {
         f"--steps 2 --batch-size 4 --plans split {TINY}",
         "auto_vs_best_preset max_error median_error num_plans pairs_in_order plans rank_correlation ranks",
     ),
+    "referee": (
+        "--only 17 --plans 3 --budget 0.5",
+        "beaten beaten_by_at_most median_gap plans questions seconds_median seconds_worst violations worst_gap",
+    ),
     "reallocation": ("--rounds 1 --pairs 2", "pairs parameters"),
     "solve_problem": (
         f"{DATA}/grpo_7b_1x8.json --budget-seconds 1",
