@@ -17,8 +17,9 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset
+from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.model import ModelSpec, known_shape
+from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, fitting_candidates
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace

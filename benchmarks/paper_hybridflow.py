@@ -20,7 +20,7 @@ from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import known_shape
+from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.strategy import Strategy
 

@@ -21,12 +21,12 @@ from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.lease import Backend, Lease
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
-from prefect_rlhf.tasks.model_shape import model_shape
+from prefect_rlhf.tasks.model_shape import runnable_shape
 from prefect_rlhf.tasks.profiling.bench import Sizes
 from prefect_rlhf.tasks.profiling.measure import Say, check_sizes, measure, number_of_measurements
 from prefect_rlhf.tasks.reporting.publish import publish
 
-MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known shape such as llama-7b.")
+MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known model such as llama-7b.")
 MOST_ROWS = 1 << 16  # of one micro-batch
 MOST_TOKENS = 1 << 20  # of one row
 ROWS = Field(ge=1, le=MOST_ROWS, description="Most rows of a micro-batch that are timed; powers of two up to it.")
@@ -51,7 +51,7 @@ def profile(
     Plans and predictions of later runs of a model of this shape, on as many devices of this kind, use what was found.
 
     Args:
-        model: A Hugging Face folder, of which config.json is read, or a known shape such as llama-7b.
+        model: A Hugging Face folder, of which config.json is read, or a known model such as llama-7b.
         dtype: Compute format.
         most_rows: Most rows of a micro-batch that are timed.
         longest: Most tokens of a row that are timed.
@@ -87,7 +87,7 @@ def profile_request(
     model: str, dtype: Dtype, kind: Backend, num_devices: int, sizes: Sizes, tensor_parallel: list[int] | None
 ) -> ProfileRequest:
     """Read the model's shape. Raises InvalidInput for sizes or degrees that it has not, and for unknown devices."""
-    shape = model_shape("model", model)
+    shape = runnable_shape("model", model)
     degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, num_devices)
     if min(degrees) < 1:
         raise InvalidInput("tensor_parallel", list(degrees), "degrees of 1 or more")

@@ -7,16 +7,37 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from prefect_rlhf.placement.errors import InvalidInput
-
 Head = Literal["lm", "scalar", "lm+scalar"]
 """The end of a model: in tokens, in one number a token, or in both on one trunk (an actor and critic that share it)."""
 Dtype = Literal["float32", "bfloat16"]
 
 
+NO_BIASES: tuple[str, ...] = ()
+QUERY_BIASES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+"""The matrices of a layer that have a bias in Qwen2."""
+NOT_RUN: Mapping[str, str] = MappingProxyType(
+    {
+        "llama": "",
+        "llama3.1": "rope_type llama3",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM, biases of queries, keys and values",
+        "qwen3": "Qwen3ForCausalLM, norms of queries and keys",
+        "gemma": "GemmaForCausalLM, scaled embeddings and GeLU",
+        "gemma2": "Gemma2ForCausalLM, norms after attention and feed-forward layer, soft caps, sliding windows",
+        "gemma3": "Gemma3ForCausalLM, norms after attention and feed-forward layer, sliding windows",
+    }
+)
+"""What our engines do not run of the models of each kind; none: nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransformerShape:
-    """The Llama family's shape, as in a Hugging Face config.json."""
+    """The shape of a dense decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms.
+
+    `biases` are the matrices of a layer that have one. With `qk_norm` queries and keys have a norm over the width of a
+    head; with `norms_after` attention and feed-forward layer have one each after them too (Gemma 2). `not_run` says
+    what our engines do not compute of it; empty: they run it. Such a model can be planned.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -29,6 +50,10 @@ class TransformerShape:
     rope_theta: float
     rms_norm_eps: float
     tied_embeddings: bool
+    biases: tuple[str, ...] = NO_BIASES
+    qk_norm: bool = False
+    norms_after: bool = False
+    not_run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,52 +84,3 @@ class ModelSpec:
     dtype: Dtype = "bfloat16"
     new_head: bool = False
     optimizer: OptimizerSpec | None = None
-
-
-def _llama(
-    hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int, context: int
-) -> TransformerShape:
-    return TransformerShape(
-        hidden_size=hidden,
-        intermediate_size=inner,
-        num_layers=layers,
-        num_attention_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        vocab_size=vocab,
-        max_position_embeddings=context,
-        rope_theta=5e5 if vocab == 128256 else 1e4,
-        rms_norm_eps=1e-5,
-        tied_embeddings=False,
-    )
-
-
-KNOWN_SHAPES: Mapping[str, TransformerShape] = MappingProxyType(
-    {
-        # ReaL, appendix table 1
-        "llama3-7b": _llama(4096, 14336, 32, 32, 8, 128256, 8192),
-        "llama3-13b": _llama(5120, 13824, 40, 40, 40, 128256, 8192),
-        "llama3-34b": _llama(8192, 22016, 48, 64, 8, 128256, 8192),
-        "llama3-70b": _llama(8192, 28672, 80, 64, 8, 128256, 8192),
-        # Llama 2 and Code Llama (Touvron et al. 2023; Roziere et al. 2023), as HybridFlow's experiments use them
-        "llama-7b": _llama(4096, 11008, 32, 32, 32, 32000, 4096),
-        "llama-13b": _llama(5120, 13824, 40, 40, 40, 32000, 4096),
-        "llama-34b": _llama(8192, 22016, 48, 64, 8, 32000, 16384),
-        "llama-70b": _llama(8192, 28672, 80, 64, 8, 32000, 4096),
-        # the first Llama's larger sizes, which APP uses
-        "llama-33b": _llama(6656, 17920, 60, 52, 52, 32000, 2048),
-        "llama-65b": _llama(8192, 22016, 80, 64, 64, 32000, 2048),
-    }
-)
-"""Llama shapes by family and size."""
-
-
-def known_shape(name: str, field: str = "model") -> TransformerShape:
-    """Return the shape of that name. Raises InvalidInput with the names there are.
-
-    >>> known_shape("llama-7b").num_layers
-    32
-    """
-    if name not in KNOWN_SHAPES:
-        raise InvalidInput(field, name, f"one of {', '.join(KNOWN_SHAPES)}")
-    return KNOWN_SHAPES[name]

@@ -5,18 +5,28 @@ from __future__ import annotations
 from prefect_rlhf.engines.files.huggingface import read_model_spec as read_model_spec
 from prefect_rlhf.engines.files.huggingface import read_shape
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import KNOWN_SHAPES, TransformerShape
+from prefect_rlhf.placement.known_models import find_shape, known_shape
+from prefect_rlhf.placement.model import TransformerShape
 from prefect_rlhf.placement.path_text import checked_path
 
 
 def model_shape(role: str, name: str) -> TransformerShape:
-    """Return the shape of the model that `name` stands for. Raises InvalidInput for a name that stands for none.
+    """Return the shape of the model that `name` stands for: a folder, a short name, or an id on the hub.
+
+    Raises InvalidInput for a name that stands for none.
 
     >>> model_shape("actor", "llama-7b").num_layers
     32
     """
-    if name in KNOWN_SHAPES:
-        return KNOWN_SHAPES[name]
-    if not checked_path(f"models.{role}", name).exists():
-        raise InvalidInput(f"models.{role}", name, f"a Hugging Face folder, or one of {', '.join(KNOWN_SHAPES)}")
-    return read_shape(role, name)
+    folder = checked_path(f"models.{role}", name)
+    if find_shape(name) is None and folder.exists() or (folder / "config.json").is_file():
+        return read_shape(role, name)
+    return known_shape(name, f"models.{role}", otherwise="a Hugging Face folder, or ")
+
+
+def runnable_shape(role: str, name: str) -> TransformerShape:
+    """Return the shape of a model that our engines run. Raises InvalidInput for one that can only be planned."""
+    shape = model_shape(role, name)
+    if shape.not_run:
+        raise InvalidInput(f"models.{role}", name, f"the Llama family: our engines do not run {shape.not_run}")
+    return shape

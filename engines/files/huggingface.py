@@ -11,6 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prefect_rlhf.engines.files.model_config import (
+    ARCHITECTURES,
+    FAMILIES,
+    planned_shape,
+    read_config,
+    refuse_other_weights,
+    rope_kind,
+    shape_of,
+)
 from prefect_rlhf.engines.files.tensor_files import (
     MAX_FILE_BYTES,
     StoredTensor,
@@ -26,10 +35,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may leave aside
-MOST_LAYERS = 10_000
-MOST_WIDE = 1 << 20  # of a matrix, and of heads
-MOST_TOKENS = 1 << 30  # of a vocabulary or a context
-ARCHITECTURES: dict[Head, str] = {"lm": "LlamaForCausalLM", "scalar": "LlamaForSequenceClassification"}
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -57,16 +62,20 @@ def read_model_spec(
     if head not in ARCHITECTURES:
         raise InvalidInput(f"{role}.head", head, f"{' or '.join(ARCHITECTURES)}: two heads can be planned, not run")
     folder = Path(path)
-    config = _read_config(folder, role)
-    shape = _read_shape(config, f"{role}.config.json")
+    config, field = read_config(folder, role), f"{role}.config.json"
+    _refuse_what_engines_do_not_run(config, field)
+    shape = shape_of(config, field, FAMILIES["llama"])
     spec = ModelSpec(role, str(folder), head, shape, dtype, new_head, optimizer)
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
 
 
 def read_shape(role: str, path: str | Path) -> TransformerShape:
-    """Read the shape in a folder's config.json, and nothing else of the folder. Raises as `read_model_spec`."""
-    return _read_shape(_read_config(Path(path), role), f"{role}.config.json")
+    """Read the shape in a folder's config.json, and nothing else of the folder: of any model that can be planned.
+
+    Raises InvalidInput for one that cannot.
+    """
+    return planned_shape(read_config(Path(path), role), f"{role}.config.json")
 
 
 def write_folder(
@@ -94,90 +103,19 @@ def write_folder(
     write_atomically(Path(path), write)
 
 
-def _read_config(folder: Path, role: str) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder on this machine")
-    if not (folder / "config.json").is_file():
-        raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder; this one has no config.json")
-    field = f"{role}.config.json"
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (ValueError, RecursionError) as error:
-        raise InvalidInput(field, str(error), "JSON") from error
-    if not isinstance(config, dict):
-        raise InvalidInput(field, config, "a JSON object")
+def _refuse_what_engines_do_not_run(config: dict[str, Any], field: str) -> None:
+    """Refuse another architecture, and what the engines would silently compute otherwise."""
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else architectures
     if first is architectures or first not in ARCHITECTURES.values():
-        expected = "the Llama family: " + " or ".join(f"[{name}]" for name in ARCHITECTURES.values())
-        raise InvalidInput(f"{field}.architectures", first, expected)
-    return config
-
-
-def _read_shape(config: dict[str, Any], field: str) -> TransformerShape:
-    _refuse_variants(config, field)
-    heads = _size(config, "num_attention_heads", field, MOST_WIDE)
-    hidden = _size(config, "hidden_size", field, MOST_WIDE)
-    kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, heads)
-    if heads % kv_heads:
-        raise InvalidInput(f"{field}.num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
-    tied = config.get("tie_word_embeddings", False)
-    if not isinstance(tied, bool):
-        raise InvalidInput(f"{field}.tie_word_embeddings", tied, "true or false")
-    theta = {"rope_theta": config.get("rope_theta") or 10000.0} | _rope(config, field)
-    return TransformerShape(
-        hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size", field, MOST_WIDE),
-        num_layers=_size(config, "num_hidden_layers", field, MOST_LAYERS),
-        num_attention_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=_size(config, "head_dim", field, MOST_WIDE, hidden // heads),
-        vocab_size=_size(config, "vocab_size", field, MOST_TOKENS),
-        max_position_embeddings=_size(
-            {"max_position_embeddings": 2048} | config, "max_position_embeddings", field, MOST_TOKENS
-        ),
-        rope_theta=_fraction(theta, "rope_theta", field, 1.0, 1e15),
-        rms_norm_eps=_fraction({"rms_norm_eps": 1e-6} | config, "rms_norm_eps", field, 0.0, 1.0),
-        tied_embeddings=tied,
-    )
-
-
-def _size(config: dict[str, Any], key: str, field: str, most: int, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
-        raise InvalidInput(f"{field}.{key}", value, f"a whole number of 1 to {most}")
-    return value
-
-
-def _fraction(config: dict[str, Any], key: str, field: str, least: float, most: float) -> float:
-    value = config[key]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidInput(f"{field}.{key}", value, f"a number of {least:g} to {most:g}")
-    return float(value)
-
-
-def _rope(config: dict[str, Any], field: str) -> dict[str, Any]:
-    """Rotary settings: `rope_parameters` since transformers 5, `rope_scaling` before."""
-    settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(settings, dict):
-        raise InvalidInput(f"{field}.rope_parameters", settings, "a JSON object")
-    return settings
-
-
-def _refuse_variants(config: dict[str, Any], field: str) -> None:
-    """Refuse what the engines would silently compute otherwise."""
-    rope = _rope(config, field)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+        right = "the Llama family: " + " or ".join(f"[{name}]" for name in ARCHITECTURES.values())
+        raise InvalidInput(f"{field}.architectures", first, right)
     plain = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for key, expected in plain.items():
         if config.get(key, expected) != expected:
             raise InvalidInput(f"{field}.{key}", config[key], repr(expected))
-    for key, what in {"quantization_config": "no quantised weights", "auto_map": "no code of its own"}.items():
-        if config.get(key):
-            raise InvalidInput(f"{field}.{key}", config[key], f"{what}; only plain weights of the Llama family run")
-    if kind != "default":
+    refuse_other_weights(config, field)
+    if (kind := rope_kind(config, field)) != "default":
         raise InvalidInput(f"{field}.rope_type", kind, "'default' rotary embeddings")
 
 

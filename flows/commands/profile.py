@@ -16,7 +16,7 @@ from prefect_rlhf.tasks.profiling.measure import Say
 def parser() -> Flags:
     """Return the flags."""
     top = Flags(prog="prefect-rlhf profile", description=__doc__)
-    top.add_argument("model", help="a Hugging Face folder, of which config.json is read, or a known shape")
+    top.add_argument("model", help="a Hugging Face folder, of which config.json is read, or a known model")
     top.add_argument(
         "--devices",
         type=whole_number(1, MOST_DEVICES),

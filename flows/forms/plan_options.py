@@ -34,7 +34,7 @@ class PlanOptions(Form):
         "ppo", max_length=MOST_CHARACTERS, description="ppo, dpo, grpo, remax, reward, or module:function of your own."
     )
     models: dict[str, PathText] = Field(
-        {}, description="Of each role: a known shape such as llama-70b, or a Hugging Face folder."
+        {}, description="Of each role: a known model such as llama-70b or Qwen/Qwen2.5-7B, or a Hugging Face folder."
     )
     parameters: dict[str, Plain] = Field(
         {}, description="The algorithm's own parameters, as its deployment takes them."

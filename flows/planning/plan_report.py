@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
+from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.pictures.plan import plan_svg
 from prefect_rlhf.placement.pictures.sweep import sweep_svg
 from prefect_rlhf.placement.pictures.text import plan_rows
@@ -125,5 +127,16 @@ def question_text(question: Question) -> str:
             f"{rows} rows a step, prompts of {workload.prompts.mean:.0f} and responses of "
             f"{workload.responses.mean:.0f} tokens on average, at most {workload.longest} together",
             table(models),
+            *not_run(graph.models),
         ]
     )
+
+
+def not_run(models: Sequence[ModelSpec]) -> Iterator[str]:
+    """Yield a line for each model that can be planned but not run."""
+    roles: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for model in models:
+        if model.shape.not_run:
+            roles[model.path, model.shape.not_run].append(model.role)
+    for (path, reason), played in roles.items():
+        yield f"planned, but not to be run yet: {path} ({', '.join(played)}), since our engines do not run {reason}"

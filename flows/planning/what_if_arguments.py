@@ -16,6 +16,7 @@ from prefect_rlhf.flows.training.inputs import ABSENT
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.host_rewards import HostRewards
+from prefect_rlhf.tasks.model_shape import model_shape
 
 LIKE = {"ref": "actor", "reward": "critic"}
 """Roles that have the model of another where nobody says."""
@@ -35,6 +36,7 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
         if not _may_be(hints.get(role), Model):
             roles = ", ".join(name for name in names if _may_be(hints[name], Model))
             raise InvalidInput("models", role, f"a role of {flow.algorithm.name}: {roles}")
+    _check_models(options.models)
     settings = getattr(hints.get("algo"), "model_fields", {})
     values = {name: value for name, value in options.parameters.items() if name not in RunOptions.model_fields}
     for name, parameter in names.items():
@@ -51,6 +53,21 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
         values["algo"] = algo
     checked = flow.validate_parameters(values)
     return {name: checked[name] for name in names}
+
+
+def _check_models(models: Mapping[str, str]) -> None:
+    """Raise InvalidInput for every name that stands for no model: before anybody is asked for what is missing."""
+    wrong: dict[str, InvalidInput] = {}
+    for role, name in models.items():
+        try:
+            model_shape(role, name)
+        except InvalidInput as error:
+            wrong[f"{role}={name}"] = error
+    if len(wrong) > 1:
+        right = "; ".join(dict.fromkeys(error.expected for error in wrong.values()))
+        raise InvalidInput("models", ", ".join(wrong), right)
+    for error in wrong.values():
+        raise error
 
 
 def _may_be(hint: Any, kind: type) -> bool:
@@ -83,7 +100,7 @@ def _model_fields(role: str, value: Any, models: Mapping[str, str], roles: Mappi
     named = models.get(role) or fields.get("path") or fields.get("saved") or (models.get(like) if like in roles else "")
     if not named:
         also = f", or one for {like}" if like in roles else ""
-        raise InvalidInput(f"models.{role}", None, f"a known shape, such as llama-70b, or a Hugging Face folder{also}")
+        raise InvalidInput(f"models.{role}", None, f"a known model, such as llama-70b, or a Hugging Face folder{also}")
     if not fields.get("saved"):
         fields["path"] = named
     return {"head": "scalar" if role in SCALAR_ROLES else "lm"} | fields

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from prefect_rlhf.placement.engine_constants import ITEM_BYTES
 from prefect_rlhf.placement.layout.layout import stages
-from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, TransformerShape
+from prefect_rlhf.placement.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
 from prefect_rlhf.placement.strategy import Strategy
 
 
@@ -24,6 +24,9 @@ class ModelSizes:
     tied: bool
     head: Head
     dtype: Dtype
+    biases: tuple[str, ...] = NO_BIASES
+    qk_norm: bool = False
+    norms_after: bool = False
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
@@ -44,6 +47,9 @@ class ModelSizes:
             shape.tied_embeddings,
             head,
             dtype,
+            shape.biases,
+            shape.qk_norm,
+            shape.norms_after,
         )
 
     @property
@@ -61,13 +67,21 @@ class ModelSizes:
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of a layer's matrices, which tp splits."""
-        return 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.inner
+        """Elements of a layer's matrices, and of biases on their rows: what tp splits."""
+        matrices = 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.inner
+        return matrices + sum(rows for name, rows in self._rows.items() if name in self.biases)
 
     @property
     def layer_norms(self) -> int:
-        """Elements of a layer's norms, which every tp rank holds."""
-        return 2 * self.hidden
+        """Elements of a layer's norms, and of biases on what tp ranks add up: what every tp rank holds."""
+        norms = (4 if self.norms_after else 2) * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        return norms + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
+
+    @property
+    def _rows(self) -> dict[str, int]:
+        """The rows of the matrices whose rows tp splits."""
+        widths = (self.queries, self.keys, self.keys, self.inner, self.inner)
+        return dict(zip((*QUERY_BIASES, "mlp.gate_proj", "mlp.up_proj"), widths, strict=True))
 
     @property
     def table(self) -> int:

@@ -1,4 +1,4 @@
-"""The parameters of a Llama-family model under their Hugging Face names."""
+"""The parameters of a dense decoder under their Hugging Face names."""
 
 from __future__ import annotations
 
@@ -45,16 +45,22 @@ def num_parameters(model: ModelSpec) -> int:
 def _layer(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
     hidden, inner = shape.hidden_size, shape.intermediate_size
     queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    head = (shape.head_dim,)
     sizes: dict[str, tuple[tuple[int, ...], int | None]] = {
         "input_layernorm": ((hidden,), None),
         "self_attn.q_proj": ((queries, hidden), 0),
         "self_attn.k_proj": ((keys, hidden), 0),
         "self_attn.v_proj": ((keys, hidden), 0),
+        **({"self_attn.q_norm": (head, None), "self_attn.k_norm": (head, None)} if shape.qk_norm else {}),
         "self_attn.o_proj": ((hidden, queries), 1),
         "post_attention_layernorm": ((hidden,), None),
+        **({"pre_feedforward_layernorm": ((hidden,), None)} if shape.norms_after else {}),
         "mlp.gate_proj": ((inner, hidden), 0),
         "mlp.up_proj": ((inner, hidden), 0),
         "mlp.down_proj": ((hidden, inner), 1),
+        **({"post_feedforward_layernorm": ((hidden,), None)} if shape.norms_after else {}),
     }
     for name, (size, axis) in sizes.items():
         yield Parameter(f"model.layers.{layer}.{name}.weight", size, axis, layer)
+        if name in shape.biases:
+            yield Parameter(f"model.layers.{layer}.{name}.bias", size[:1], 0 if axis == 0 else None, layer)

@@ -65,7 +65,7 @@ def powers(first: int, last: int) -> tuple[int, ...]:
 def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
     """Return the tp-th part of a shape, with more layers than caches hold. Raises InvalidInput where tp divides not.
 
-    >>> from prefect_rlhf.placement.model import KNOWN_SHAPES
+    >>> from prefect_rlhf.placement.known_models import KNOWN_SHAPES
     >>> part = part_of(KNOWN_SHAPES["llama-7b"], 2, "bfloat16")
     >>> part.num_layers, part.num_attention_heads, part.intermediate_size, part.hidden_size
     (2, 16, 5504, 4096)

@@ -14,7 +14,7 @@ from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import KNOWN_SHAPES
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.strategy import Strategy
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])

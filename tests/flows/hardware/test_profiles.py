@@ -10,9 +10,10 @@ from prefect_rlhf.flows.profile import legal_degrees
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.model import KNOWN_SHAPES, ModelSpec
+from prefect_rlhf.placement.model import ModelSpec
 
 SHAPE, OTHER = KNOWN_SHAPES["llama-7b"], KNOWN_SHAPES["llama-13b"]
 ACTOR, CRITIC = ModelSpec("actor", "", "lm", SHAPE), ModelSpec("critic", "", "scalar", OTHER)
@@ -92,7 +93,7 @@ def test_degrees_divide_devices_and_model():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["no-such-model"], "models.model: got 'no-such-model', expected a Hugging Face folder, or one of"),
+        (["no-such-model"], "models.model: got 'no-such-model', expected a Hugging Face folder, or the name"),
         (["llama-7b", "--rows", "0"], "argument --rows: got '0', expected a whole number of 1"),
         (["llama-7b", "--longest", "4"], "argument --longest: got '4', expected a whole number of 16"),
         (["llama-7b", "--tensor-parallel", "two"], "--tensor-parallel: got 'two', expected degrees, such as 1,2"),

@@ -18,7 +18,7 @@ from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.commands.plan import interruptible
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import plan_options
-from prefect_rlhf.flows.planning.plan_report import without_orders
+from prefect_rlhf.flows.planning.plan_report import question_text, without_orders
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.rlhf_flow import find_flow
@@ -26,10 +26,10 @@ from prefect_rlhf.flows.training.lengths import parse_lengths
 from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Profile
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
-from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
@@ -165,6 +165,17 @@ def test_a_folder_needs_nothing_but_its_config(tmp_path):
     assert asked.graph.model("actor").shape.num_layers == 2
 
 
+def test_a_model_that_can_only_be_planned_is_said_so_in_one_line():
+    """Roles that share the model share the line; a model that runs has none."""
+    text = question_text(question("actor=Qwen/Qwen2.5-7B", "critic=qwen2.5-7b-instruct"))
+    lines = [line for line in text.splitlines() if line.startswith("planned, but not to be run yet")]
+    assert [line.partition(": ")[2].partition(",")[0] for line in lines] == [
+        "Qwen/Qwen2.5-7B (actor",
+        "qwen2.5-7b-instruct (critic",
+    ]
+    assert "not to be run" not in question_text(question())
+
+
 def test_parameters_of_the_flow_change_the_graph():
     """PPO that recomputes log-probabilities has a call more."""
     parameters = {"algo": {"old_logprobs": "recompute"}}
@@ -240,6 +251,9 @@ CASES = {
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
     "an unknown algorithm": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "no_such"),
     "an unknown model": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "critic=llama-7b"], "llama-8b"),
+    "an unknown model and none for another role": ([*ONE, *LENGTHS, "--model", "actor=llama-8b"], "models.actor: got 'llama-8b'"),
+    "two unknown models": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "reward=bert"], "models: got 'actor=llama-8b, reward=bert'"),
+    "a mixture of experts": ([*ONE, *LENGTHS, "--model", "actor=mixtral-8x7b"], "mixtral-8x7b"),
     "an unknown role": ([*ONE, *LENGTHS, *MODELS, "--model", "judge=llama-7b"], "judge"),
     "a role without a model": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "models.critic"),
     "a model without a role": ([*ONE, *LENGTHS, "--model", "llama-7b"], "NAME=VALUE"),

@@ -10,9 +10,10 @@ from prefect_rlhf.placement.cost.call_bytes import CallBytes, call_bytes, static
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.layout import megatron_layout
 from prefect_rlhf.placement.layout.regions import num_elements
-from prefect_rlhf.placement.model import KNOWN_SHAPES, ModelSpec
+from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL
 

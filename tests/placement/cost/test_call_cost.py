@@ -16,8 +16,9 @@ from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.parameters import num_parameters
-from prefect_rlhf.placement.model import KNOWN_SHAPES, ModelSpec
+from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])

@@ -16,8 +16,8 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import KNOWN_SHAPES
 from prefect_rlhf.placement.strategy import Strategy
 
 SHAPE = KNOWN_SHAPES["llama-7b"]

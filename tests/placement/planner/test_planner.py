@@ -17,10 +17,10 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import known_shape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.candidates import CostContext, candidate
