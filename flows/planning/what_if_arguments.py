@@ -64,10 +64,10 @@ def _check_models(models: Mapping[str, str]) -> None:
         except InvalidInput as error:
             wrong[f"{role}={name}"] = error
     if len(wrong) > 1:
-        right = "; ".join(dict.fromkeys(error.expected for error in wrong.values()))
+        right = "; ".join(dict.fromkeys(each.expected for each in wrong.values()))
         raise InvalidInput("models", ", ".join(wrong), right)
-    for error in wrong.values():
-        raise error
+    for only in wrong.values():
+        raise only
 
 
 def _may_be(hint: Any, kind: type) -> bool:
