@@ -41,6 +41,8 @@ def parse_yaml(field: str, seen: str, text: str) -> Any:
     try:
         loader = _Loader(text)
         return loader.get_single_data()
+    except yaml.reader.ReaderError as error:
+        raise InvalidInput(field, seen, "text without control characters: YAML or JSON") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
@@ -101,7 +103,17 @@ def _mapping_without_twins(loader: _Loader, node: yaml.MappingNode) -> dict[Any,
     return loader.construct_mapping(node, deep=True)
 
 
+def _text(loader: _Loader, node: yaml.ScalarNode) -> str:
+    return loader.construct_yaml_str(node)
+
+
+def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
+    raise yaml.constructor.ConstructorError(None, None, f"plain values have no tag such as {node.tag}", node.start_mark)
+
+
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping_without_twins)
+_Loader.add_constructor("tag:yaml.org,2002:merge", _text)  # `<<` where it is no key
+_Loader.add_constructor(None, _refuse_tag)
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?(0|[1-9][0-9]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",

@@ -23,6 +23,7 @@ FLAGS = {
     "prompt_length": "--prompt-length",
     "response_length": "--response-length",
     "batch_size": "--batch-size",
+    "plan": "--plan",
     "method": "--method",
     "budget_seconds": "--budget",
     "output_dir": "--output",
@@ -41,6 +42,7 @@ def parser() -> Flags:
     top.add_argument("--parameters", type=Path, help="YAML or JSON file of the flow's parameters")
     top.add_argument("-p", "--param", action="append", default=[], metavar="NAME=VALUE", help="one parameter, YAML")
     top.add_argument("--profile", action="append", default=[], metavar="FILE", help=help_of["profiles"])
+    top.add_argument("--pin", action="append", default=[], metavar="CALL=MESH", help=help_of["pins"])
     top.add_argument("--explain", action="store_true", help=help_of["explain"])
     top.add_argument("--sweep", metavar="NODES,...", help=help_of["sweep"])
     for name, flag in FLAGS.items():
@@ -70,6 +72,7 @@ def read_options(flags: argparse.Namespace) -> PlanOptions:
         "models": read_pairs("--model", flags.model),
         "parameters": read_parameters(flags.parameters, flags.param),
         "profiles": flags.profile,
+        "pins": read_pairs("--pin", flags.pin),
         "explain": flags.explain,
         "sweep": read_numbers("--sweep", flags.sweep, "numbers of nodes, such as 1,2,4"),
     }

@@ -60,6 +60,10 @@ class PlanOptions(Form):
         "", max_length=MOST_CHARACTERS, description="Tokens of a response, said in the same ways."
     )
     batch_size: int | None = Field(None, ge=1, le=MOST_ROWS, description="The algorithm's own batch_size, for short.")
+    plan: PathText = Field("", description="A plan file of your own, to be priced, certified and compared.")
+    pins: dict[str, Annotated[str, Field(max_length=MOST_CHARACTERS)]] = Field(
+        {}, description="Calls that must be on a mesh: the searched plan has ref_inference=n0:0-3 there."
+    )
     method: Method = Field("exact", description="How plans are searched.")
     budget_seconds: float = Field(2.0, gt=0, le=86400, description="Processor time of the search.")
     explain: bool = Field(False, description="Say of each call why it is placed so, and what the runner-up costs.")

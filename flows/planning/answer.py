@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
+from prefect_rlhf.flows.planning.given_plan import given_plan
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.explain import explain
 from prefect_rlhf.placement.planner.planned import Planned
@@ -25,10 +27,16 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
     """Plan what the options ask. Raises InvalidInput or GraphError, one line, for what cannot be planned."""
     check_sizes(options.sweep)
     question = read_question(find_flow(options.algorithm), options)
-    planned = plan_graph(question, options.budget_seconds, options.method, progress)
+    given = given_plan(options.plan, question)
+    planned = plan_graph(question, options.budget_seconds, options.method, progress, read_pins(options.pins))
     explanations = explain(question, planned) if options.explain else ()
     sizes = sweep_sizes(question, planned, options, progress) if options.sweep else None
-    return PlanAnswer(question, planned, explanations, sizes)
+    return PlanAnswer(question, planned, explanations, sizes, given)
+
+
+def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:
+    """Return the mesh that each pinned call must have. Raises InvalidInput for a text that is no mesh."""
+    return {call: DeviceMesh.parse(mesh, f"pins.{call}") for call, mesh in pins.items()}
 
 
 def sweep_sizes(question: Question, planned: Planned, options: PlanOptions, progress: ShowProgress | None) -> Sweep:
@@ -42,6 +50,6 @@ def sweep_sizes(question: Question, planned: Planned, options: PlanOptions, prog
             return planned
         site = site_of([replace(groups[0], num_nodes=num_nodes)], options.network, options.device_memory_gib)
         resized = replace(question, site=site.with_profiles(question.site.sources.profiles))
-        return plan_graph(resized, options.budget_seconds, options.method, progress)
+        return plan_graph(resized, options.budget_seconds, options.method, progress, read_pins(options.pins))
 
     return sweep([*options.sweep, groups[0].num_nodes], groups[0].devices_per_node, planned_on)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
@@ -39,20 +40,24 @@ class PlanAnswer:
     planned: Planned
     explanations: tuple[Explanation, ...] = ()
     sweep: Sweep | None = None
+    given: GivenPlan | None = None
 
     @cached_property
     def sections(self) -> Sequence[Section]:
         """Everything that a person may want to read, the most wanted first."""
+        given = self.given
         sections = [
             Section("Question", question_text(self.question)),
-            Section("Answer", summary(self.planned)),
+            *([Section("Your plan", given.text(self.planned))] if given else []),
+            Section("Answer", summary(self.planned, *([given.row] if given else []))),
             Section("Plan", table(plan_rows(self.planned.plan, self.question.graph))),
         ]
         if self.sweep:
             sections.append(Section("Sizes", self.sweep.text()))
         if self.explanations:
             sections.append(Section("Why", explanation_text(self.explanations)))
-        return [*sections, Section("Memory", self.planned.certificate.table())]
+        sections.append(Section("Memory", self.planned.certificate.table()))
+        return [*sections, *([Section("Memory of your plan", given.certificate.table())] if given else [])]
 
     @cached_property
     def files(self) -> Mapping[str, str]:
@@ -63,6 +68,11 @@ class PlanAnswer:
             "certificate.json": self.planned.certificate.to_json() + "\n",
             "timeline.svg": plan_svg(self.planned.estimate) + "\n",
         }
+        if self.given:
+            files |= {
+                "your_certificate.json": self.given.certificate.to_json() + "\n",
+                "your_timeline.svg": plan_svg(self.given.estimate) + "\n",
+            }
         if self.sweep:
             files |= {"sweep.json": self.sweep.to_json() + "\n", "sweep.svg": sweep_svg(self.sweep) + "\n"}
         return files

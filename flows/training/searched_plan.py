@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.table import table
 
 
-def summary(planned: Planned) -> str:
-    """Say in a few lines what is known of a plan: estimate, bound and why it binds, and the presets beside it."""
+def summary(planned: Planned, *others: PresetResult) -> str:
+    """Say in a few lines what is known of a plan: estimate, bound and why it binds, `others` and presets beside it."""
     left_out = planned.space.context.space.left_out
     return "\n".join(
         [
@@ -18,7 +18,7 @@ def summary(planned: Planned) -> str:
             f"what binds: {planned.binding}",
             f"search: {planned.search.outcome.value} ({planned.search.cpu_seconds:.1f} s)",
             *([f"left out of the search: {left_out}"] if left_out else []),
-            table(planned.rows()),
+            table(planned.rows(*others)),
         ]
     )
 

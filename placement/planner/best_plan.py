@@ -39,7 +39,7 @@ def plan_graph(
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     question.site.cluster.check_mesh(question.site.mesh)
-    space = pinned(PlanSpace.of(question), pins or {})
+    space = _space(question, pins or {})
     request = SearchRequest(question, space, budget_seconds, method, progress)
     findings: dict[str, Finding] = {}
     for attempt in ATTEMPTS:
@@ -56,6 +56,14 @@ def plan_graph(
     bound = [finding.bound for finding in findings.values() if finding.bound is not None][-1]
     bound_seconds = min(bound.lower_bound_seconds / ITERATIONS, estimate.seconds)
     return Planned(plan, estimate, question.certificate(plan), bound_seconds, bound.binding, bound, presets, space)
+
+
+def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
+    """The plans that have the pinned calls on their meshes, also on one that the space of a large lease leaves out."""
+    site = question.site
+    on_lease = {call: mesh for call, mesh in pins.items() if site.mesh.contains(mesh)}
+    also = [site.cluster.check_mesh(mesh, f"pins.{call}") for call, mesh in on_lease.items()]
+    return pinned(PlanSpace.of(question, also), pins)
 
 
 def _place_computations(question: Question, plan: ExecutionPlan) -> tuple[ExecutionPlan, Estimate]:

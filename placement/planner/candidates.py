@@ -68,10 +68,15 @@ class CostContext:
     execution: Callable[[Placement], Execution] = Execution.of
 
     @classmethod
-    def of(cls, question: Question, execution: Callable[[Placement], Execution] = Execution.of) -> CostContext:
-        """Return the context of a question about all meshes of its site."""
+    def of(
+        cls,
+        question: Question,
+        execution: Callable[[Placement], Execution] = Execution.of,
+        also: Iterable[DeviceMesh] = (),
+    ) -> CostContext:
+        """Return the context of a question about the meshes of its site's space, and `also`."""
         site = question.site
-        space = MeshSpace.of(site.cluster, site.mesh, site.sources)
+        space = MeshSpace.of(site.cluster, site.mesh, site.sources, also)
         return cls(question, training(question.graph), space, execution)
 
     @property

@@ -6,7 +6,7 @@ counts the rest at the least it can take. So no plan's augmented graph takes les
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -73,9 +73,12 @@ class PlanSpace:
     candidates: Candidates
 
     @classmethod
-    def of(cls, question: Question) -> PlanSpace:
-        """Return all plans of a question. Raises InvalidInput where a call can run nowhere."""
-        context = CostContext.of(question)
+    def of(cls, question: Question, also: Iterable[DeviceMesh] = ()) -> PlanSpace:
+        """Return all plans of a question, on meshes of its space and `also`.
+
+        Raises InvalidInput where a call can run nowhere.
+        """
+        context = CostContext.of(question, also=also)
         calls = (call for call in context.graph if call.kind != "compute")
         return cls(context, {call.name: fitting_candidates(call, context) for call in calls})
 

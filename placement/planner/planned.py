@@ -47,14 +47,14 @@ class Planned:
         """By how much of the lower bound the plan is above it."""
         return self.seconds / self.lower_bound_seconds - 1
 
-    def rows(self) -> list[dict[str, str]]:
-        """Return a row for the plan and for every preset, for a table."""
+    def rows(self, *others: PresetResult) -> list[dict[str, str]]:
+        """Return a row for the plan, for each of `others`, and for every preset, for a table."""
         rows = []
-        for result in (PresetResult(self.plan.name, self.plan, self.estimate), *self.presets):
+        for result in (PresetResult(self.plan.name, self.plan, self.estimate), *others, *self.presets):
             row = {"plan": result.name, "seconds": "-", "against auto": "-", "note": result.refused}
             if result.estimate is not None:
                 seconds = result.estimate.seconds
                 more = seconds / self.seconds - 1
-                row |= {"seconds": f"{seconds:.3f}", "against auto": f"{more:+.1%}", "note": ""}
+                row |= {"seconds": f"{seconds:.3f}", "against auto": f"{more:+.1%}"}
             rows.append(row)
         return rows

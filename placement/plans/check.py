@@ -76,11 +76,12 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         if (degree := getattr(strategy, axis)) < 1:
             yield InvalidInput(_field(call.name, axis), degree, "1 or more")
             return  # what follows divides by it
-    if strategy.num_devices != mesh.num_devices:
-        product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
+    product = f"dp {strategy.dp} * tp {strategy.tp} * pp {strategy.pp} = {strategy.num_devices}"
+    if call.kind == "compute" and max(mesh.num_devices, strategy.num_devices) > 1:
+        right = "a mesh of one device and dp 1, since a computation sees all rows in one place"
+        yield InvalidInput(f"plan.calls.{call.name}", f"{mesh.name} with {product}", right)
+    elif strategy.num_devices != mesh.num_devices:
         right = f"{mesh.num_devices}, the devices of mesh {mesh.name}"
-        if call.kind == "compute":
-            right = "a mesh of one device, since a computation sees all rows in one place"
         yield InvalidInput(f"plan.calls.{call.name}", product, right)
     if placement.device_order and sorted(placement.device_order) != list(range(mesh.num_devices)):
         right = f"each of 0 to {mesh.num_devices - 1}, the devices of mesh {mesh.name}, once"

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, Offload, Placement
+from prefect_rlhf.placement.plans.file_words import first_mistake
 from prefect_rlhf.placement.strategy import Strategy
 from prefect_rlhf.placement.yaml_text import read_yaml
 
@@ -97,14 +98,7 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
     try:
         file = PlanFile.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        seen, right = first["input"], first["msg"].removeprefix("Input should be ")
-        if first["type"] == "extra_forbidden":
-            keys = PlanFile.model_fields if len(first["loc"]) == 1 else CallEntry.model_fields
-            right = f"no such key; the keys are {', '.join(keys)}"
-        elif first["type"] == "missing":
-            seen, right = None, "a value; this key is required"
-        raise InvalidInput(".".join(map(str, ("plan", *first["loc"]))), seen, right) from error
+        raise first_mistake(error, list(PlanFile.model_fields), list(CallEntry.model_fields)) from error
     if file.node_speeds:
         cluster = cluster.with_speeds(file.node_speeds, "plan.node_speeds")
     placements = tuple((name, entry.placement(f"plan.calls.{name}", cluster)) for name, entry in file.calls.items())

@@ -18,6 +18,7 @@ from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.commands.plan import interruptible
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import plan_options
+from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.plan_report import question_text, without_orders
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.ppo import ppo
@@ -26,13 +27,17 @@ from prefect_rlhf.flows.training.lengths import parse_lengths
 from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Profile
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
+from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search.test_driver import two_calls
 from tests.strategies import SMALL, model, placed, remax
 from tests.tiny import make_model, ppo_parameters
@@ -129,6 +134,39 @@ def test_a_plan_that_a_person_edited_is_checked_when_a_run_loads_it(folder, answ
     broken.write_text((answered / "plan.yaml").read_text().replace("actor_train:", "actor_trian:"))
     with pytest.raises(ValueError, match="actor_trian"):
         ready(folder, broken)
+
+
+def test_a_plan_of_ones_own_is_priced_certified_and_stands_beside_auto(folder, answered, tmp_path):
+    """Here the one that was found before: as fast as what is found again, with the same certificate."""
+    own = tmp_path / "mine.yaml"
+    own.write_text((answered / "plan.yaml").read_text().replace("name: auto", "name: mine"))
+    certificate = (answered / "certificate.json").read_text()
+    again = plan(tmp_path, "--parameters", str(folder / "parameters.yaml"), *ON_TWO_CPUS, "--plan", str(own))
+    report = (again / "report.md").read_text()
+    assert "+0.0% against auto" in report and "memory: fits" in report
+    assert [line.split()[0] for line in report.splitlines() if line.startswith(("auto ", "mine "))] == ["auto", "mine"]
+    assert (again / "your_certificate.json").read_text() == certificate.replace('"auto"', '"mine"')
+    assert (again / "your_timeline.svg").exists()
+
+
+def test_a_plan_of_ones_own_that_does_not_fit_is_priced_and_said_so(tmp_path):
+    """Two models of 7 billion parameters trained whole on each of eight devices."""
+    asked = question("actor=llama-7b", "critic=llama-7b", cluster="1x8:h100")
+    calls = [call for call in asked.graph if call.kind != "compute" and call.every is None]
+    chosen = {call.name: Placement(asked.site.mesh, Strategy(8), "megatron") for call in calls}
+    file = tmp_path / "mine.yaml"
+    file.write_text(plan_yaml(asked.plan("mine", chosen)))
+    given = GivenPlan.read(str(file), asked)
+    assert given.row.refused == "does not fit" and given.estimate.seconds > 0
+    with pytest.raises(InvalidInput, match=r"plan.calls.actor_generate.mesh: got 'n0:0-7', expected .* 0 to 3"):
+        GivenPlan.read(str(file), question("actor=llama-7b", "critic=llama-7b", cluster="1x4:h100"))
+
+
+def test_a_pinned_call_is_on_its_mesh(folder, tmp_path):
+    """The reference model alone on the second device, as the plan file says."""
+    flags = ["--parameters", str(folder / "parameters.yaml"), *ON_TWO_CPUS, "--pin", "ref_inference=n0:1"]
+    written = yaml.safe_load((plan(tmp_path, *flags) / "plan.yaml").read_text())
+    assert written["calls"]["ref_inference"]["mesh"] == "n0:1"
 
 
 @pytest.mark.parametrize(
@@ -254,6 +292,10 @@ CASES = {
     "an unknown model and none for another role": ([*ONE, *LENGTHS, "--model", "actor=llama-8b"], "models.actor: got 'llama-8b'"),
     "two unknown models": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "reward=bert"], "models: got 'actor=llama-8b, reward=bert'"),
     "a mixture of experts": ([*ONE, *LENGTHS, "--model", "actor=mixtral-8x7b"], "mixtral-8x7b"),
+    "a pin of no call": ([*ONE, *LENGTHS, *MODELS, "--pin", "judge=n0:0"], "pins.judge: got 'n0:0', expected a call with a model"),
+    "a pin on no mesh": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=n0:1-2"], "pins.ref_inference: got 'n0:1-2', expected whole nodes"),
+    "a pin that is none": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=first"], "pins.ref_inference: got 'first', expected a mesh such as"),
+    "a plan that is not there": ([*ONE, *LENGTHS, *MODELS, "--plan", "mine.yaml"], "plan: got 'mine.yaml', expected a readable file"),
     "an unknown role": ([*ONE, *LENGTHS, *MODELS, "--model", "judge=llama-7b"], "judge"),
     "a role without a model": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "models.critic"),
     "a model without a role": ([*ONE, *LENGTHS, "--model", "llama-7b"], "NAME=VALUE"),

@@ -82,6 +82,6 @@ def test_a_plan_on_devices_is_refused():
 
 
 def test_every_field_of_the_form_is_a_flag_of_the_command():
-    others = {"algorithm", "models", "parameters", "profiles", "explain", "sweep"}
+    others = {"algorithm", "models", "parameters", "profiles", "explain", "sweep", "pins"}
     assert set(PlanOptions.model_fields) == others | set(FLAGS)
     assert set(inspect.signature(plan.fn).parameters) == {*PlanOptions.model_fields, "dry_run"}

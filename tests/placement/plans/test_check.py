@@ -104,6 +104,11 @@ BAD = {
     "python that infers": (placed(GOOD, "ref_inference", engine="python"), GRAPH, "megatron, which runs inference"),
     "computation in megatron": (placed(GOOD, "advantages", engine="megatron"), GRAPH, "python, which runs compute"),
     "computation on two devices": (placed(GOOD, "advantages", mesh="n0:0-1"), GRAPH, "a mesh of one device"),
+    "computation in two replicas on two devices": (
+        placed(GOOD, "advantages", mesh="n0:0-1", dp=2),
+        GRAPH,
+        "plan.calls.advantages: got 'n0:0-1 with dp 2 * tp 1 * pp 1 = 2', expected a mesh of one device and dp 1",
+    ),
     "offloaded computation": (placed(GOOD, "advantages", offload="all"), GRAPH, "a computation holds no weights"),
     "micro-batches of a computation": (
         placed(GOOD, "advantages", micro_batches=2),

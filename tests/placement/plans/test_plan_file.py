@@ -1,6 +1,7 @@
 """Plan files: what is written is read back, and what is wrong is named."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -63,29 +64,53 @@ BAD = {
         entry(tpp=2),
         "plan.calls.actor_generate.tpp: got 2, expected no such key; the keys are",
     ),
-    "misspelt key of the file": ('{"name": "x", "call": {}}', "plan.calls: got None, expected a value"),
+    "misspelt key of the file": ('{"name": "x", "call": {}}', "plan.call: got {}, expected no such key"),
+    "misspelt key in place of a needed one": (
+        '{"name": "x", "calls": {"a": {"mehs": "n0:0", "engine": "vllm"}}}',
+        "plan.calls.a.mehs: got 'n0:0', expected no such key; the keys are mesh, engine",
+    ),
+    "a number in quotes": (entry(dp="2"), "actor_generate.dp: got '2', expected a whole number, without quotes"),
+    "a number too large": (entry(dp=10**50), "expected at most 1048576"),
+    "a call by number": (
+        "name: x\ncalls:\n  1: {mesh: 'n0:0', engine: vllm}",
+        "plan.calls: got 1, expected the name of a call",
+    ),
+    "a setting by number": ("name: x\ncalls:\n  a: {1: 'n0:0', engine: vllm}", "plan.calls.a: got"),
+    "a mesh by number": (entry(mesh=0), 'actor_generate.mesh: got 0, expected a mesh such as "n0:0-1"'),
+    "a name that is a number": (
+        "name: 3\ncalls: {a: {mesh: 'n0:0', engine: vllm}}",
+        "plan.name: got 3, expected words, in quotes",
+    ),
+    "a merge with a word": ("name: x\ncalls: {a: {<<: 3, engine: vllm}}", "expected YAML or JSON (line 2: "),
+    "a tag": ("!!python/object/apply:os.system [ls]", "plain values have no tag such as tag:yaml.org,2002:python"),
+    "aliases of aliases": (
+        "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{f'*a{n - 1},' * 9}]" for n in range(1, 12))]),
+        "YAML or JSON (more than 20000 values)",
+    ),
+    "a value that holds itself": ("a: &a [*a]", "YAML or JSON (a value that holds itself)"),
+    "a binary file": ("\x7fELF\x02\x01\0", "text without control characters"),
     "extra key of the file": (
         '{"name": "x", "cals": {}, "calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}',
         "plan.cals: got {}, expected no such key; the keys are name, node_speeds, calls",
     ),
-    "degree as text": (entry(tp="two"), "plan.calls.actor_generate.tp: got 'two', expected a valid integer"),
-    "degree of zero": (entry(tp=0), "plan.calls.actor_generate.tp: got 0, expected greater than or equal to 1"),
+    "degree as text": (entry(tp="two"), "plan.calls.actor_generate.tp: got 'two', expected a whole number"),
+    "degree of zero": (entry(tp=0), "plan.calls.actor_generate.tp: got 0, expected 1 or more"),
     "degree as a fraction": (entry(dp=1.5), "plan.calls.actor_generate.dp: got 1.5"),
     "truth as text": (entry(offload="yes please"), "plan.calls.actor_generate.offload: got 'yes please'"),
     "order of names": (
         entry(order=["n0:0"]),
-        "plan.calls.actor_generate.order.0: got 'n0:0', expected a valid integer",
+        "plan.calls.actor_generate.order.0: got 'n0:0', expected a whole number",
     ),
-    "order as a number": (entry(order=1), "plan.calls.actor_generate.order: got 1, expected a valid list"),
+    "order as a number": (entry(order=1), "plan.calls.actor_generate.order: got 1, expected a list such as"),
     "unknown engine": (entry(engine="sglang"), "plan.calls.actor_generate.engine: got 'sglang', expected 'megatron'"),
     "no mesh name": (entry(mesh="gpu0"), "plan.calls.actor_generate.mesh: got 'gpu0', expected a mesh such as n0:0-1"),
     "mesh that ends before it begins": (entry(mesh="n0:3-1"), "actor_generate.mesh: got 'n0:3-1', expected ranges"),
     "mesh outside the cluster": (entry(mesh="n7:0"), "actor_generate.mesh: got 'n7:0', expected nodes 0 to 1"),
     "no mesh": ('{"name": "x", "calls": {"a": {"engine": "vllm"}}}', "plan.calls.a.mesh: got None, expected a value"),
     "no name": ('{"calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}', "plan.name: got None, expected a value"),
-    "no calls": ('{"name": "x", "calls": {}}', "plan.calls: got {}"),
-    "calls as a list": ('{"name": "x", "calls": []}', "plan.calls: got [], expected a valid dictionary"),
-    "a call without settings": ("name: x\ncalls:\n  a:\n", "plan.calls.a: got None"),
+    "no calls": ('{"name": "x", "calls": {}}', "plan.calls: got {}, expected names of calls"),
+    "calls as a list": ('{"name": "x", "calls": []}', "plan.calls: got [], expected a mapping: names of calls"),
+    "a call without settings": ("name: x\ncalls:\n  a:\n", "plan.calls.a: got None, expected a mapping such as {mesh:"),
     "empty file": ("", "plan: got None, expected a mapping"),
     "a list": ("- a\n- b\n", "plan: got ['a', 'b'], expected a mapping"),
     "not YAML": ("name: [", "expected YAML or JSON (line 1"),
@@ -94,6 +119,14 @@ BAD = {
         "expected YAML or JSON (line 4: key 'a' stands twice)",
     ),
 }
+
+
+def test_a_call_may_take_over_what_another_says(tmp_path):
+    """With YAML's merge key; what it says itself goes first."""
+    path = tmp_path / "plan.yaml"
+    path.write_text("name: x\ncalls:\n  a: &a {mesh: 'n0:0-1', engine: vllm, dp: 2}\n  b: {<<: *a, engine: megatron}\n")
+    plan = read_plan(path, CLUSTER)
+    assert plan["b"] == replace(plan["a"], engine="megatron")
 
 
 @pytest.mark.parametrize(("text", "says"), BAD.values(), ids=list(BAD))

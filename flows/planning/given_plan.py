@@ -1,0 +1,69 @@
+"""A plan that a person wrote, priced and certified beside the one that the search found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_rlhf.placement.layout.alignment import aligned
+from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.planner.planned import Planned, PresetResult
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.plans.plan_file import read_plan
+from prefect_rlhf.placement.schedule.estimate import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPlan:
+    """The plan of a file as a run would take it, its seconds, and what its devices hold."""
+
+    plan: ExecutionPlan
+    estimate: Estimate
+    certificate: Certificate
+
+    @classmethod
+    def read(cls, path: str, question: Question) -> GivenPlan:
+        """Read a plan for the question's graph and devices. Raises InvalidInput, one line, for one that cannot run.
+
+        One that does not fit in memory is priced all the same.
+        """
+        graph, site = question.graph, question.site
+        plan = aligned(check_plan(read_plan(path, site.cluster), graph, site.mesh), graph)
+        return cls(plan, question.estimate(plan), question.certificate(plan))
+
+    @property
+    def row(self) -> PresetResult:
+        """The plan for the table of plans beside each other."""
+        return PresetResult(self.plan.name, self.plan, self.estimate, "" if self.certificate.fits else "does not fit")
+
+    def text(self, planned: Planned) -> str:
+        """Say in a few lines how it compares: with the bound, with the plan that was found, with the memory."""
+        seconds, bound = self.estimate.seconds, planned.lower_bound_seconds
+        above = seconds / bound - 1
+        against = (
+            f"{above:.1%} above the bound ({bound:.4g} s)"
+            if above >= 0
+            else f"{-above:.1%} below the bound ({bound:.4g} s): it is none of the plans that were searched"
+        )
+        return "\n".join(
+            [
+                f"{self.plan.name}: {seconds:.4g} s an iteration by the estimate, {against}, "
+                f"{seconds / planned.seconds - 1:+.1%} against {planned.plan.name}",
+                self._memory(),
+            ]
+        )
+
+    def _memory(self) -> str:
+        peak = self.certificate.fullest
+        if peak is None:
+            return "memory: nothing"
+        held = f"{byte_size(peak.num_bytes)} of {byte_size(peak.usable_bytes)} on {peak.device} at {peak.node}"
+        return f"memory: {'fits' if self.certificate.fits else 'does not fit, so no run takes it'}, {held}"
+
+
+def given_plan(path: str, question: Question) -> GivenPlan | None:
+    """Return the plan of a file; None where no file is named."""
+    return GivenPlan.read(str(Path(path).expanduser()), question) if path else None

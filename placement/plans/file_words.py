@@ -1,0 +1,51 @@
+"""What is wrong with a plan file, in words of our own: of several mistakes the one that explains the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+NAMES_OF_CALLS = "names of calls, each with a mesh and an engine"
+ENTRY = 'a mapping such as {mesh: "n0:0-1", engine: megatron, dp: 2}'
+_RIGHT: Mapping[str, str] = MappingProxyType(
+    {
+        "missing": "a value; this key is required",
+        "int_type": "a whole number, without quotes",
+        "float_type": "a number, without quotes",
+        "bool_type": "true or false, without quotes",
+        "list_type": "a list such as [0, 1]",
+        "too_short": NAMES_OF_CALLS,
+    }
+)
+"""What would be right, by pydantic's names of mistakes."""
+
+
+def first_mistake(error: ValidationError, file_keys: Sequence[str], call_keys: Sequence[str]) -> InvalidInput:
+    """Return the mistake to mend first: an unknown key comes before a missing one, for which it may stand."""
+    mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] == "missing")
+    mistake = mistakes[0]
+    place = [part for part in mistake["loc"] if part != "[key]"]
+    kind, seen = mistake["type"], mistake["input"]
+    if kind == "extra_forbidden":
+        right = f"no such key; the keys are {', '.join(file_keys if len(place) == 1 else call_keys)}"
+    elif "[key]" in mistake["loc"] or kind == "invalid_key":
+        place, right = place[:-1], "a key in words" if kind == "invalid_key" else "the name of a call, in words"
+    elif kind in ("dict_type", "model_type"):
+        right = f"a mapping: {NAMES_OF_CALLS}" if len(place) == 1 else ENTRY
+    elif kind == "string_type":
+        right = 'a mesh such as "n0:0-1"' if place[-1] == "mesh" else 'words, in quotes if they look like a number: "3"'
+    else:
+        right = _RIGHT.get(kind) or _range(mistake) or mistake["msg"].removeprefix("Input should be ")
+    return InvalidInput(".".join(map(str, ("plan", *place))), None if kind == "missing" else seen, right)
+
+
+def _range(mistake: ErrorDetails) -> str:
+    bounds = mistake.get("ctx", {})
+    if "ge" in bounds:
+        return f"{bounds['ge']} or more"
+    return f"at most {bounds['le']}" if "le" in bounds else ""
