@@ -20,23 +20,23 @@ def beyond_fullest(t: Tables, option: Ints, relation: Ints) -> int:
 
 @inner
 def static_around(t: Tables, option: Ints, relation: Ints, running: int) -> int:
-    """Static bytes that calls on all devices of a call's mesh add to its own; of a shared copy the first's."""
+    """Static bytes that calls on all devices of a call's mesh add to its own; a copy that some share counts once."""
     static = 0
     for call in range(t.num_calls):
-        if surely_covers(t, option, relation, call, running) and not (
-            copies_may_be_one(t, option, call, running) or counts_already(t, option, relation, call, running)
-        ):
-            static += t.option_static[t.option_start[call] + option[call]]
+        if surely_covers(t, option, relation, call, running) and not copies_may_be_one(t, option, call, running):
+            held = t.option_static[t.option_start[call] + option[call]]
+            static += max(0, held - shared_before(t, option, relation, call, running))
     return static
 
 
 @inner
-def counts_already(t: Tables, option: Ints, relation: Ints, call: int, running: int) -> bool:
-    """Whether an earlier call on all devices of the mesh may have brought the copy."""
-    for other in range(call):  # noqa: SIM110 - no generators in compiled code
+def shared_before(t: Tables, option: Ints, relation: Ints, call: int, running: int) -> int:
+    """The most bytes of a call's copy that an earlier call on all devices of the mesh may have brought."""
+    shared = 0
+    for other in range(call):
         if surely_covers(t, option, relation, other, running) and copies_may_be_one(t, option, call, other):
-            return True
-    return False
+            shared = max(shared, t.option_shared[t.option_start[other] + option[other]])
+    return shared
 
 
 @inner

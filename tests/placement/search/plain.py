@@ -46,22 +46,22 @@ def fits(problem: Problem, plan: Mapping[str, Choice]) -> bool:
 
 
 def fullest(problem: Problem, plan: Mapping[str, Choice], running: PlannedCall) -> int:
-    """Of calls on all devices of the mesh that share a copy the first counts, and none that shares the running call's.
+    """Of calls on all devices of the mesh that share a copy the largest counts; none that shares the running call's.
 
     A call has all of them wherever the two lie as they are related: meshes that are told to be equal, or of classes of
     which the one lies inside the other where they overlap.
     """
     own = running.options[plan[running.name].option]
-    held, copies = max(own.peak_bytes, own.fullest_bytes), {own.copy} - {None}
+    static: dict[object, int] = {}
     for call in problem.calls:
         option = call.options[plan[call.name].option]
         here, there = devices(problem, plan, running.name), devices(problem, plan, call.name)
         equal = here == there and equality_matters(problem, running, call)
         around = equal or (here & there and nested(problem, own.mesh_class, option.mesh_class))
-        if call != running and around and option.copy not in copies:
-            held += option.static_bytes
-            copies |= {option.copy} - {None}
-    return held
+        if call != running and around and (option.copy is None or option.copy != own.copy):
+            key = option.copy or call.name
+            static[key] = max(static.get(key, 0), option.static_bytes)
+    return max(own.peak_bytes, own.fullest_bytes) + sum(static.values())
 
 
 def equality_matters(problem: Problem, first: PlannedCall, second: PlannedCall) -> bool:
