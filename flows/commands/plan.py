@@ -18,6 +18,7 @@ from prefect_rlhf.placement.yaml_text import parse_yaml
 
 FLAGS = {
     "cluster": "--cluster",
+    "device": "--device",
     "network": "--network",
     "device_memory_gib": "--device-memory-gib",
     "prompt_length": "--prompt-length",

@@ -44,6 +44,11 @@ class PlanOptions(Form):
         max_length=MOST_CHARACTERS,
         description="Such as 16x8:h100; empty is the mesh that the work pool would lease.",
     )
+    device: PathText = Field(
+        "",
+        description="A kind of device by hand: name=mine, tflops=..., memory_gib=..., memory_gb_per_s=..., "
+        "link_gb_per_s=..., or a YAML file of these; the cluster is then such as 1x8:mine.",
+    )
     network: str = Field(
         "", max_length=MOST_CHARACTERS, description="Between nodes: Gbit/s of a node, or a name such as roce-3200."
     )

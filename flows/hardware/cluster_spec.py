@@ -8,7 +8,14 @@ from dataclasses import dataclass
 
 from prefect_rlhf.blocks.cluster import MOST_DEVICES, MOST_NODES
 from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
-from prefect_rlhf.placement.cost.hardware import GIB, NETWORKS, Network, datasheet, relative_speeds
+from prefect_rlhf.placement.cost.hardware import (
+    GIB,
+    NETWORKS,
+    Datasheet,
+    Network,
+    datasheet,
+    relative_speeds,
+)
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape
@@ -21,20 +28,28 @@ CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU, as a Cluster block says i
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """`num_nodes` equal nodes; `device` is the name of a datasheet, or `cpu`."""
+    """`num_nodes` equal nodes; `device` is the name of a datasheet, of the device `described` by hand, or `cpu`."""
 
     num_nodes: int
     devices_per_node: int
     device: str
+    described: Datasheet | None = None
 
     @property
     def memory_bytes(self) -> int:
         """Memory of one device, by its datasheet."""
-        return CPU_MEMORY_BYTES if self.device == "cpu" else datasheet(self.device).memory_bytes
+        return CPU_MEMORY_BYTES if self.device == "cpu" else self.sheet.memory_bytes
+
+    @property
+    def sheet(self) -> Datasheet:
+        """What is known of a device that is no CPU."""
+        return self.described or datasheet(self.device)
 
 
-def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
-    """Return groups of equal nodes, in the order of the nodes. Raises InvalidInput for what is no cluster.
+def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGroup, ...]:
+    """Return groups of equal nodes, in the order of the nodes; a kind may be the device `described` by hand.
+
+    Raises InvalidInput for what is no cluster, and for a described device that is in none of its nodes.
 
     >>> parse_cluster("1x8:a100-40+1x8:v100-32")[1]
     NodeGroup(num_nodes=1, devices_per_node=8, device='v100-32')
@@ -47,7 +62,12 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
         nodes, devices, name = int(match[1]), int(match[2]), match[3].lower()
         if not (1 <= nodes <= MOST_NODES and 1 <= devices <= MOST_DEVICES):
             raise InvalidInput("cluster", text, f"1 to {MOST_NODES} nodes, and 1 to {MOST_DEVICES} devices in each")
-        groups.append(NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name))
+        if described is not None and name == described.name:
+            groups.append(NodeGroup(nodes, devices, name, described))
+        else:
+            groups.append(NodeGroup(nodes, devices, name if name == "cpu" else datasheet(name, "cluster").name))
+    if described is not None and all(group.described is None for group in groups):
+        raise InvalidInput("cluster", text, f"nodes of the described device, such as 1x8:{described.name}")
     return tuple(groups)
 
 
@@ -68,7 +88,10 @@ def site_of(groups: Sequence[NodeGroup], network: str = "", memory_gib: float | 
     shape = ClusterShape("what-if", len(nodes), widths[0], min(memory))
     if len(set(memory)) > 1:
         shape = shape.with_memory(memory)
-    hardware = tuple(node_hardware(group.device, group.devices_per_node, between) for group in nodes)
+    hardware = tuple(
+        node_hardware(group.device if group.device == "cpu" else group.sheet, group.devices_per_node, between)
+        for group in nodes
+    )
     shape = shape.with_speeds(relative_speeds(hardware))
     sources = CostSources(hardware, orchestration_seconds=ORCHESTRATION_SECONDS)
     return Site(shape, shape.whole, sources, "cpu" if kinds == {"cpu"} else "cuda")

@@ -52,11 +52,12 @@ def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -
     return CostSources((hardware,) * cluster.num_nodes, tuple(profiles), orchestration_seconds(leased))
 
 
-def node_hardware(device: str, devices_per_node: int, network: Network | None) -> Hardware:
-    """Return a node whose devices are `cpu` or of the datasheet of that name, as our own runs use it."""
+def node_hardware(device: str | Datasheet, devices_per_node: int, network: Network | None) -> Hardware:
+    """Return a node whose devices are `cpu` or of a datasheet, which may be named, as our own runs use it."""
     if device == "cpu":
         return replace(CPU, devices_per_node=devices_per_node, network=network)
-    return Hardware(datasheet(device), devices_per_node, network, RUNTIME)
+    sheet = datasheet(device) if isinstance(device, str) else device
+    return Hardware(sheet, devices_per_node, network, RUNTIME)
 
 
 def orchestration_seconds(leased: Lease) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
+from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.planning.given_plan import given_plan
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.flows.planning.what_if import read_question
@@ -41,7 +42,7 @@ def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:
 
 def sweep_sizes(question: Question, planned: Planned, options: PlanOptions, progress: ShowProgress | None) -> Sweep:
     """Plan the question on other numbers of its nodes, which are all of one kind."""
-    groups = parse_cluster(options.cluster) if options.cluster else ()
+    groups = parse_cluster(options.cluster, read_device(options.device)) if options.cluster else ()
     if len(groups) != 1:
         raise InvalidInput("sweep", options.cluster, "a cluster of one kind of node, such as 4x8:h100")
 

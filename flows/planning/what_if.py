@@ -14,6 +14,7 @@ from prefect_rlhf.blocks.lease import given_lease
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
+from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.profiles import installed_version, measured_sources
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
@@ -56,7 +57,9 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
     A lease is counted by the profiles that were made of it; a named cluster by those that the options name.
     """
     if options.cluster:
-        site = site_of(parse_cluster(options.cluster), options.network, options.device_memory_gib)
+        site = site_of(
+            parse_cluster(options.cluster, read_device(options.device)), options.network, options.device_memory_gib
+        )
         devices = sorted({node.device.name for node in site.sources.nodes})
         return site.with_profiles(read_profile(Path(path), models, devices) for path in options.profiles)
     leased = given_lease()

@@ -6,6 +6,7 @@ ReaL's appendix tables 4 to 6 (H100, 7B), and hold for every kind of call, plan,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -136,6 +137,23 @@ class Links:
         return self.host if span == "host" else self.device
 
 
+def _rented(
+    name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
+) -> Datasheet:
+    """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that its driver reports."""
+    return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, int(gib * GIB), link * 1e9, host * 1e9, source)
+
+
+_RENTED = (
+    _rented("l40s", 362, 91.6, 864, 44.5, 32, 32, "NVIDIA L40S datasheet: PCIe 4 x16, no NVLink"),
+    _rented("a10", 125, 31.2, 600, 22.0, 32, 32, "NVIDIA A10 datasheet: PCIe 4 x16, no NVLink"),
+    _rented("rtx4090", 165, 82.6, 1008, 23.5, 32, 32, "NVIDIA Ada architecture whitepaper, RTX 4090: PCIe 4 x16"),
+    _rented("b200", 2250, 75, 8000, 178.4, 900, 64, "NVIDIA DGX B200 datasheet: NVLink 5, PCIe 5 x16"),
+    _rented("mi300x", 1307, 163.4, 5300, 191.5, 448, 64, "AMD Instinct MI300X data sheet: 7 Infinity Fabric links"),
+)
+"""Others that people rent."""
+
+
 def _kind(
     name: str, half: float, full: float, memory: float, num_bytes: int, link: float, host: float, source: str
 ) -> Datasheet:
@@ -154,6 +172,7 @@ DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
             _kind("v100-32", 125, 15.7, 900, 32 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
             _kind("v100-16", 125, 15.7, 900, 16 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
             Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
+            *_RENTED,
         )
     }
 )
@@ -174,14 +193,14 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
 def datasheet(name: str, field: str = "device") -> Datasheet:
     """Return the datasheet of that name, or of a product's full name.
 
-    >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA H200").name
-    ('h100', 'a100-40', 'h200')
+    >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA GeForce RTX 4090").name
+    ('h100', 'a100-40', 'rtx4090')
     """
-    plain = name.lower()
+    plain = re.sub("rtx[ -]", "rtx", name.lower())
     if plain in DATASHEETS:
         return DATASHEETS[plain]
     for kind in DATASHEETS.values():
         family, _, size = kind.name.partition("-")
-        if family in plain and (not size or f"{size}gb" in plain):
+        if re.search(rf"{family}(?![a-z0-9])", plain) and (not size or f"{size}gb" in plain):
             return kind
     raise InvalidInput(field, name, f"one of {', '.join(DATASHEETS)}, or a product name with its memory in GB")

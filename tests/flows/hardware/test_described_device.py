@@ -1,0 +1,76 @@
+"""A device that a person describes: its fields, from flags or a file, and every mistake in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
+from prefect_rlhf.flows.hardware.described_device import read_device
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, GIB, datasheet
+from prefect_rlhf.placement.errors import InvalidInput
+
+TEXT = "name=Mine, tflops=362, memory_gib=45, memory_gb_per_s=864, link_gb_per_s=32"
+
+
+def test_a_device_by_hand_is_counted_by_what_was_said(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(TEXT.replace("=", ": ").replace(", ", "\n"))
+    device = read_device(TEXT)
+    assert device == read_device(str(file))
+    site = site_of(parse_cluster("2x8:mine", device))
+    assert site.cluster.device_memory_bytes == 45 * GIB
+    assert {node.device.bfloat16_flops for node in site.sources.nodes} == {362e12}
+
+
+def test_no_text_describes_no_device():
+    assert read_device("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("tflops=362", "device.memory_gib: got None, expected a value: tflops="),
+        (f"{TEXT}, speed=3", "device: got 'speed', expected one of the fields name, tflops, memory_gib"),
+        (TEXT.replace("362", "many"), "device.tflops: got 'many', expected a number above 0"),
+        (TEXT.replace("362", "0"), "device.tflops: got 0, expected a number above 0"),
+        (TEXT.replace("362", ".inf"), "device.tflops: got inf, expected a number above 0"),
+        (TEXT.replace("362", "true"), "device.tflops: got True, expected a number above 0"),
+        (f"{TEXT}, tflops=3", "device: got 'tflops=3', expected fields as in .*, each once"),
+        (TEXT.replace("Mine", "h100"), "device.name: got 'h100', expected another name"),
+        (TEXT.replace("Mine", "a:b"), "device.name: got 'a:b', expected a word"),
+        ("nowhere.yaml", "device: got 'nowhere.yaml', expected a readable file"),
+    ],
+)
+def test_a_mistake_in_a_device_is_one_line(text, line):
+    with pytest.raises(InvalidInput, match=line) as raised:
+        read_device(text)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_device_that_no_node_has_is_refused():
+    with pytest.raises(
+        InvalidInput, match="cluster: got '1x8:h100', expected nodes of the described device, such as 1x8:mine"
+    ):
+        parse_cluster("1x8:h100", read_device(TEXT))
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA B200", "b200"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+    ],
+)
+def test_a_product_is_of_its_kind_and_of_no_shorter_name(product, name):
+    assert datasheet(product) is DATASHEETS[name]
+
+
+@pytest.mark.parametrize("product", ["NVIDIA A10G", "NVIDIA L40", "NVIDIA A100X"])
+def test_a_product_that_is_another_is_refused(product):
+    with pytest.raises(InvalidInput, match="one of h100"):
+        datasheet(product)
