@@ -26,6 +26,7 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
+from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation, deviation_line
 from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -46,6 +47,7 @@ class RunReport:
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=ROWS_SHOWN)
         self._journal: Journal | None = None
         self._progress: UUID | None = None
+        self._deviates = ""  # the node that makes the last steps other than predicted
 
     def planned(self) -> None:
         """Show plan and graph before anything starts."""
@@ -91,12 +93,23 @@ class RunReport:
             return
         self._metrics.append(metrics)
         self._log.info("%s", step_line(metrics))
+        self._say_deviation()
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         with not_waiting():  # for a server that is away: some steps later they are published again
             if self._progress is not None:
                 publish(update_progress_artifact, self._progress, progress=100.0 * done)
             if (metrics["step"] + 1) % PUBLISH_EVERY == 0:
                 self._publish()
+
+    def _say_deviation(self) -> None:
+        """Say once that steps take more or less than predicted, and where; again when it is another node."""
+        if self.predicted is None or self._journal is None:
+            return
+        spans = self._journal.last_steps(STEPS_COMPARED)
+        node = deviation(self.predicted, spans)
+        if node is not None and node.subject != self._deviates:
+            self._log.warning("%s", deviation_line(self.predicted, spans, node))
+        self._deviates = "" if node is None else node.subject
 
     def _after_last_step(self, metrics: Mapping[str, float]) -> None:
         """Write what the last evaluation found, if there was one: it belongs to no step."""

@@ -1,0 +1,47 @@
+"""Deviation of a run from its prediction: the sentence that says by how much, and which node makes the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from prefect_rlhf.placement.schedule.estimate import Prediction
+from prefect_rlhf.tasks.reporting.comparison import NodeComparison, compare, step_ends
+from prefect_rlhf.tasks.running.journal import TaskRunSpan
+
+STEPS = 3  # in a row, before a deviation is said: one alone may be another program's doing
+STEPS_COMPARED = STEPS + 1  # the first only says when the next one began
+LEAST_SHARE = 0.1  # of the predicted seconds of a step
+
+
+def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> NodeComparison | None:
+    """Return the node whose work differs most from its prediction, as the steps do; None while they are near it.
+
+    They are not where each of the last three takes over 10% more than predicted, or each over 10% less. `spans` are
+    the task runs of the last `STEPS_COMPARED` steps.
+    """
+    ends = step_ends(spans) if spans else []
+    seconds = [later - earlier for earlier, later in pairwise(ends)][-STEPS:]
+    shares = [value / predicted.seconds_per_step - 1 for value in seconds]
+    longer, shorter = all(share > LEAST_SHARE for share in shares), all(share < -LEAST_SHARE for share in shares)
+    if len(seconds) < STEPS or not (longer or shorter):
+        return None
+    rows = [row for row in compare(predicted, spans)[:-1] if row.predicted_seconds is not None]
+    return max(rows, key=lambda row: _excess(row) if longer else -_excess(row), default=None)
+
+
+def deviation_line(predicted: Prediction, spans: Sequence[TaskRunSpan], node: NodeComparison) -> str:
+    """Return the sentence about a deviation and the node that `deviation` found."""
+    step = median([later - earlier for earlier, later in pairwise(step_ends(spans))][-STEPS:])
+    share = step / predicted.seconds_per_step - 1
+    return (
+        f"the last {STEPS} steps took {step:.3g} s each, {share:+.0%} on the predicted "
+        f"{predicted.seconds_per_step:.3g} s; most of it in {node.subject}: {node.measured_seconds:.3g} s, "
+        f"predicted {node.predicted_seconds:.3g} s"
+    )
+
+
+def _excess(row: NodeComparison) -> float:
+    """Seconds of a step that a node takes more than predicted."""
+    return (row.measured_seconds - (row.predicted_seconds or 0.0)) * row.num_runs

@@ -1,0 +1,48 @@
+"""A run that is not as predicted says so after three steps, with the node that makes the difference."""
+
+import pytest
+
+from prefect_rlhf.tasks.reporting.deviation import deviation, deviation_line
+from tests.tasks.reporting.test_comparison import PREDICTED, span
+
+
+def steps(*trained: float, inference: float = 2.0):
+    """Predicted are 2 s of inference and 3 s of training; each step trains for so long."""
+    made, now = [], 1000.0
+    for step, seconds in enumerate(trained):
+        for call, kind, worked in (
+            ("ref_inference", "inference", inference),
+            ("actor_train_step", "train_step", seconds),
+        ):
+            made.append(span(call, kind, step, now, now + worked, worked))
+            now += worked
+    return made
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [],
+        steps(9.0, 3.0, 3.0, 3.0),  # the first builds and compiles
+        steps(9.0, 4.0, 4.0),  # two steps are not three
+        steps(9.0, 4.0, 3.0, 4.0),  # the one between was as predicted
+        steps(9.0, 4.0, 2.0, 4.0),  # neither longer nor shorter
+        steps(9.0, 3.4, 3.4, 3.4),  # 8%
+    ],
+)
+def test_a_run_as_predicted_says_nothing(spans):
+    assert deviation(PREDICTED, spans) is None
+
+
+def test_the_node_that_takes_longer_is_named():
+    spans = steps(9.0, 5.0, 5.0, 6.0, inference=1.9)
+    node = deviation(PREDICTED, spans)
+    assert node is not None and deviation_line(PREDICTED, spans, node) == (
+        "the last 3 steps took 6.9 s each, +38% on the predicted 5 s; "
+        "most of it in actor_train_step: 5 s, predicted 3 s"
+    )
+
+
+def test_the_node_that_takes_less_is_named():
+    node = deviation(PREDICTED, steps(9.0, 3.2, 3.2, 3.2, inference=0.5))
+    assert node is not None and node.subject == "ref_inference"
