@@ -1,7 +1,7 @@
 """The Llama family's layer pieces as drop-ins for Megatron's layer spec.
 
-On CUDA they are torch's own fused kernels. On CPU each is one autograd function of `cpu.kernels`, with few passes over
-memory, which there costs more than the arithmetic.
+On CUDA they are torch's own kernels, of `fused`. On CPU each is one autograd function of `cpu.kernels`, with few passes
+over memory, which there costs more than the arithmetic.
 
 Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads of this rank, Q query heads for each of
 them, X = Q + 2 (queries, key, value), D head dimension.
@@ -9,14 +9,15 @@ them, X = Q + 2 (queries, key, value), D head dimension.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron import fused
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
 from prefect_rlhf.engines.megatron.packing import Packing
@@ -66,10 +67,7 @@ class GatedSilu(torch.nn.Module):
 
     def forward(self, both: Tensor) -> Tensor:
         """Apply it to `both`, which holds gate first, then up."""
-        if not both.is_cuda:
-            return cpu_kernels.gated_silu(both)
-        gate, up = both.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return cast(Tensor, kernels(both).gated_silu(both))
 
 
 class RMSNorm(torch.nn.RMSNorm):
@@ -80,10 +78,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., H] to [..., H]."""
-        if x.is_cuda:
-            return super().forward(x)
-        assert self.eps is not None
-        return cpu_kernels.rms_norm(x, self.weight, self.eps)
+        return cast(Tensor, kernels(x).rms_norm(x, self.weight, self.eps))
 
 
 def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
@@ -91,13 +86,9 @@ def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tenso
 
     Axis X holds, for each key-value head, its Q query heads, the key and the value, as Megatron's projection does.
     """
-    if not qkv_SBGXD.is_cuda:
-        return cpu_kernels.causal_attention(qkv_SBGXD, cos_SD, sin_SD)
-    length, num_rows, groups, width, dim = qkv_SBGXD.shape
-    first, second = qkv_SBGXD[..., :-1, :].chunk(2, dim=-1)
-    cos, sin = (table[:, None, None, None] for table in (cos_SD, sin_SD))
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    heads = (rotated[..., :-1, :], rotated[..., -1:, :], qkv_SBGXD[..., -1:, :])
-    query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in heads)
-    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    return mixed.permute(2, 0, 1, 3).reshape(length, num_rows, groups, width - 2, dim)
+    return cast(Tensor, kernels(qkv_SBGXD).causal_attention(qkv_SBGXD, cos_SD, sin_SD))
+
+
+def kernels(x: Tensor) -> ModuleType:
+    """Return the module whose kernels work on tensors where `x` is."""
+    return fused if x.is_cuda else cpu_kernels

@@ -25,6 +25,7 @@ from prefect_rlhf.engines.engine import Shard
 WORD_BYTES = 8
 _BITS_DTYPE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _CHUNK_ELEMENTS = 1 << 16  # of the element-wise path: what it widens to int64 at once stays in cache
+_CUDA_PRODUCTS = 1 << 24  # that a GPU makes at once: 128 MiB
 _SAMPLE_STRIDE = 64  # a sample weighs one row in so many
 
 
@@ -130,7 +131,8 @@ def _matrices(words: Tensor) -> Iterator[Tensor]:
 
 def _row_sums(words: Tensor, column_factors: Tensor) -> Tensor:
     if words.is_cuda:  # has no integer matrix-vector product
-        return (words * column_factors).sum(1)
+        at_once = max(1, _CUDA_PRODUCTS // max(1, words.shape[1]))
+        return torch.cat([(part * column_factors).sum(1) for part in torch.split(words, at_once)])
     return torch.mv(words, column_factors)
 
 

@@ -213,6 +213,7 @@ class _Active:
         split = 3 * sizes.queries + 2 * sizes.keys + 3 * sizes.inner
         if not self.on_cpu:  # torch's kernels keep the rotated queries and keys, and silu(gate), besides
             split += sizes.queries + sizes.keys + sizes.inner
+            split += sizes.queries if sizes.heads > sizes.kv_heads else 0  # apart from the keys that several share
         small = 2 * 4 + 4 * sizes.heads / self._tp  # the norms' and attention's float32 statistics
         whole = 4 * sizes.hidden / self.execution.sequence_split
         return int((whole + split / self._tp) * sizes.item + small)
@@ -224,19 +225,20 @@ class _Active:
         if self.on_cpu:  # attention spreads packed rows and works on a copy
             attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
             return int(max(attention, 4 * sizes.hidden + 3 * sizes.inner / self._tp) * sizes.item)
-        attention, feed_forward = 3 * sizes.queries + 4 * sizes.keys, 3 * sizes.inner
+        attention, feed_forward = 4 * sizes.queries + 6 * sizes.keys, 3 * sizes.inner
         return int((3 * sizes.hidden + max(attention, feed_forward) / self._tp) * sizes.item)
 
     def _layer_backward(self, rows: int, tokens: int) -> float:
         """Count gradients of the larger of feed-forward and attention while the last layer's backward computes.
 
-        On CPU attention's, which makes all scores of short rows, comes when what the feed-forward layer kept is gone.
+        A weight's gradient is whole, in the compute format, before it is added to its buffer; the largest is that of
+        gate and up. On CPU attention's, which makes all scores of short rows, comes when what the feed-forward layer kept is gone.
         """
         sizes, tp = self.sizes, self._tp
+        of_weight = 2 * sizes.inner * sizes.hidden / tp
         if not self.on_cpu:
             attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * sizes.inner
-            return tokens * (3 * sizes.hidden + max(attention, feed_forward) / tp) * sizes.item
-        of_weight = 2 * sizes.inner * sizes.hidden / tp
+            return (tokens * (3 * sizes.hidden + max(attention, feed_forward) / tp) + of_weight) * sizes.item
         feed_forward_bytes = (tokens * (2 * sizes.hidden + 2 * sizes.inner / tp) + of_weight) * sizes.item
         change = (2 * sizes.queries + 2 * sizes.keys - 3 * sizes.inner) / tp - sizes.hidden
         return max(feed_forward_bytes, self._scores(rows) + tokens * change * sizes.item)

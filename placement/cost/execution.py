@@ -77,8 +77,12 @@ class Execution:
         return response
 
     def logit_bytes(self, logits: int, at_once: int, item_bytes: int) -> int:
-        """Return the bytes of a forward pass's logits: `at_once` at a time, and their softmax or its transpose."""
-        return min(logits, at_once) * 2 * 4  # in float32
+        """Return the bytes of a forward pass's logits: `at_once` at a time in float32, and as many more.
+
+        Those are their softmax or the slice before, beside which the next one is made in the compute format first.
+        """
+        several = logits > at_once and item_bytes < 4
+        return min(logits, at_once) * (2 * 4 + (item_bytes if several else 0))
 
     def replicas_seconds(self, num_parameters: int, times: LayerTimes) -> float:
         """Return the seconds to sum gradients, each replica its share, and to give every replica the new weights."""
