@@ -1,0 +1,66 @@
+"""What a layer keeps for its backward on CUDA, against the certificate's formula: its CUDA kernels, run on the CPU."""
+
+from __future__ import annotations
+
+import megatron_cases as cases
+import pytest
+import torch
+from megatron_cases import OPTIMIZER, Case
+
+from prefect_rlhf.engines.engine import Sequences, TrainSettings
+from prefect_rlhf.engines.megatron import fused, layers
+from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
+from prefect_rlhf.placement.cost.call_bytes import call_bytes
+from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import CallWork, Workload
+from prefect_rlhf.placement.strategy import Strategy
+
+ROWS, LENGTH = 3, 64
+SHALLOW, DEEP = 2, 3
+
+
+@pytest.fixture(autouse=True)
+def cuda_kernels(monkeypatch):
+    """Layers take the kernels of CUDA. Its norm is one kernel that keeps its input and a number a token, as ours does
+    here, where torch would compose it."""
+    monkeypatch.setattr(fused, "rms_norm", cpu_kernels.rms_norm)
+    monkeypatch.setattr(layers, "kernels", lambda _: fused)
+
+
+def saved_bytes(case: Case, lengths: list[int]) -> int:
+    """Bytes of all storages that a train_step keeps for its backward, weights left out."""
+    engine, longest = case.build(0), max(lengths)
+    tokens = torch.randint(1, cases.VOCAB, (len(lengths), longest))
+    sequences = Sequences(tokens, torch.full((len(lengths),), longest // 2), torch.tensor(lengths))
+    mask = sequences.response_mask_BT()
+    weights = {parameter.untyped_storage().data_ptr() for parameter in engine._model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(saved: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(saved.untyped_storage().data_ptr(), saved)
+        return saved
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
+        engine.train(sequences, {"mask": mask, "advantages": mask * 1.0}, cases.loss, TrainSettings("logprobs"))
+    return sum(saved.untyped_storage().nbytes() for start, saved in kept.items() if start not in weights)
+
+
+def counted_bytes(case: Case) -> int:
+    """What the certificate counts for rows of the full length."""
+    work = CallWork("train_step", ROWS, Workload.fixed(LENGTH // 2, LENGTH // 2))
+    return call_bytes(work, Execution(Strategy()), ModelSizes.of(case.spec()), stage=0).activations
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_a_layer_on_cuda_keeps_what_is_counted(tmp_path, kv_heads):
+    """Per layer, as the difference of two depths: 4 hidden + 5 queries + 3 keys + 4 inner numbers a token (4 queries
+    where none share a key), and statistics. Rows as nearly equal as rows that must be packed can be."""
+    counted, kept = [], []
+    for depth in (SHALLOW, DEEP):
+        folder = cases.make_folder(tmp_path / str(depth), layers=depth, hidden=192, kv_heads=kv_heads)
+        case = Case(folder, dtype="bfloat16", optimizer=OPTIMIZER)
+        counted.append(counted_bytes(case))
+        kept.append(saved_bytes(case, [LENGTH] * (ROWS - 1) + [LENGTH - 1]))
+    of_layer = kept[1] - kept[0]
+    assert of_layer <= counted[1] - counted[0] <= 1.01 * of_layer
