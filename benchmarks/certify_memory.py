@@ -74,7 +74,7 @@ def rank_rows(plan: str, certificate: Certificate, spans: Sequence[Mapping[str, 
                 "predicted_bytes": predicted,
                 "measured_bytes": measured,
                 "ratio": round(predicted / measured, 4),
-                "active_bytes": peak.num_bytes - peak.resident_bytes,
+                "active_bytes": sum(share.num_bytes for share in peak.shares if share.passing),
                 "beyond_bytes": max(beyond) - beyond[0],
             }
         )

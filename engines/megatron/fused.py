@@ -1,7 +1,7 @@
 """The layer pieces in torch's own fused kernels, as they run on CUDA.
 
-Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads, Q query heads for each of them, X = Q + 2
-(queries, key, value), D head dimension.
+Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads, Q query heads for each of them,
+X = Q + 2 (queries, key, value), D head dimension.
 """
 
 from __future__ import annotations

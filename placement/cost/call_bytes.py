@@ -232,7 +232,8 @@ class _Active:
         """Count gradients of the larger of feed-forward and attention while the last layer's backward computes.
 
         A weight's gradient is whole, in the compute format, before it is added to its buffer; the largest is that of
-        gate and up. On CPU attention's, which makes all scores of short rows, comes when what the feed-forward layer kept is gone.
+        gate and up. On CPU attention's, which makes all scores of short rows, comes when what the feed-forward layer
+        kept is gone.
         """
         sizes, tp = self.sizes, self._tp
         of_weight = 2 * sizes.inner * sizes.hidden / tp

@@ -155,28 +155,29 @@ _RENTED = (
 
 
 def _kind(
-    name: str, half: float, full: float, memory: float, num_bytes: int, link: float, host: float, source: str
+    name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
 ) -> Datasheet:
-    """Read TFLOP/s, GB/s and bytes as datasheets print them; links per direction."""
-    return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, num_bytes, link * 1e9, host * 1e9, source)
+    """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that CUDA reports."""
+    return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, int(gib * GIB), link * 1e9, host * 1e9, source)
 
 
 DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
-            _kind("h100", 989, 67, 3350, 80 * GIB, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
-            _kind("h200", 989, 67, 4800, 141 * 10**9, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
-            _kind("a100-80", 312, 19.5, 2039, 80 * GIB, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
-            _kind("a100-40", 312, 19.5, 1555, 40 * GIB, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
-            _kind("v100-32", 125, 15.7, 900, 32 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
-            _kind("v100-16", 125, 15.7, 900, 16 * GIB, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
+            _kind("h100", 989, 67, 3350, 79.1, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
+            _kind("h200", 989, 67, 4800, 139.7, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
+            _kind("a100-80", 312, 19.5, 2039, 79.1, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
+            _kind("a100-40", 312, 19.5, 1555, 39.4, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
+            _kind("v100-32", 125, 15.7, 900, 31.7, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
+            _kind("v100-16", 125, 15.7, 900, 15.7, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
             Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
             *_RENTED,
         )
     }
 )
-"""Dense peaks. The V100 has no bfloat16: its tensor cores' float16 peak stands for every format of two bytes."""
+"""Dense peaks; memory is what CUDA reports, somewhat less than what is sold. The V100 has no bfloat16: its tensor
+cores' float16 peak stands for every format of two bytes."""
 
 NETWORKS: Mapping[str, Network] = MappingProxyType(
     {

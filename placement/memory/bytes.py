@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
+from types import MappingProxyType
 
 from prefect_rlhf.placement.cost.hardware import GIB
+from prefect_rlhf.placement.lease import Backend
 
 MIB = 1 << 20
-RESERVED_SHARE = 0.08  # of a device: contexts and buffers of CUDA and collectives, fragments that nothing fits in
+CONTEXT_BYTES = GIB
+"""Of each process on a GPU: CUDA's context and loaded kernels, some 0.6 GiB on an H100, and cuBLAS' workspaces."""
+FRAGMENT_SHARE: Mapping[Backend, float] = MappingProxyType({"cuda": 0.03, "cpu": 0.08})
+"""Of a device: gaps between tensors that come and go, and what torch keeps for later ones; on CPU the process itself,
+too. An assumption."""
 
 
-def usable_bytes(device_bytes: int) -> int:
-    """Return how much of a device's memory a plan may fill."""
-    return int(device_bytes * (1 - RESERVED_SHARE))
+def base_bytes(device_bytes: int, backend: Backend) -> Mapping[str, int]:
+    """Return what a device holds under any plan, by what it is."""
+    fragments = int(device_bytes * FRAGMENT_SHARE[backend])
+    return {"fragments": fragments} if backend == "cpu" else {"CUDA context": CONTEXT_BYTES, "fragments": fragments}
 
 
-def enough_bytes(filled_bytes: int) -> int:
+def usable_bytes(device_bytes: int, backend: Backend) -> int:
+    """Return how much of a device's memory a plan may fill.
+
+    >>> usable_bytes(100 * GIB, "cuda") // GIB
+    96
+    """
+    return device_bytes - sum(base_bytes(device_bytes, backend).values())
+
+
+def enough_bytes(filled_bytes: int, backend: Backend) -> int:
     """Return the memory, in whole GiB, of which a plan may fill so much.
 
-    >>> enough_bytes(73 * GIB) // GIB, enough_bytes(74 * GIB) // GIB
+    >>> enough_bytes(73 * GIB, "cpu") // GIB, enough_bytes(74 * GIB, "cpu") // GIB
     (80, 81)
     """
-    return ceil((filled_bytes + 1) / (1 - RESERVED_SHARE) / GIB) * GIB
+    context = base_bytes(0, backend).get("CUDA context", 0)
+    return ceil((filled_bytes + context + 1) / (1 - FRAGMENT_SHARE[backend]) / GIB) * GIB
 
 
 def byte_size(num_bytes: int) -> str:

@@ -19,9 +19,10 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.memory.bytes import byte_size, usable_bytes
+from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
 from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
 from prefect_rlhf.placement.memory.needs import ByteShare, Need, node_needs
+from prefect_rlhf.placement.memory.overhead import DEVICE, overhead
 from prefect_rlhf.placement.memory.windows import Precedence, Window, windows
 from prefect_rlhf.placement.mesh import Device, DeviceMesh, lanes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
@@ -34,7 +35,7 @@ STEPS_CERTIFIED = 3  # beyond the staleness: the first, one between, and the las
 class Peak:
     """The fullest moment of a device: while `node` runs, or between nodes where nothing runs on it.
 
-    `device_bytes` is what the device has, of which `usable_bytes` may be filled.
+    `device_bytes` is what the device has.
     """
 
     device: str
@@ -49,19 +50,16 @@ class Peak:
     @property
     def resident_bytes(self) -> int:
         """Bytes that instances keep; the rest passes with the node."""
-        return sum(share.num_bytes for share in self.shares if not share.passing)
-
-    @property
-    def usable_bytes(self) -> int:
-        return usable_bytes(self.device_bytes)
+        return sum(share.num_bytes for share in self.shares if not share.passing and share.owner != DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Every device's peak. `most_resident` is, by device, the most that instances keep at any moment.
+    """Every device's peak, with what it holds besides tensors.
 
-    `excess_bytes` adds up, over devices and nodes, what goes beyond the usable bytes: how far a plan is from fitting,
-    even where several moments are equally full.
+    `most_resident` is, by device, the most that instances keep at any moment. `excess_bytes` adds up, over devices and
+    nodes, what goes beyond the devices' memory: how far a plan is from fitting, even where several moments are equally
+    full.
     """
 
     plan: str
@@ -75,18 +73,13 @@ class Certificate:
         return self.fullest.device_bytes if self.fullest else 0
 
     @property
-    def usable_bytes(self) -> int:
-        """The part of the fullest device that may be filled."""
-        return usable_bytes(self.device_bytes)
-
-    @property
     def fits(self) -> bool:
-        return self.fullest is None or self.fullest.num_bytes <= self.fullest.usable_bytes
+        return self.fullest is None or self.fullest.num_bytes <= self.fullest.device_bytes
 
     @property
     def fullest(self) -> Peak | None:
-        """The device whose peak is the largest share of what it may hold, the first of equal ones."""
-        return max(self.peaks, key=lambda peak: peak.num_bytes / max(1, peak.usable_bytes), default=None)
+        """The device whose peak is the largest share of its memory, the first of equal ones."""
+        return max(self.peaks, key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
 
     def rows(self) -> list[dict[str, str]]:
         """Return a row for each device: its peak, the node, and what holds most; equal devices share a row."""
@@ -101,7 +94,7 @@ class Certificate:
                 {
                     "devices": ", ".join(names),
                     "peak": byte_size(peak.num_bytes),
-                    "of": byte_size(peak.usable_bytes),
+                    "of": byte_size(peak.device_bytes),
                     "at": peak.node,
                     "largest": "; ".join(
                         f"{share.owner} {share.what} {byte_size(share.num_bytes)}" for share in largest
@@ -123,7 +116,7 @@ class Certificate:
         """Return the certificate for a machine, with every share in bytes."""
         peaks = [{**asdict(peak), "num_bytes": peak.num_bytes} for peak in self.peaks]
         whole = {"plan": self.plan, "fits": self.fits, "device_bytes": self.device_bytes}
-        return json.dumps({**whole, "usable_bytes": self.usable_bytes, "peaks": peaks})
+        return json.dumps({**whole, "peaks": peaks})
 
 
 def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
@@ -140,16 +133,19 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
     held = _resident_bytes(augmented, workload.longest, backend)
     needs = node_needs(augmented, held, workload, backend)
     precedence, all_windows = Precedence(augmented), windows(augmented)
+    beside = overhead(augmented.graph, plan, backend)
     fullest: dict[object, _FullestMoment] = {}
     peaks, most_resident, excess = [], [], 0
     for device in sorted(held.keys() | needs.keys()):
         load = _DeviceLoad(tuple(held.get(device, ())), tuple(needs.get(device, ())))
         if load.signature not in fullest:
             fullest[load.signature] = load.fullest_moment(precedence, all_windows)
-        moment = fullest[load.signature]
-        peaks.append(Peak(str(device), moment.node, moment.shares, plan.cluster.memory_bytes(device.node)))
+        moment, memory = fullest[load.signature], plan.cluster.memory_bytes(device.node)
+        base = base_bytes(memory, backend).items()
+        always = (*(ByteShare(DEVICE, what, size, False) for what, size in base), *beside.get(device, ()))
+        peaks.append(Peak(str(device), moment.node, (*always, *moment.shares), memory))
         most_resident.append((str(device), moment.most_resident))
-        excess += sum(max(0, total - peaks[-1].usable_bytes) for total in moment.totals)
+        excess += sum(max(0, total + _total(always) - memory) for total in moment.totals)
     return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess)
 
 

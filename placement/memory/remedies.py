@@ -10,7 +10,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.memory.bytes import RESERVED_SHARE, byte_size
+from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.plans.check import check_plan
@@ -70,7 +70,6 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Re
     """Return the error that says what fills the fullest device, and what of `proposed` helps."""
     fullest = certificate.fullest
     assert fullest is not None  # an empty plan fits
-    usable, whole = byte_size(certificate.usable_bytes), byte_size(certificate.device_bytes)
     changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  nothing that this plan could change: more devices"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
     hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more devices, or larger ones"
@@ -78,7 +77,7 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Re
     return PlanDoesNotFit(
         f"plan {plan.name}: memory of {fullest.device}",
         f"{byte_size(fullest.num_bytes)} at {fullest.node}",
-        f"at most {usable} ({1 - RESERVED_SHARE:.0%} of {whole}); {hint}",
+        f"at most {byte_size(certificate.device_bytes)}; {hint}",
         f"{certificate.table()}\nWhat would make it fit:\n{changes}",
         json.dumps({"certificate": json.loads(certificate.to_json()), "remedies": as_json}),
     )

@@ -15,6 +15,7 @@ from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
+from prefect_rlhf.placement.memory.overhead import call_overhead
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace
@@ -85,7 +86,8 @@ class CostContext:
 
     def usable_bytes(self, mesh_class: int) -> int:
         """Return what every device of such a mesh may fill."""
-        return usable_bytes(self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class)))
+        memory = self.site.cluster.smallest_memory_bytes(self.space.first_of(mesh_class))
+        return usable_bytes(memory, self.site.backend)
 
     def needed_bytes(self, candidate: Candidate) -> int:
         """Return a lower bound on what some device that may fill no more than `usable_bytes` holds during the call.
@@ -189,8 +191,9 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
     else:
         seconds = site.sources.call_cost(work, execution, sizes, placement.mesh).total
     kept_cache = placement.engine == "vllm"  # as `certificate` counts
-    static = [terms.static + (terms.kv_cache if kept_cache else 0) for terms in device_bytes]
-    peaks = [terms.total for terms in device_bytes]
+    graphs, groups = call_overhead(call, placement, context.graph.model(call.role or ""), site.backend)
+    static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
+    peaks = [terms.total + graphs + groups for terms in device_bytes]
     least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
     return Candidate(placement, mesh_class, seconds, 0.0, least, most)
 

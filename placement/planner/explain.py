@@ -41,7 +41,7 @@ class Explanation:
     seconds: float
     slack_seconds: float
     iteration_seconds: float
-    usable_bytes: int
+    device_bytes: int
     too_large: OtherPlacement | None
     runner_up: OtherPlacement | None
 
@@ -58,7 +58,7 @@ class Explanation:
         saved = self.iteration_seconds - self.too_large.iteration_seconds
         return (
             f"{words}; memory binds: {in_words(self.too_large.placement)} would save {saved:.3g} s, but needs "
-            f"{byte_size(self.too_large.peak_bytes)} of {byte_size(self.usable_bytes)}"
+            f"{byte_size(self.too_large.peak_bytes)} of {byte_size(self.device_bytes)}"
         )
 
     def costs(self) -> str:
@@ -85,7 +85,7 @@ def explain(question: Question, planned: Planned) -> tuple[Explanation, ...]:
                 seconds=max(slot.seconds for slot in slots),
                 slack_seconds=min(slack[slot.node.id] for slot in slots),
                 iteration_seconds=planned.seconds,
-                usable_bytes=planned.certificate.usable_bytes,
+                device_bytes=planned.certificate.device_bytes,
                 too_large=too_large,
                 runner_up=runner_up,
             )

@@ -19,6 +19,7 @@ from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
+from prefect_rlhf.placement.memory.overhead import GROUP_BYTES
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, fitting_candidates
@@ -37,6 +38,7 @@ from prefect_rlhf.placement.search.problem import (
 )
 
 MICROSECONDS = 1e6
+OTHER_GROUPS = 1  # communicators of a device beside those of the call that runs, as plans that fit mostly have
 
 MemoryCount = Literal["least", "most"]
 """Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
@@ -127,11 +129,14 @@ def plan_problem(
 ) -> PlanProblem:
     """Pose the problem of the context's graph; `classes` of meshes replace those of its space."""
     graph, space = context.graph, context.space
-    reserve = 0 if counted == "least" else 2 * BUCKET_BYTES
+    reserve = 0 if counted == "least" else _reserve_bytes(context)
     nodes = tuple(node for name in candidates for node in _nodes(graph.call(name), candidates, context, counted))
     problem = Problem(
         name=graph.name,
-        device_bytes=tuple(usable_bytes(context.site.cluster.memory_bytes(node)) - reserve for node in space.nodes),
+        device_bytes=tuple(
+            usable_bytes(context.site.cluster.memory_bytes(node), context.site.backend) - reserve
+            for node in space.nodes
+        ),
         meshes=space.intervals,
         mesh_classes=space.classes if classes is None else classes,
         nodes=nodes,
@@ -139,6 +144,12 @@ def plan_problem(
         iterations=ITERATIONS,
     )
     return PlanProblem(problem, candidates)
+
+
+def _reserve_bytes(context: CostContext) -> int:
+    """Return room for what a call's own bytes leave out: staged weights, and collectives of other calls and all."""
+    groups = OTHER_GROUPS * GROUP_BYTES if context.site.backend == "cuda" else 0
+    return 2 * BUCKET_BYTES + groups
 
 
 def _resident(candidates: Candidates) -> Candidates:

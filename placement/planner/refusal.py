@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
-from prefect_rlhf.placement.memory.bytes import byte_size, enough_bytes
+from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size, enough_bytes
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.remedies import Remedy, refusal
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -33,16 +33,18 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
     """Say what fills the devices under the plan that comes nearest, and how large they would have to be for it."""
     peak = certificate.fullest
     assert peak is not None  # an empty plan fits
-    enough = enough_bytes(max(peak.num_bytes for peak in certificate.peaks))
+    backend = question.site.backend
+    filled = max(peak.num_bytes - sum(base_bytes(peak.device_bytes, backend).values()) for peak in certificate.peaks)
+    enough = enough_bytes(filled, backend)
     larger = replace(plan, cluster=replace(plan.cluster, device_memory_bytes=enough, node_memory_bytes=()))
     remedy = Remedy(f"devices of {byte_size(enough)}", larger, question.certificate(larger))
     shown = refusal(plan, certificate, [remedy])
-    missing, within = byte_size(peak.num_bytes - peak.usable_bytes), byte_size(peak.usable_bytes)
+    missing, within = byte_size(peak.num_bytes - peak.device_bytes), byte_size(peak.device_bytes)
     by = "more devices, larger ones, shorter rows, or smaller models"
     return PlanDoesNotFit(
         f"plan of {question.graph.name}",
         f"{byte_size(peak.num_bytes)} on {peak.device} at {peak.node}",
-        f"a plan within {within} of each device: {missing} less, by {by}",
+        f"a plan within the {within} of each device: {missing} less, by {by}",
         shown.report,
         shown.details,
     )

@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.memory.bytes import usable_bytes
+from prefect_rlhf.placement.memory.overhead import call_overhead, communicator_bytes
 from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, MemoryBounds
@@ -108,12 +109,17 @@ def _forbid_full_moves(node: ProblemNode, resident: Candidates, context: CostCon
     if not isinstance(node, PairNode) or node.microseconds.ndim == 2:
         return node
     trained, readers = resident[node.first], resident[node.second]
-    both = np.add.outer(_static_bytes(trained), _static_bytes(readers))
+    call, backend = context.graph.call(node.first), context.site.backend
+    model = context.graph.model(call.role or "")
+    groups = np.array([call_overhead(call, option.placement, model, backend)[1] for option in trained])
+    both = np.add.outer(_static_bytes(trained) + groups, _static_bytes(readers))
     largest = []  # of the devices of each reader's mesh: what it may fill
     for option in readers:
         mesh = option.placement.mesh
         nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
-        largest.append(usable_bytes(max(context.site.cluster.memory_bytes(number) for number in nodes)))
+        memory = max(context.site.cluster.memory_bytes(number) for number in nodes)
+        between = communicator_bytes(mesh.num_devices) if backend == "cuda" else 0  # for the move itself
+        largest.append(usable_bytes(memory, backend) - between)
     full = both > np.array(largest)
     microseconds = node.microseconds.copy()
     microseconds[1][full] = FORBIDDEN

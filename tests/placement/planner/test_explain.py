@@ -11,6 +11,7 @@ import pytest
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, Efficiency, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.memory.bytes import FRAGMENT_SHARE
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.explain import Explanation, explain
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
@@ -23,9 +24,10 @@ from prefect_rlhf.placement.search.alternatives import alternatives
 from prefect_rlhf.placement.search.driver import search
 from tests.placement.search import plain
 from tests.placement.search.test_driver import two_calls
-from tests.strategies import SMOLLM2, TWO_DEVICES, model, placed, ppo
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, model, placed, ppo
 
 WORKLOAD = Workload.fixed(128, 128)
+ROOMY = replace(TWO_DEVICES, device_memory_bytes=16 * GIB)
 H100S = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 2, efficiency=Efficiency(call_seconds=0.05)), 1)
 
 
@@ -34,7 +36,7 @@ def larger(graph):
     return replace(graph, models=tuple(model(one.role, one.head, SMOLLM2) for one in graph.models))
 
 
-def question(graph, cluster=TWO_DEVICES, sources=H100S) -> Question:
+def question(graph, cluster=ROOMY, sources=H100S) -> Question:
     return Question(graph, Site(cluster, cluster.whole, sources), WORKLOAD)
 
 
@@ -48,7 +50,7 @@ def planned(asked: Question, plan: ExecutionPlan) -> Planned:
 def explained() -> tuple[Question, Planned, tuple[Explanation, ...]]:
     """PPO under the preset that runs everything on all devices."""
     asked = question(larger(ppo()))
-    plan = preset("flattening", asked.graph, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD.longest)
+    plan = preset("flattening", asked.graph, ROOMY, ROOMY.whole, WORKLOAD.longest)
     flattened = planned(asked, plan)
     return asked, flattened, explain(asked, flattened)
 
@@ -89,14 +91,15 @@ def test_where_a_faster_placement_does_not_fit_memory_is_said_to_bind():
     """A pipeline of two stages without micro-batches holds half of the weights and takes twice the time."""
     slow = replace(DATASHEETS["h100"], bfloat16_flops=1e12)
     sources = CostSources.equal_nodes(Hardware(slow, 2), 1)
-    graph, whole = larger(ppo()), TWO_DEVICES.whole
-    plan = placed(preset("flattening", graph, TWO_DEVICES, whole, WORKLOAD.longest), "ref_inference", dp=1, pp=2)
-    needs = question(graph).certificate(plan).fullest.num_bytes
-    tight = replace(TWO_DEVICES, device_memory_bytes=int(needs / 0.915))
+    graph, whole = larger(ppo()), ROOMY.whole
+    plan = placed(preset("flattening", graph, ROOMY, whole, WORKLOAD.longest), "ref_inference", dp=1, pp=2)
+    roomy = question(graph, replace(ROOMY, device_memory_bytes=0)).certificate(plan)  # of which fragments have no share
+    needs = roomy.fullest.num_bytes / (1 - FRAGMENT_SHARE["cuda"])
+    tight = replace(ROOMY, device_memory_bytes=int(needs) + GIB // 64)
     asked = question(graph, tight, sources)
     found = explain(asked, planned(asked, replace(plan, cluster=tight)))
     (bound,) = [one for one in found if one.call == "ref_inference"]
-    assert bound.too_large is not None and bound.too_large.peak_bytes > bound.usable_bytes
+    assert bound.too_large is not None and bound.too_large.peak_bytes > bound.device_bytes
     assert bound.too_large.iteration_seconds < bound.iteration_seconds
     assert "memory binds: n0:0-1 dp2 megatron" in bound.why()
 
@@ -115,7 +118,7 @@ def last_end(slots, seconds):
 def test_a_node_may_take_its_spare_seconds_longer_but_not_more():
     """Each node by itself, against laying out all of them once more with the longer time."""
     graph = larger(ppo(staleness=1))
-    plan = preset("side_by_side", graph, TWO_DEVICES, TWO_DEVICES.whole, WORKLOAD.longest)
+    plan = preset("side_by_side", graph, ROOMY, ROOMY.whole, WORKLOAD.longest)
     made = estimate(graph, plan, WORKLOAD, H100S, iterations=2).schedule
     seconds, spare, whole = made.seconds_of(), slack_seconds(made), made.makespan_seconds
     assert last_end(made.slots, seconds) == pytest.approx(whole)

@@ -28,7 +28,7 @@ TIGHT = replace(TWO_DEVICES, device_memory_bytes=GIB * 7 // 4)  # one optimizer 
 
 
 def question(cluster) -> Question:
-    return Question(GRAPH, Site(cluster, cluster.whole, SOURCES), WORKLOAD)
+    return Question(GRAPH, Site(cluster, cluster.whole, SOURCES, "cpu"), WORKLOAD)
 
 
 @cache

@@ -1,0 +1,125 @@
+"""What CUDA devices hold besides tensors: buffers of collectives, a pair or a group at a time, and captured graphs.
+
+They stay while a model is in host memory. On CPU, gloo's buffers and vLLM's eager steps are too small to count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.lease import Backend
+from prefect_rlhf.placement.memory.bytes import MIB
+from prefect_rlhf.placement.memory.needs import ByteShare
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
+from prefect_rlhf.placement.strategy import Coordinate
+
+PAIR_BYTES = 544 * MIB
+"""Of a NCCL communicator between two GPUs: 24 channels, each with buffers of 9 MiB for a ring and as many for a tree
+(github.com/NVIDIA/nccl/issues/964, measured on A100s with NVLink)."""
+GROUP_BYTES = 688 * MIB
+"""Of one between more, where a tree has two connections (the same)."""
+GRAPH_BYTES_A_LAYER = 16 * MIB
+"""Of vLLM's captured graphs: it logs 0.21 GiB for 16 layers and about 0.5 GiB for 32 (vllm-project/vllm#11349)."""
+DEVICE = "device"
+"""The owner of shares that no model owns."""
+
+Members = tuple[Device, ...]
+
+
+def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Mapping[Device, tuple[ByteShare, ...]]:
+    """Return what each device of a plan holds for collectives and graphs from the first step to the last."""
+    if backend == "cpu":
+        return {}
+    groups: dict[Device, set[tuple[str, Members]]] = defaultdict(set)
+    shares: dict[Device, list[ByteShare]] = defaultdict(list)
+    users = instances(graph, plan)
+    for instance, calls in users.items():
+        model = graph.model(instance.role)
+        for members in _groups(instance, calls, model):
+            for device in members:
+                groups[device].add((instance.engine, members))  # equal groups of one engine are one
+        if instance.engine == "vllm":
+            captured = ByteShare(instance.name, "CUDA graphs", model.shape.num_layers * GRAPH_BYTES_A_LAYER, False)
+            for device in instance.devices:
+                shares[device].append(captured)
+    if len({instance.role for instance in users}) < len(users):  # weights move between instances
+        world = tuple(sorted({device for instance in users for device in instance.devices}))
+        for device in world if len(world) > 1 else ():
+            groups[device].add(("world", world))
+    for device, of_device in groups.items():
+        num_bytes = sum(communicator_bytes(len(members)) for _, members in of_device)
+        shares[device].append(ByteShare(DEVICE, f"{len(of_device)} NCCL communicators", num_bytes, False))
+    return {device: tuple(held) for device, held in shares.items()}
+
+
+def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: Backend) -> tuple[int, int]:
+    """Return the least bytes of (graphs, communicators) that a call by itself brings to each of its devices."""
+    if backend == "cpu":
+        return 0, 0
+    strategy = placement.strategy
+    graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if placement.engine == "vllm" else 0
+    sizes = [strategy.tp, strategy.pp]
+    if call.kind == "train_step":
+        sizes.append(strategy.dp)
+        if strategy.num_devices not in sizes:
+            sizes.append(strategy.num_devices)
+    return graphs, sum(map(communicator_bytes, sizes))
+
+
+def communicator_bytes(size: int) -> int:
+    """Return what a communicator of so many devices keeps on each.
+
+    >>> [communicator_bytes(size) // MIB for size in (1, 2, 8)]
+    [0, 544, 688]
+    """
+    if size <= 1:
+        return 0
+    return PAIR_BYTES if size == 2 else GROUP_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """Coordinates that a group shares; it runs over the others."""
+
+    shared: tuple[str, ...]
+
+    def of(self, at: Coordinate) -> tuple[int, ...]:
+        return tuple(getattr(at, name) for name in self.shared)
+
+
+_TP, _PP, _DP, _REPLICA, _MESH = map(_Axis, (("dp", "pp"), ("dp", "tp"), ("tp", "pp"), ("dp",), ()))
+
+
+def _groups(instance: ModelInstance, calls: Sequence[Call], model: ModelSpec) -> Iterator[Members]:
+    """Yield the groups of an instance that pass tensors of a GPU, each once.
+
+    Layers reduce over tp, stages send over pp. Training sums gradients over dp, their norm over the mesh, and a tied
+    embedding's over both ends. Generation in Megatron sends between neighbours and tells its replica each token.
+    """
+    kinds = {call.kind for call in calls}
+    axes = [_TP, _PP]
+    if "train_step" in kinds:
+        axes += [_DP, _MESH]
+    if "generate" in kinds and instance.engine == "megatron":
+        axes.append(_REPLICA)
+    placed = tuple(zip(instance.devices, instance.strategy.coordinates(), strict=True))
+    found: dict[Members, None] = {}
+    for axis in axes:
+        by_shared: dict[tuple[int, ...], list[Device]] = defaultdict(list)
+        for device, at in placed:
+            by_shared[axis.of(at)].append(device)
+        found |= dict.fromkeys(map(tuple, by_shared.values()))
+    stages: dict[tuple[int, ...], list[Device]] = defaultdict(list)
+    for device, at in placed:
+        stages[_PP.of(at)].append(device)
+    for members in stages.values():
+        if "train_step" in kinds and model.head == "lm" and model.shape.tied_embeddings:
+            found[members[0], members[-1]] = None
+        if "generate" in kinds and instance.engine == "megatron":
+            found |= dict.fromkeys(zip(members, members[1:], strict=False))
+    return (members for members in found if len(set(members)) > 1)
