@@ -60,7 +60,7 @@ class GivenPlan:
         peak = self.certificate.fullest
         if peak is None:
             return "memory: nothing"
-        held = f"{byte_size(peak.num_bytes)} of {byte_size(peak.usable_bytes)} on {peak.device} at {peak.node}"
+        held = f"{byte_size(peak.num_bytes)} of {byte_size(peak.device_bytes)} on {peak.device} at {peak.node}"
         return f"memory: {'fits' if self.certificate.fits else 'does not fit, so no run takes it'}, {held}"
 
 

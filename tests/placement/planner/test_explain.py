@@ -93,9 +93,9 @@ def test_where_a_faster_placement_does_not_fit_memory_is_said_to_bind():
     sources = CostSources.equal_nodes(Hardware(slow, 2), 1)
     graph, whole = larger(ppo()), ROOMY.whole
     plan = placed(preset("flattening", graph, ROOMY, whole, WORKLOAD.longest), "ref_inference", dp=1, pp=2)
-    roomy = question(graph, replace(ROOMY, device_memory_bytes=0)).certificate(plan)  # of which fragments have no share
-    needs = roomy.fullest.num_bytes / (1 - FRAGMENT_SHARE["cuda"])
-    tight = replace(ROOMY, device_memory_bytes=int(needs) + GIB // 64)
+    held = question(graph).certificate(plan).fullest
+    filled = sum(share.num_bytes for share in held.shares if share.what != "fragments")
+    tight = replace(ROOMY, device_memory_bytes=int(filled / (1 - FRAGMENT_SHARE["cuda"])) + GIB // 64)
     asked = question(graph, tight, sources)
     found = explain(asked, planned(asked, replace(plan, cluster=tight)))
     (bound,) = [one for one in found if one.call == "ref_inference"]

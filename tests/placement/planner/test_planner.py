@@ -198,7 +198,7 @@ def large(rows: int) -> DataflowGraph:
 
 def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
     """Each call alone would fit; training both models does not, whatever leaves the devices."""
-    node = ClusterShape("node", 1, 2, 75 * GIB)
+    node = ClusterShape("node", 1, 2, 73 * GIB)
     with pytest.raises(PlanDoesNotFit, match=r"got '.* GiB .*, expected .* GiB .* less, by more devices") as error:
         plan_graph(question(large(32), node, Workload.fixed(256, 256)), budget_seconds=0.5)
     (remedy,) = json.loads(error.value.details)["remedies"]
