@@ -48,9 +48,9 @@ class PlanAnswer:
         given = self.given
         sections = [
             Section("Question", question_text(self.question)),
-            *([Section("Your plan", given.text(self.planned))] if given else []),
+            *([Section("Your plan", f"{given.text(self.planned)}\n{self._table(given.plan)}")] if given else []),
             Section("Answer", summary(self.planned, *([given.row] if given else []))),
-            Section("Plan", table(plan_rows(self.planned.plan, self.question.graph))),
+            Section("Plan", self._table(self.planned.plan)),
         ]
         if self.sweep:
             sections.append(Section("Sizes", self.sweep.text()))
@@ -58,6 +58,10 @@ class PlanAnswer:
             sections.append(Section("Why", explanation_text(self.explanations)))
         sections.append(Section("Memory", self.planned.certificate.table()))
         return [*sections, *([Section("Memory of your plan", given.certificate.table())] if given else [])]
+
+    def _table(self, plan: ExecutionPlan) -> str:
+        graph = self.question.graph
+        return table(plan_rows(without_orders(plan, graph), graph))
 
     @cached_property
     def files(self) -> Mapping[str, str]:

@@ -7,6 +7,8 @@ from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.table import table
 
+PROVED_GAP = 0.0005  # up to which the bound proves the plan itself
+
 
 def summary(planned: Planned, *others: PresetResult) -> str:
     """Say in a few lines what is known of a plan: estimate, bound and why it binds, `others` and presets beside it."""
@@ -16,10 +18,22 @@ def summary(planned: Planned, *others: PresetResult) -> str:
             f"{planned.seconds:.4g} s an iteration by the estimate, {planned.gap:.1%} above the bound "
             f"({planned.lower_bound_seconds:.4g} s), below which no plan is",
             f"what binds: {planned.binding}",
-            f"search: {planned.search.outcome.value} ({planned.search.cpu_seconds:.1f} s)",
+            f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",
             *([f"left out of the search: {left_out}"] if left_out else []),
             table(planned.rows(*others)),
         ]
+    )
+
+
+def _proof(planned: Planned) -> str:
+    """What the search proved of the plan that is printed; of the relaxed problem it may have proved more."""
+    if not planned.search.proved_optimal:
+        return planned.search.outcome.value
+    if planned.gap < PROVED_GAP:
+        return f"proved: no plan that was searched is more than {max(0.0, planned.gap):.2%} faster than this one"
+    return (
+        "the relaxed problem is solved: there rows move for nothing and devices hold the least that they can, so no "
+        "plan is below the bound; nothing is proved of plans between it and this one"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node
@@ -11,12 +12,20 @@ from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.rows.shares import partition_of
 from prefect_rlhf.placement.table import table
 
+NUMBERS_SHOWN = 8  # of an order of devices
+_COLUMNS = ("mesh", "strategy", "engine", "micro_batches", "offload")  # fields of Placement that every table shows
 STEPS_LISTED = 2  # the first step differs: nothing was trained before it
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
-    """Return one row for each call, for a table: what it is, where it runs, and how its rows are split."""
-    return [_plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} for call in graph]
+    """Return one row for each call, for a table: what it is, where it runs, how its rows are split.
+
+    Whatever else a plan decides has a column where some call does not have it as usual.
+    """
+    rows = [_plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} for call in graph]
+    decided = [_decided(plan[call.name]) for call in graph]
+    shown = [title for title in decided[0] if any(row[title] for row in decided)] if decided else []
+    return [row | {title: others[title] for title in shown} for row, others in zip(rows, decided, strict=True)]
 
 
 def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
@@ -58,9 +67,28 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "pp": str(strategy.pp),
         "rows": str(call.num_rows),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
-        "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
+        "micro-batches": "" if placement.engine == "python" else str(placement.micro_batches),
         "offload": "" if placement.offload == "none" else placement.offload,
     }
+
+
+def _decided(placement: Placement) -> dict[str, str]:
+    """What the placement has otherwise than usual, of the fields that have no column of their own."""
+    others = [field for field in fields(Placement) if field.name not in _COLUMNS]
+    return {
+        field.name.removeprefix("device_").replace("_", "-"): ""
+        if (value := getattr(placement, field.name)) == field.default
+        else _in_a_cell(value)
+        for field in others
+    }
+
+
+def _in_a_cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value)) if len(value) <= NUMBERS_SHOWN else f"of its own ({len(value)} devices)"
+    return str(value)
 
 
 def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:

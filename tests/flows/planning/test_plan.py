@@ -27,6 +27,7 @@ from prefect_rlhf.flows.training.measured_plan import (
 )
 from prefect_rlhf.flows.training.request import RunRequest
 from prefect_rlhf.flows.training.run import predict_run
+from prefect_rlhf.flows.training.searched_plan import summary
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.cost.hardware import Efficiency
@@ -43,6 +44,7 @@ from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.plan_file import parse_plan, read_plan
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.schedule.estimate import without_evaluation
+from prefect_rlhf.placement.search.driver import SearchOutcome
 from tests.strategies import GIB, TWO_DEVICES, dpo, ppo, remax
 
 HELD = Lease("pool", "abc", TWO_DEVICES, TWO_DEVICES.whole, TWO_DEVICES.whole.devices())
@@ -84,6 +86,17 @@ def test_what_is_known_of_the_plan_is_said():
     auto.auto_plan(question(), said.append)
     for words in ("s an iteration by the estimate", "above the bound", "what binds: ", "search: ", *PRESETS):
         assert words in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("bound", "words"), [(1.0, "proved: no plan that was searched"), (0.8, "nothing is proved of plans between")]
+)
+def test_proved_is_said_of_the_printed_plan_alone(found, bound, words):
+    """A search that solved its own problem to the end proves its bound; where that is lower, not the plan."""
+    solved = replace(found.search, outcome=SearchOutcome.OPTIMAL)
+    text = summary(replace(found, search=solved, lower_bound_seconds=bound * found.seconds))
+    assert words in text
+    assert ("proved: no plan" in text) == (bound == 1.0)
 
 
 def test_a_plan_found_once_is_not_searched_again(monkeypatch):

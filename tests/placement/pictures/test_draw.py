@@ -1,5 +1,6 @@
 """Plans, graphs and timelines as people see them."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -31,9 +32,21 @@ def test_the_plan_table_has_a_row_per_call():
         "pp": "1",
         "rows": "8",
         "mini-batches": "",
-        "micro-batches": "",
+        "micro-batches": "1",
         "offload": "",
     }
+
+
+def test_whatever_else_a_plan_decides_has_a_column():
+    """Any field of a placement that some call does not have as usual; the others have none."""
+    placements = dict(PLAN.placements)
+    placements["actor_generate"] = replace(placements["actor_generate"], offload="all", prefetch=False)
+    placements["ref_inference"] = replace(placements["ref_inference"], device_order=(1, 0))
+    rows = plan_rows(replace(PLAN, placements=tuple(placements.items())), ppo())
+    cells = {row["call"]: (row["offload"], row["prefetch"], row["order"]) for row in rows}
+    assert cells["actor_generate"] == ("all", "no", "")
+    assert cells["ref_inference"] == ("", "", "1 0")
+    assert not {"prefetch", "order"} & plan_rows(PLAN, ppo())[0].keys()
 
 
 def test_replicas_of_different_speeds_are_shown_with_the_rows_they_get():
