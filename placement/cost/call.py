@@ -138,7 +138,8 @@ class _CallSeconds:
             return Seconds()
         sizes = self.times.sizes
         num_bytes = tokens * sizes.hidden * sizes.item / self.execution.sequence_split
-        return Seconds(pp_communication=self.times.links.seconds(num_bytes, self.execution.pp_span()))
+        passed = self.times.links.seconds(num_bytes, self.execution.pp_span()) + self.times.exchange()
+        return Seconds(pp_communication=passed)
 
     @property
     def _head_tokens(self) -> float:

@@ -57,5 +57,9 @@ def _ring_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> flo
 
 
 def _latency_seconds(group: CollectiveGroup, links: Links) -> float:
-    """Return the latency of a tree, over which small messages are reduced."""
-    return ceil(log2(group.size)) * links.latency_seconds
+    """Return the latency of a tree, over which small messages are reduced, first on each node."""
+    levels = ceil(log2(group.size))
+    if group.span == "node":
+        return levels * links.latency_seconds
+    within = min(levels, ceil(log2(group.per_node)))
+    return within * links.latency_seconds + (levels - within) * links.latency("network")

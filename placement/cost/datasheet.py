@@ -20,6 +20,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
 LOGIT_BYTES = 4
+LAYER_LAUNCHES = 60  # kernels of an eager layer of Megatron's
+EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
 ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
 
 
@@ -87,6 +89,10 @@ class DatasheetTimes:
         weights = self.sizes.table / tp * self.sizes.item / self.links.device
         head = self._head(rows, tp, passes=1)
         return Seconds(head.compute, max(weights, head.memory_traffic))
+
+    def exchange(self) -> float:
+        """See LayerTimes: as long as launching so many kernels; a stage goes on when its device has seen the end."""
+        return self.eager_layer_seconds * EXCHANGE_LAUNCHES / LAYER_LAUNCHES
 
     def adam(self, num_parameters: float) -> float:
         """See LayerTimes."""

@@ -66,11 +66,16 @@ class Datasheet:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The network between nodes: bytes per second of one node in one direction, shared equally by its devices."""
+    """The network between nodes: bytes per second of one node in one direction, shared equally by its devices.
+
+    `latency_seconds` is that of a small message between GPUs of two nodes, by NCCL: 20 to 30 us over InfiniBand or RoCE
+    (sendrecv of nccl-tests), of which it takes the least.
+    """
 
     name: str
     node_bytes_per_second: float
     source: str = ""
+    latency_seconds: float = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,7 @@ class Hardware:
             each * reached,
             device.host_bytes_per_second * reached,
             self.efficiency.link_latency_seconds,
+            max(self.network.latency_seconds, self.efficiency.link_latency_seconds) if self.network else 0.0,
         )
 
 
@@ -107,13 +113,17 @@ def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Reached bytes per second of one device in one direction, to each `LinkSpan`; a network of 0 does not exist."""
+    """Reached bytes per second of one device in one direction, to each `LinkSpan`; a network of 0 does not exist.
+
+    `latency_seconds` is of one message, `network_latency_seconds` of one between nodes.
+    """
 
     device: float
     node: float
     network: float
     host: float
     latency_seconds: float = 0.0
+    network_latency_seconds: float = 0.0
 
     def seconds(self, num_bytes: float, span: LinkSpan) -> float:
         """Return the seconds to move bytes over one device's link.
@@ -126,7 +136,11 @@ class Links:
         bandwidth = self.of(span)
         if not bandwidth:
             raise InvalidInput("cluster.network", "none", "a network between nodes, for a plan that spans them")
-        return num_bytes / bandwidth + self.latency_seconds
+        return num_bytes / bandwidth + self.latency(span)
+
+    def latency(self, span: LinkSpan) -> float:
+        """Return the seconds that a message takes besides its bytes."""
+        return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:
         """Return the bytes per second to a span."""

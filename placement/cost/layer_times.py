@@ -49,6 +49,10 @@ class LayerTimes(Protocol):
         """End a decoding step: the head, and the choice of a token for each row."""
         ...
 
+    def exchange(self) -> float:
+        """Return what the hosts of two stages take to pass a micro-batch on, while their devices wait."""
+        ...
+
     def adam(self, num_parameters: float) -> float:
         """Take one optimizer step on so many of the parameters."""
         ...

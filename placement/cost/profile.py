@@ -234,6 +234,10 @@ class ProfiledTimes:
         """See LayerTimes."""
         return self._at("sample", tp, rows, 1)
 
+    def exchange(self) -> float:
+        """See LayerTimes: nothing, since the measured latency of a message has it."""
+        return 0.0
+
     def adam(self, num_parameters: float) -> float:
         """See LayerTimes."""
         return num_parameters * self._adam_seconds

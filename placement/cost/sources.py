@@ -75,6 +75,7 @@ class CostSources:
             min(links.network for links in by_kind),
             min(links.host for links in by_kind),
             max(links.latency_seconds for links in by_kind),
+            max(links.network_latency_seconds for links in by_kind),
         )
 
     def distinct_hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:

@@ -98,6 +98,18 @@ def test_a_slower_link_never_helps(kind, execution, factor):
         assert slow > fast
 
 
+@given(st.sampled_from([2, 4, 8]), st.sampled_from([1, 8, 64]))
+def test_every_micro_batch_pays_for_each_hop_of_a_pipeline_and_more_between_nodes(pp, pieces):
+    """Forward and back: the message's latency, and the hosts' part while devices wait."""
+    on_node, between = (
+        cost(work("train_step", rows=pieces, response=1), Execution(Strategy(1, 1, pp), nodes, pp // nodes, pieces))
+        for nodes in (1, 2)
+    )
+    assert on_node.pp_communication >= pieces * 2 * H100.efficiency.link_latency_seconds
+    more = between.pp_communication - on_node.pp_communication
+    assert more >= pieces * 2 * (H100.network.latency_seconds - H100.efficiency.link_latency_seconds)
+
+
 @given(kinds, executions(), st.sampled_from(["matmul", "memory", "link"]))
 def test_better_hardware_never_hurts(kind, execution, constant):
     better = replace(H100.efficiency, **{constant: 1.0})
@@ -194,7 +206,7 @@ def test_decoding_one_row_on_perfect_hardware_reads_every_weight_once_per_token(
 
 def test_gradients_of_replicas_cross_the_network_once_per_optimizer_step():
     """Reduce-scatter in float32 and all-gather in bfloat16: (dp - 1) / dp x 6 bytes per parameter (ZeRO, section 7)."""
-    hardware = replace(H100, efficiency=PERFECT)
+    hardware = replace(H100, efficiency=PERFECT, network=replace(H100.network, latency_seconds=0.0))
     call = work("train_step", mini_batches=4)
     found = cost(call, Execution(Strategy(2, 8), 2, 8), LLAMA, hardware)
     bandwidth = 400e9 / 8  # a device's share of its node's way out
