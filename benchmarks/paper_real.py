@@ -7,8 +7,6 @@ pre-training its micro-batches have one size, that of table 5.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from benchmarks.paper_case import Case
 from benchmarks.paper_checks import Check, Comparison, Row, format_seconds
 from benchmarks.paper_engines import RealExecution
@@ -19,9 +17,6 @@ from prefect_rlhf.placement.plans.presets import PRESETS
 
 HARDWARE = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])
 HEURISTIC = PRESETS["real-heuristic"]
-TOKENS = 512 * 2048 // 16 // 4
-"""Of a micro-batch, for each device: table 5 has 512 rows of 2048 on 16 devices in 4, in every call."""
-MOST = 64  # micro-batches
 SIZES = {"7b": (2, 512), "13b": (4, 1024), "34b": (8, 2048), "70b": (16, 4096)}
 """Nodes and batch of the weak-scaling experiments (appendix A); critic and reward model are of 7B."""
 CONTEXTS = (2048, 4096, 8192)
@@ -42,20 +37,8 @@ def beyond_ppo(algorithm: str) -> Case:
 
 
 def heuristic(case: Case) -> TimedPlan | None:
-    """Place all calls in one strategy and in equal micro-batches of at most `TOKENS`; in more where no strategy fits.
-
-    Of the strategies that fit, the one with the most data parallelism is taken.
-    """
-    rows = max(call.num_rows for call in case.graph() if call.role is not None)
-    cuts = 1
-    while rows * case.workload.mean_length > cuts * TOKENS * case.num_devices:
-        cuts *= 2
-    while cuts <= MOST:
-        plan = case.preset(replace(HEURISTIC, micro_batches=cuts))
-        if plan is not None:
-            return plan
-        cuts *= 2
-    return None
+    """Return the preset's plan: one strategy, and micro-batches of at most so many tokens; more where none fits."""
+    return case.preset(HEURISTIC)
 
 
 def contexts(size: str) -> Comparison:

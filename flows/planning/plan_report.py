@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
+from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
@@ -142,6 +143,7 @@ def question_text(question: Question) -> str:
             f"{workload.responses.mean:.0f} tokens on average, at most {workload.longest} together",
             table(models),
             *not_run(graph.models),
+            *filter(None, [uneven_batch(question)]),
         ]
     )
 

@@ -160,7 +160,7 @@ def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
 def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
     """Return the candidate of a legal placement, whatever its bytes."""
     mesh = context.space.meshes.index(placement.mesh)
-    (mesh_class,) = (index for index, members in enumerate(context.space.classes) if mesh in members)
+    mesh_class = next(index for index, members in enumerate(context.space.classes) if mesh in members)
     return _candidate(call, placement, mesh_class, context)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
 
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -22,6 +24,7 @@ from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
 from prefect_rlhf.placement.strategy import Strategy
 
+MOST_CUTS = 64  # micro-batches of a preset that cuts all calls alike, unless its first number is larger
 DEFAULT_SEQUENCE_LENGTH = 1024  # tokens of the longest row, where nobody says
 
 
@@ -98,12 +101,14 @@ def preset_result(question: Question, space: PlanSpace, name: str, budget_second
 def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterator[PlanProblem]:
     """Yield the problems of which the first that has a plan gives the preset's: of a symmetric one, for each strategy.
 
+    Where a symmetric one cuts all calls alike, for each strategy in as few micro-batches as it may have, then in more.
     Raises InvalidInput where the mesh has no such parts, or a call cannot run on its part.
     """
     graph = space.context.graph
     meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in space.candidates}
     refused: list[InvalidInput] = []
-    for strategy in rule.strategies(mesh) if rule.symmetric else (None,):
+    strategies = tuple(rule.strategies(mesh)) if rule.symmetric else (None,)
+    for cuts, strategy in product(_numbers_of_cuts(rule, mesh, space.context), strategies):
         allowed = {
             call: frozenset(rule.strategies(on) if strategy is None else (strategy,)) for call, on in meshes.items()
         }
@@ -112,8 +117,8 @@ def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterato
             return placement.engine in rule.engines(call) and placement.strategy in allowed[call.name]
 
         options = space
-        if rule.micro_batches is not None:
-            options = replace(space, candidates=_cut_alike(rule, strategy, meshes, space.context))
+        if cuts is not None and strategy is not None:
+            options = replace(space, candidates=_cut_alike(rule, Placing(strategy, cuts), meshes, space))
         try:
             yield restricted_problem(options, meshes, admits)
         except InvalidInput as error:
@@ -122,14 +127,36 @@ def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterato
         raise refused[-1]
 
 
-def _cut_alike(
-    rule: Preset, strategy: Strategy | None, meshes: Mapping[str, DeviceMesh], context: CostContext
-) -> Candidates:
-    """The one candidate of every call with this strategy and the preset's number of micro-batches, if it is legal."""
-    candidates: dict[str, tuple[Candidate, ...]] = {}
+class Placing(NamedTuple):
+    """How a symmetric preset runs every call."""
+
+    strategy: Strategy
+    micro_batches: int
+
+
+def _numbers_of_cuts(rule: Preset, mesh: DeviceMesh, context: CostContext) -> Iterator[int | None]:
+    """The numbers of micro-batches that all calls may have; None where each has its own."""
+    if rule.micro_batch_tokens is None:
+        yield None
+        return
+    rows = max(call.num_rows for call in context.graph if call.role is not None)
+    tokens, cuts = rows * context.question.workload.mean_length, 1
+    while tokens > cuts * rule.micro_batch_tokens * mesh.num_devices:
+        cuts *= 2
+    most = max(cuts, MOST_CUTS)
+    while cuts <= most:
+        yield cuts
+        cuts *= 2
+
+
+def _cut_alike(rule: Preset, placing: Placing, meshes: Mapping[str, DeviceMesh], space: PlanSpace) -> Candidates:
+    """The one candidate of every call that runs so, if it is legal, and its mesh one that the call may have."""
+    context, candidates = space.context, dict[str, tuple[Candidate, ...]]()
     for name, mesh in meshes.items():
         call = context.graph.call(name)
-        placement = Placement(mesh, strategy or Strategy(), rule.engines(call)[0], rule.micro_batches or 1)
-        legal = not any(violations(call, placement, context.graph))
+        placement = Placement(mesh, placing.strategy, rule.engines(call)[0], placing.micro_batches)
+        index = context.space.meshes.index(mesh)
+        may_have = any(index in context.space.classes[option.mesh_class] for option in space.candidates[name])
+        legal = may_have and not any(violations(call, placement, context.graph))
         candidates[name] = (candidate(call, placement, context),) if legal else ()
     return candidates

@@ -50,8 +50,9 @@ class Sweep:
     def text(self) -> str:
         """Return a table, and what it says of the right size."""
         first = self.first_below
+        nodes = "node" if first and first.num_nodes == 1 else "nodes"
         words = (
-            f"static memory use is below {ENOUGH:.0%} from {first.num_nodes} nodes ({first.num_devices} devices) on"
+            f"static memory use is below {ENOUGH:.0%} from {first.num_nodes} {nodes} ({first.num_devices} devices) on"
             if first
             else f"static memory use falls below {ENOUGH:.0%} on none of these sizes"
         )

@@ -18,6 +18,9 @@ from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.placement.plans.check import ENGINES
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
+REAL_TOKENS = 512 * 2048 // 16 // 4
+"""A device's part of a micro-batch of ReaL's heuristic: every call has 512 rows of 2048 on 16 devices in 4 (table 5)."""
+
 MeshRule = Callable[[Call, DeviceMesh, DataflowGraph, float], DeviceMesh]
 """The part of the leased mesh that a call gets, given the preset's ratio; a computation takes its first device."""
 
@@ -39,8 +42,8 @@ class Preset:
 
     `strategies` are those that a call may have on its mesh, the most data parallelism first; where `symmetric`, all
     calls have one, the first that fits. `ratio` is the share of the devices that `first` names: Adaptive Placement and
-    Parallelism's placement ratio. `engine` generates; None: any that can. `micro_batches` is the number that every call
-    of a symmetric preset has; None: what suits it.
+    Parallelism's placement ratio. `engine` generates; None: any that can. `micro_batch_tokens` is the most that a
+    device has of a micro-batch of a symmetric preset, whose calls all have as many; None: each has what suits it.
     """
 
     mesh_rule: MeshRule
@@ -49,7 +52,7 @@ class Preset:
     strategies: Callable[[DeviceMesh], Iterator[Strategy]] = any_strategy
     symmetric: bool = False
     engine: EngineKind | None = None
-    micro_batches: int | None = None
+    micro_batch_tokens: int | None = None
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
         """Return the mesh of a call. Raises InvalidInput where the lease has no such part."""
@@ -181,7 +184,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "standalone": Preset(alone, 0.5, "the actor"),
         # Mei et al. 2024 (arXiv:2406.14088), section 8.1
-        "real-heuristic": Preset(everywhere, strategies=as_in_pre_training, symmetric=True, engine="megatron"),
+        "real-heuristic": Preset(
+            everywhere,
+            strategies=as_in_pre_training,
+            symmetric=True,
+            engine="megatron",
+            micro_batch_tokens=REAL_TOKENS,
+        ),
     }
 )
 """Every preset by its name."""

@@ -214,6 +214,13 @@ def test_a_model_that_can_only_be_planned_is_said_so_in_one_line():
     assert "not to be run" not in question_text(question())
 
 
+@pytest.mark.parametrize(("batch", "hint"), [(100, "96 or 112 would"), (128, ""), (4, "")])
+def test_a_batch_that_divides_badly_gets_a_hint(batch, hint):
+    """100 rows in two mini-batches over eight devices: numbers near by that divide by sixteen."""
+    text = question_text(question(cluster="1x8:h100", batch_size=batch))
+    assert ("hint: " in text) == bool(hint) and hint in text
+
+
 def test_parameters_of_the_flow_change_the_graph():
     """PPO that recomputes log-probabilities has a call more."""
     parameters = {"algo": {"old_logprobs": "recompute"}}

@@ -28,6 +28,7 @@ from prefect_rlhf.placement.planner.candidates import CostContext, candidate
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace, meshes_of
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.plans.check import check_plan
@@ -178,6 +179,16 @@ def test_any_number_of_nodes_and_devices_is_planned_and_presets_that_need_halves
     split = {row["plan"]: row for row in rows}["split"]
     assert halves == (split["seconds"] != "-")
     assert halves or "two equal halves" in split["note"]
+
+
+def test_reals_heuristic_has_reals_micro_batches():
+    """Of 16,384 tokens a device in every call: 1024 rows of 256 on two devices make 8."""
+    rows = replace(ppo(), calls=tuple(replace(call, num_rows=1024) for call in ppo()))
+    asked = question(rows)
+    result = preset_result(asked, PlanSpace.of(asked), "real-heuristic", 0.2)
+    assert result.plan is not None
+    cuts = {result.plan[call.name].micro_batches for call in rows if call.kind != "compute" and call.every is None}
+    assert cuts == {8}
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])
