@@ -19,7 +19,7 @@ from prefect_rlhf.placement.plans.check import ENGINES
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 REAL_TOKENS = 512 * 2048 // 16 // 4
-"""A device's part of a micro-batch of ReaL's heuristic: every call has 512 rows of 2048 on 16 devices in 4 (table 5)."""
+"""A device's part of a micro-batch of ReaL's heuristic: in each call 512 rows of 2048 on 16 devices, in 4 (table 5)."""
 
 MeshRule = Callable[[Call, DeviceMesh, DataflowGraph, float], DeviceMesh]
 """The part of the leased mesh that a call gets, given the preset's ratio; a computation takes its first device."""
