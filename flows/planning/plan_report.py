@@ -149,10 +149,12 @@ def question_text(question: Question) -> str:
 
 
 def not_run(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """Yield a line for each model that can be planned but not run."""
+    """Yield a line for each model that can be planned but not run, and one for vocabularies that differ."""
     roles: dict[tuple[str, str], list[str]] = defaultdict(list)
     for model in models:
         if model.shape.not_run:
             roles[model.path, model.shape.not_run].append(model.role)
+    if len(sizes := {model.shape.vocab_size for model in models}) > 1:
+        yield f"planned, but not to be run yet: models whose vocabularies are padded to {' and '.join(map(str, sizes))}"
     for (path, reason), played in roles.items():
         yield f"planned, but not to be run yet: {path} ({', '.join(played)}), since our engines do not run {reason}"

@@ -18,6 +18,10 @@ ABSENT = "(not there)"  # the path of a dataset that nobody named, in a what-if
 MANY = 1 << 30  # items of such a dataset
 
 
+PADDING = 0.002
+"""Of a vocabulary: by so much do models of one family differ that have the same tokens (Qwen2.5 1.5B and 7B)."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunInputs:
     """The models and datasets among a run's parameters, by parameter name."""
@@ -62,7 +66,7 @@ def read_inputs(
     models = {role: read_model(role, value) for role, value in arguments.items() if isinstance(value, Model)}
     if not models:
         raise InvalidInput("models", (), "at least one Model parameter")
-    check_vocabularies(models)
+    check_vocabularies(models, PADDING if may_be_absent else 0.0)
     tokenizer = next(iter(models.values())).path
     context, vocabulary = shortest_context(models), next(iter(models.values())).shape.vocab_size
     named = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
@@ -80,11 +84,11 @@ def shortest_context(models: Mapping[str, ModelSpec]) -> int:
     return min(model.shape.max_position_embeddings for model in models.values())
 
 
-def check_vocabularies(models: Mapping[str, ModelSpec]) -> None:
-    """Raise InvalidInput unless all have one vocabulary: they read each other's tokens."""
+def check_vocabularies(models: Mapping[str, ModelSpec], padding: float = 0.0) -> None:
+    """Raise InvalidInput unless all have one vocabulary, but for a share of padding: they read each other's tokens."""
     first, *others = models.values()
     for other in others:
-        if other.shape.vocab_size != first.shape.vocab_size:
+        if abs(other.shape.vocab_size - first.shape.vocab_size) > padding * first.shape.vocab_size:
             expected = f"{first.shape.vocab_size}, the vocabulary of {first.role}"
             raise InvalidInput(f"{other.role}.vocab_size", other.shape.vocab_size, expected)
 

@@ -214,6 +214,12 @@ def test_a_model_that_can_only_be_planned_is_said_so_in_one_line():
     assert "not to be run" not in question_text(question())
 
 
+def test_models_of_one_family_are_planned_together_however_their_vocabulary_is_padded():
+    """Qwen2.5 has the same tokens in every size, in tables of two sizes; a run takes equal ones alone."""
+    text = question_text(question("actor=qwen2.5-7b", "critic=qwen2.5-1.5b"))
+    assert "vocabularies are padded to " in text and "152064" in text and "151936" in text
+
+
 @pytest.mark.parametrize(("batch", "hint"), [(100, "96 or 112 would"), (128, ""), (4, "")])
 def test_a_batch_that_divides_badly_gets_a_hint(batch, hint):
     """100 rows in two mini-batches over eight devices: numbers near by that divide by sixteen."""
