@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_rlhf.blocks.lease import DEFAULT_LEASE_DIRECTORY
 from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
-from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
 BYTES_PER_GIB = 1 << 30
 MOST_NODES = 10_000

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
-from prefect_rlhf.placement.lease import Backend, Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
 DEFAULT_LEASE_DIRECTORY = Path("~/.prefect-rlhf/leases")
 RETRY_SECONDS = 0.5
 TERMINAL_LINE_SECONDS = 5.0  # between two lines that say what is waited for
 
-ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30)
+ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30, backend="cpu")
 """What a run without a worker gets: one device and no gang, as a debugger wants it."""
 
 _current: ContextVar[Lease | None] = ContextVar("rlhf_lease", default=None)  # what `running_on` gives to its body

@@ -18,7 +18,8 @@ from prefect_rlhf.flows.hardware.profiles import Machine, keep_profile, profile_
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
-from prefect_rlhf.placement.lease import Backend, Lease
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import runnable_shape

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
-from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
-
-Backend = Literal["cpu", "cuda"]
+from prefect_rlhf.placement.mesh import Backend, ClusterShape, Device, DeviceMesh
 
 ENVIRONMENT_VARIABLE = "RLHF_LEASE"
 
@@ -39,6 +37,9 @@ class Lease:
     mesh: DeviceMesh
     devices: tuple[Device, ...]
     kind: Backend = "cpu"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind))
 
     def require(self, mesh: DeviceMesh, doing: str) -> None:
         """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""

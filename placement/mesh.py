@@ -11,9 +11,11 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from prefect_rlhf.placement.errors import InvalidInput
+
+Backend = Literal["cpu", "cuda"]
 
 _MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?")
 
@@ -89,7 +91,8 @@ class ClusterShape:
     """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
 
     `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
-    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`.
+    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `backend` is what
+    the devices are; a lease or site of the cluster says so.
     """
 
     name: str
@@ -98,6 +101,7 @@ class ClusterShape:
     device_memory_bytes: int
     node_speeds: tuple[float, ...] = ()
     node_memory_bytes: tuple[int, ...] = ()
+    backend: Backend = "cuda"
 
     @property
     def whole(self) -> DeviceMesh:

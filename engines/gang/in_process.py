@@ -17,7 +17,7 @@ from prefect_rlhf.engines.gang.messages import Request
 from prefect_rlhf.engines.gang.rank_process import reply_to
 from prefect_rlhf.placement.augmented.node import Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent
-from prefect_rlhf.placement.lease import Backend
+from prefect_rlhf.placement.mesh import Backend
 
 
 @final

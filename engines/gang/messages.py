@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
-from prefect_rlhf.placement.lease import Backend
+from prefect_rlhf.placement.mesh import Backend
 
 StartMethod = Literal["fork", "spawn"]
 

@@ -13,7 +13,7 @@ from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.rank.rank import Rank
-from prefect_rlhf.placement.lease import Backend
+from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.modules import IN_RANK
 from prefect_rlhf.placement.plan import EngineKind
 

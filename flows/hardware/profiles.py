@@ -15,7 +15,8 @@ from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.cost.hardware import datasheet
 from prefect_rlhf.placement.cost.profile import Profile, Subject
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.lease import Backend, Lease
+from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
 
 PROFILES = Path("~/.prefect-rlhf/profiles")

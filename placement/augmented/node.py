@@ -59,7 +59,8 @@ class Node:
     `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
     `instance` is the copy of weights that a call uses, an offload or reload moves, a checkpoint or export writes down;
     `part` is the part of it that moves. `source`, `target` are set for a reallocate. A transfer's `call` and
-    `placement` are those of the call it feeds.
+    `placement` are those of the call it feeds. `stops_devices`: an offload or reload during which its devices compute
+    nothing.
     """
 
     id: str
@@ -77,6 +78,7 @@ class Node:
     writes: int | None = None
     moves: tuple[RowMove, ...] = ()
     part: OffloadPart = "all"
+    stops_devices: bool = False
 
     @property
     def devices(self) -> frozenset[Device]:
@@ -87,14 +89,15 @@ class Node:
     def resources(self) -> tuple[Resource, ...]:
         """The parts of its devices that it uses.
 
-        An offload or reload uses their host links, a commit their ways to disk; a checkpoint computes nothing else
-        meanwhile and fills what a commit writes; a call on hosts has worker processes; all else uses their compute.
+        An offload or reload uses their host links, and with some engines their compute, a commit their ways to disk; a
+        checkpoint computes nothing else meanwhile and fills what a commit writes; a call on hosts has worker processes;
+        all else uses their compute.
         """
         if self.kind == "compute" and self.call is not None and self.call.on_hosts:
             return ("hosts",)
         match self.kind:
             case "offload" | "reload":
-                return ("host_link",)
+                return ("compute", "host_link") if self.stops_devices else ("host_link",)
             case "checkpoint":
                 return ("compute", "disk")
             case "commit":

@@ -7,7 +7,8 @@ a run that was asked to stop has a window to itself: those of its step may have 
 
 A reload runs beside the last call that its first use waits for, and no earlier: the copy is hidden behind that call,
 and until then the memory is free. Without prefetch nothing runs beside a window: what comes before it in the order has
-ended on its devices, and what comes after it waits for the offload.
+ended on its devices, and what comes after it waits for the offload. vLLM's copies on cuda stop their devices'
+computation.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
     late = {device for instance in parts if instance not in early for device in instance.devices}
     _chain(builder, ordered, late)
     for window in windows.all:
-        reload, offload = _insert(builder, window, names)
+        stops_devices = window.instance.engine == "vllm" and plan.cluster.backend == "cuda"
+        reload, offload = _insert(builder, window, names, stops_devices)
         if window.instance not in early:
             _keep_apart(builder, ordered, window, reload, offload)
 
@@ -159,7 +161,9 @@ def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tu
             yield instance, step
 
 
-def _insert(builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInstance, str]) -> tuple[str, str]:
+def _insert(
+    builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInstance, str], stops_devices: bool
+) -> tuple[str, str]:
     """Add the window's two nodes around its uses, and return their ids."""
     instance, uses = window.instance, [builder.nodes[use] for use in window.uses]
     first, last, name = uses[0].id, uses[-1].id, names[instance]
@@ -174,6 +178,7 @@ def _insert(builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInsta
         instance=instance,
         reads=window.version,
         part=window.part,
+        stops_devices=stops_devices,
     )
     arrived = (node.reads for node in uses if node.target == instance)
     versions = (window.version, *(node.writes for node in uses), *arrived)
@@ -187,6 +192,7 @@ def _insert(builder: GraphBuilder, window: _UseWindow, names: Mapping[ModelInsta
         instance=instance,
         reads=max(version for version in versions if version is not None),
         part=window.part,
+        stops_devices=stops_devices,
     )
     not_earlier = _not_before(builder, uses[0])
     builder.add(reload, just_before(builder.priority(first), 2))

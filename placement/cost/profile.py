@@ -19,7 +19,7 @@ from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.lease import Backend
+from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
 

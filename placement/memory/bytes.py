@@ -7,7 +7,7 @@ from math import ceil
 from types import MappingProxyType
 
 from prefect_rlhf.placement.cost.hardware import GIB
-from prefect_rlhf.placement.lease import Backend
+from prefect_rlhf.placement.mesh import Backend
 
 MIB = 1 << 20
 CONTEXT_BYTES = GIB

@@ -18,13 +18,12 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
 from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
 from prefect_rlhf.placement.memory.needs import ByteShare, Need, node_needs
 from prefect_rlhf.placement.memory.overhead import DEVICE, overhead
 from prefect_rlhf.placement.memory.windows import Precedence, Window, windows
-from prefect_rlhf.placement.mesh import Device, DeviceMesh, lanes
+from prefect_rlhf.placement.mesh import Backend, Device, DeviceMesh, lanes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.table import table
 

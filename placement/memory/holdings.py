@@ -15,8 +15,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, CACHE_BLOCK, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
-from prefect_rlhf.placement.lease import Backend
-from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 from prefect_rlhf.placement.rows.partition import counts

@@ -17,9 +17,8 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
-from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
-from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 
 STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: what its instance keeps

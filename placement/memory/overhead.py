@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
-from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.mesh import Backend, Device
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.strategy import Coordinate

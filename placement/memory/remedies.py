@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.plans.check import check_plan
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
@@ -33,16 +34,27 @@ def windows(augmented: AugmentedGraph) -> list[Window]:
 
 
 class Precedence:
-    """The nodes that must have ended before others start, in whatever order a run takes."""
+    """The nodes that must have ended before others start, however long each takes.
+
+    Those are what a node waits for, and each offload and reload before it in the graph that shares something with it
+    and waits for nothing else: of nodes that are ready, a run begins the earlier one.
+    """
 
     def __init__(self, augmented: AugmentedGraph) -> None:
         position = {node.id: index for index, node in enumerate(augmented.nodes)}
         self._before: list[int] = []
-        for node in augmented.nodes:
-            mask = 0
+        copies: list[tuple[int, int, Node]] = []  # offloads and reloads: what each waits for, and its position
+        for index, node in enumerate(augmented.nodes):
+            awaited = sum(1 << position[name] for name in node.depends_on)
+            mask = awaited
             for name in node.depends_on:
-                mask |= self._before[position[name]] | 1 << position[name]
+                mask |= self._before[position[name]]
+            for needs, place, copy in copies:
+                if not needs & ~mask and not mask >> place & 1 and not copy.occupies.isdisjoint(node.occupies):
+                    mask |= self._before[place] | 1 << place
             self._before.append(mask)
+            if node.kind in ("offload", "reload"):
+                copies.append((awaited, index, node))
 
     def precedes(self, first: int, second: int) -> bool:
         """Return whether the node at one position must have ended before the other starts."""

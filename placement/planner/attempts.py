@@ -1,12 +1,14 @@
 """The searches for plans that fit: what each looks for, in which order, and when it is needless.
 
-A search's problem leaves out what depends on more than two calls, so the best plan of the whole space may not fit. Then
-others are searched that count memory with more caution, and at last those in which models take turns.
+A search's problem leaves out what depends on more than two calls, so the best plan of the whole space may not fit, or
+take longer than it says. Then others are searched that count memory with more caution, and at last those in which
+models take turns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -16,13 +18,15 @@ from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.restrictions import divisions
 from prefect_rlhf.placement.planner.solution import fitting, solution, solve_fitting
-from prefect_rlhf.placement.planner.time_sharing import time_sharing_bound, time_sharing_problem
+from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
+from prefect_rlhf.placement.schedule.estimate import ITERATIONS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for those in which models take turns
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
+CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
 SMALLER = (0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
 TIGHTER = (1.0, 0.99, 0.98, 0.96, 0.94, 0.9, 0.8)  # where models take turns, and little room is left
 
@@ -46,18 +50,30 @@ class Finding:
     presets: tuple[PresetResult, ...] = ()
     bound: SearchResult | None = None
 
-    @property
-    def has_plan(self) -> bool:
-        return bool(self.plans) or any(preset.plan for preset in self.presets)
+    def seconds(self, question: Question) -> Iterator[float]:
+        """Yield the seconds of an iteration of each of its plans."""
+        yield from (question.seconds(plan) for plan in self.plans)
+        yield from (preset.estimate.seconds for preset in self.presets if preset.estimate)
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A way to find plans that fit, needless where one of the attempts `unless` has found any."""
+    """A way to find plans that fit; one that is not `always` made is needless once a plan is close to the bound."""
 
-    name: str
     make: Callable[[SearchRequest], Finding]
-    unless: tuple[str, ...] = ()
+    always: bool = False
+
+
+def make_attempts(request: SearchRequest) -> list[Finding]:
+    """Make the attempts in their order until a plan is close to the bound, and those that are always made."""
+    findings: list[Finding] = []
+    least = math.inf
+    for attempt in ATTEMPTS:
+        bounds = [finding.bound.lower_bound_seconds / ITERATIONS for finding in findings if finding.bound]
+        if attempt.always or least > max(bounds) * (1 + CLOSE):
+            findings.append(attempt.make(request))
+            least = min(least, *findings[-1].seconds(request.question), math.inf)
+    return findings
 
 
 def search_whole_space(request: SearchRequest) -> Finding:
@@ -76,8 +92,8 @@ def search_presets(request: SearchRequest) -> Finding:
     return Finding(presets=tuple(results))
 
 
-def search_without_offloading(request: SearchRequest) -> Finding:
-    """Search plans that offload nothing, counting the fullest device of each mesh."""
+def search_fullest_devices(request: SearchRequest) -> Finding:
+    """Search all plans again, counting the fullest device of each mesh."""
     budget_seconds = CAUTIOUS_SHARE * request.budget_seconds
     return _finding(solve_fitting(request.question, request.space.most, budget_seconds, request.method))
 
@@ -97,15 +113,14 @@ def search_divisions(request: SearchRequest) -> Finding:
 
 
 def search_time_sharing(request: SearchRequest) -> Finding:
-    """Search plans that fit because models leave their devices while others use them, and what bounds those."""
-    half_seconds = WHOLE_SHARE * request.budget_seconds / 2
-    bound = search(time_sharing_bound(request.space).problem, half_seconds, request.method)
+    """Search plans that fit because models leave their devices while others use them."""
+    budget_seconds = WHOLE_SHARE * request.budget_seconds
     parts = (request.space, *divisions(request.space))
     plans = [
-        solve_fitting(request.question, time_sharing_problem(part), half_seconds / len(parts), shares=TIGHTER)
+        solve_fitting(request.question, time_sharing_problem(part), budget_seconds / len(parts), shares=TIGHTER)
         for part in parts
     ]
-    return _finding(*plans, bound=bound)
+    return _finding(*plans)
 
 
 def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) -> Finding:
@@ -113,14 +128,10 @@ def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) ->
 
 
 ATTEMPTS = (
-    Attempt("whole space", search_whole_space),
-    Attempt("presets", search_presets),
-    Attempt("without offloading", search_without_offloading, unless=("whole space",)),
-    Attempt("less memory", search_less_memory, unless=("whole space",)),
-    Attempt("divisions", search_divisions),
-    Attempt(
-        "time sharing",
-        search_time_sharing,
-        unless=("whole space", "presets", "without offloading", "less memory", "divisions"),
-    ),
+    Attempt(search_whole_space, always=True),
+    Attempt(search_presets, always=True),
+    Attempt(search_fullest_devices),
+    Attempt(search_less_memory),
+    Attempt(search_divisions, always=True),
+    Attempt(search_time_sharing),
 )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.attempts import ATTEMPTS, Finding, SearchRequest
+from prefect_rlhf.placement.planner.attempts import SearchRequest, make_attempts
 from prefect_rlhf.placement.planner.neighbours import improve_locally
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
@@ -41,19 +41,16 @@ def plan_graph(
     question.site.cluster.check_mesh(question.site.mesh)
     space = _space(question, pins or {})
     request = SearchRequest(question, space, budget_seconds, method, progress)
-    findings: dict[str, Finding] = {}
-    for attempt in ATTEMPTS:
-        if not any(findings[name].has_plan for name in attempt.unless if name in findings):
-            findings[attempt.name] = attempt.make(request)
-    presets = findings["presets"].presets
-    timed = [(plan, question.seconds(plan)) for finding in findings.values() for plan in finding.plans]
+    findings = make_attempts(request)
+    presets = tuple(preset for finding in findings for preset in finding.presets)
+    timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans]
     timed += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
     if not timed:
         raise no_plan_fits(question, space, budget_seconds / 4)
     fastest, _ = min(timed, key=lambda pair: pair[1])
     improved = improve_locally(question, replace(fastest, name="auto"), space)
     plan, estimate = _place_computations(question, keep_resident_where_free(question, improved))
-    bound = [finding.bound for finding in findings.values() if finding.bound is not None][-1]
+    bound = [finding.bound for finding in findings if finding.bound is not None][-1]
     bound_seconds = min(bound.lower_bound_seconds / ITERATIONS, estimate.seconds)
     return Planned(plan, estimate, question.certificate(plan), bound_seconds, bound.binding, bound, presets, space)
 

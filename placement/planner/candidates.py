@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.placement.cost.call_bytes import call_bytes
+from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import GIB
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -17,7 +17,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import call_overhead
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.plan import OffloadPart, Placement
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.check import ENGINES, violations
@@ -40,7 +40,8 @@ class Candidate:
     """`placement` on the first mesh of `mesh_class`. `host_seconds`: to offload, and again to reload, what it offloads.
 
     A device holds `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest
-    one holds those of `most`, which counts offloaded weights too, since the copy may still be under way.
+    one holds those of `most`: without prefetch, what is offloaded is away whenever others run. `copy_bytes` are each
+    device's, or more, while the copy of weights is there and no call uses it.
     """
 
     placement: Placement
@@ -49,6 +50,7 @@ class Candidate:
     host_seconds: float
     least: MemoryBounds
     most: MemoryBounds
+    copy_bytes: int
 
 
 Candidates = Mapping[str, tuple[Candidate, ...]]
@@ -124,15 +126,18 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
 
 
 def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
-    """Yield each strategy, engine and number of micro-batches, on each class of meshes, in which the call can run."""
+    """Yield each way in which the call can run: strategy, engine, micro-batches, offload, and class of meshes.
+
+    Where a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step.
+    """
     for mesh_class in range(len(context.space.classes)):
         mesh = context.space.first_of(mesh_class)
         for strategy in strategies_within_nodes(mesh):
             for engine in ENGINES[call.kind]:
                 resident = list(_cuts(call, Placement(mesh, strategy, engine), mesh_class, context))
                 yield from resident
-                if context.graph.trained_by(call.role or "") is None:
-                    yield from (_offloaded(call, option, context) for option in resident)
+                for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
+                    yield from (_offloaded(call, option, part, context) for option in resident)
 
 
 def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
@@ -195,14 +200,35 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
     static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]
     peaks = [terms.total + graphs + groups for terms in device_bytes]
     least, most = MemoryBounds(min(static), min(peaks)), MemoryBounds(max(static), max(peaks))
-    return Candidate(placement, mesh_class, seconds, 0.0, least, most)
+    return Candidate(placement, mesh_class, seconds, 0.0, least, most, least.static)
 
 
-def _offloaded(call: Call, resident: Candidate, context: CostContext) -> Candidate:
-    """The candidate as it is with its weights in host memory between calls."""
-    placement, strategy = replace(resident.placement, offload="all"), resident.placement.strategy
-    sizes = ModelSizes.of(context.graph.model(call.role or ""))
-    weights = max(sizes.stage_parameters(strategy, stage) for stage in (0, strategy.pp - 1)) * sizes.item
-    seconds = context.site.sources.links((placement.mesh,)).seconds(weights, "host")
-    least = MemoryBounds(0, resident.least.peak)
-    return replace(resident, placement=placement, host_seconds=seconds, least=least)
+def _offloaded(call: Call, resident: Candidate, part: OffloadPart, context: CostContext) -> Candidate:
+    """The candidate with a part of its copy of weights in host memory between calls.
+
+    Whether a copy that others may use too comes and goes for this call is not certain: then it takes no time here.
+    """
+    placement, strategy = replace(resident.placement, offload=part), resident.placement.strategy
+    sizes, trains = ModelSizes.of(context.graph.model(call.role or "")), call.kind == "train_step"
+    stages = [static_bytes(Execution(strategy), sizes, trains, stage) for stage in (0, strategy.pp - 1)]
+    moved = max(stage.optimizer + (stage.weights if part == "all" else 0) for stage in stages)
+    comes = _comes_for(call, placement, context)
+    seconds = context.site.sources.links((placement.mesh,)).seconds(moved, "host") if comes else 0.0
+    graphs, _ = call_overhead(call, placement, context.graph.model(call.role or ""), context.site.backend)
+    staying = [graphs + (stage.weights if part == "optimizer" else 0) for stage in stages]
+    least, most = replace(resident.least, static=min(staying)), replace(resident.most, static=max(staying))
+    copy_bytes = min(staying) if part == "optimizer" else resident.copy_bytes
+    return replace(resident, placement=placement, host_seconds=seconds, least=least, most=most, copy_bytes=copy_bytes)
+
+
+def stops_devices(placement: Placement, context: CostContext) -> bool:
+    """Return whether the devices compute nothing while its copy of weights comes and goes: vLLM's on cuda."""
+    return placement.engine == "vllm" and context.site.backend == "cuda"
+
+
+def _comes_for(call: Call, placement: Placement, context: CostContext) -> bool:
+    """Whether its copy comes before this call and goes after it in every step, of all calls that may share the copy."""
+    trainer = context.graph.trained_by(call.role or "")
+    if trainer is not None and placement.engine in ENGINES[trainer.kind]:
+        return call == trainer
+    return call == next(other for other in context.graph if other.role == call.role and other != trainer)

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace
-from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.question import Question, with_one_offload
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives
@@ -41,11 +41,9 @@ def improve_locally(question: Question, plan: ExecutionPlan, space: PlanSpace) -
 def neighbours(plan: ExecutionPlan, space: PlanSpace) -> dict[str, Iterator[tuple[Placement, bool]]]:
     """Rank the other meshes and strategies of each call with a model, all other calls as they are, the fastest first.
 
-    With each goes whether the problem has room for it. Bytes are those of the fullest device, unless something is
-    offloaded, which that problem knows nothing of.
+    With each goes whether the problem has room for it, where bytes are those of the fullest device.
     """
-    resident = all(placement.offload == "none" for _, placement in plan.placements)
-    problem = space.most if resident else space.least
+    problem = space.most
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in problem.problem.calls}
     ranked = alternatives(problem.problem, choices)
     return {name: _others(problem, plan[name], name, options) for name, options in ranked.items()}
@@ -61,7 +59,7 @@ def changed_plan(question: Question, plan: ExecutionPlan, call: str, placement: 
     device = (computes or [placement.mesh.devices()[0]])[0]
     try:
         changed = replace(plan, placements=completed(graph, chosen, mesh, device))
-        return aligned(check_plan(changed, graph, mesh), graph)
+        return aligned(check_plan(with_one_offload(changed, graph), graph, mesh), graph)
     except RlhfError:
         return None
 
@@ -71,10 +69,11 @@ def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
     options, meshes = problem.candidates[call], problem.problem.meshes
     mesh = next(index for index, interval in enumerate(meshes) if interval.label == placement.mesh.name)
 
-    def unlikeness(option: int) -> tuple[bool, bool, int, bool]:
+    def unlikeness(option: int) -> tuple[bool, bool, bool, int]:
         other = options[option].placement
         cuts = abs(other.micro_batches - placement.micro_batches)
-        return other.strategy != placement.strategy, other.engine != placement.engine, cuts, other.offload != "none"
+        offloads = other.offload != placement.offload
+        return other.strategy != placement.strategy, other.engine != placement.engine, offloads, cuts
 
     on_mesh = [i for i, option in enumerate(options) if mesh in problem.problem.mesh_classes[option.mesh_class]]
     return Choice(min(on_mesh, key=unlikeness), mesh)
@@ -90,4 +89,5 @@ def _others(
         if (placement.mesh, placement.strategy) not in seen:
             if alternative.has_room:
                 seen.add((placement.mesh, placement.strategy))
-            yield replace(placement, offload=kept.offload), alternative.has_room
+            offload = kept.offload if kept.engine == placement.engine else placement.offload
+            yield replace(placement, offload=offload), alternative.has_room

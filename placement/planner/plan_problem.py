@@ -19,10 +19,16 @@ from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import usable_bytes
-from prefect_rlhf.placement.memory.overhead import GROUP_BYTES
+from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, call_overhead, communicator_bytes
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import Placement
-from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, fitting_candidates
+from prefect_rlhf.placement.planner.candidates import (
+    Candidate,
+    Candidates,
+    CostContext,
+    fitting_candidates,
+    stops_devices,
+)
 from prefect_rlhf.placement.planner.least_moves import least_move_seconds
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.schedule.estimate import ITERATIONS
@@ -38,6 +44,7 @@ from prefect_rlhf.placement.search.problem import (
 )
 
 MICROSECONDS = 1e6
+FORBIDDEN = 10**12  # microseconds, of a move for which there is no room
 OTHER_GROUPS = 1  # communicators of a device beside those of the call that runs, as plans that fit mostly have
 
 MemoryCount = Literal["least", "most"]
@@ -91,11 +98,8 @@ class PlanSpace:
 
     @cached_property
     def most(self) -> PlanProblem:
-        """The problem that counts bytes of the fullest device, and offloads nothing: most of its plans fit.
-
-        What is offloaded may be on its way whenever memory is short.
-        """
-        return plan_problem(self.context, _resident(self.candidates), "most")
+        """The problem that counts bytes of the fullest device: most of its plans fit, with prefetch or without."""
+        return plan_problem(self.context, self.candidates, "most")
 
 
 def restricted_problem(
@@ -109,7 +113,7 @@ def restricted_problem(
     index = {name: mesh_space.meshes.index(mesh) for name, mesh in meshes.items()}
     classes = tuple((mesh,) for mesh in dict.fromkeys(index.values()))
     admitted: dict[str, tuple[Candidate, ...]] = {}
-    for name, options in _resident(space.candidates).items():
+    for name, options in space.candidates.items():
         call, mesh = context.graph.call(name), index[name]
         admitted[name] = tuple(
             replace(option, mesh_class=classes.index((mesh,)))
@@ -152,29 +156,24 @@ def _reserve_bytes(context: CostContext) -> int:
     return 2 * BUCKET_BYTES + groups
 
 
-def _resident(candidates: Candidates) -> Candidates:
-    """The candidates that are never offloaded."""
-    return {
-        name: tuple(option for option in options if option.placement.offload == "none")
-        for name, options in candidates.items()
-    }
-
-
 def _nodes(call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
     graph, options = context.graph, candidates[call.name]
     trainer = graph.trained_by(call.role or "")
-    of_role = [other for other in graph if other.role == call.role]
-    readers = [other for other in of_role if other != trainer]
+    readers = [other for other in graph if other.role == call.role and other != trainer]
+    stopping = [option.host_seconds > 0 and stops_devices(option.placement, context) for option in options]
+    occupied: Literal["compute", "host_link"] = "compute" if any(stopping) else "host_link"
+    host_us = tuple(
+        _microseconds(option.host_seconds) if stops == any(stopping) else 0
+        for option, stops in zip(options, stopping, strict=True)
+    )
+    if any(host_us):
+        yield LinkNode(_reload(call.name), call.name, host_us, occupied)
     if trainer is not None and readers and call == readers[0]:  # others may use its copy: that they move is not certain
         yield _reallocation(call, candidates[trainer.name], options, trainer, context)
-    host_us = tuple(_microseconds(option.host_seconds) for option in options)
-    offloads = any(host_us) and len(of_role) == 1  # a copy that calls share would come and go once for all of them
-    if offloads:
-        yield LinkNode(_reload(call.name), call.name, host_us)
     yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, option, counted) for option in options))
-    if offloads:
-        yield LinkNode(_offload(call.name), call.name, host_us)
+    if any(host_us):
+        yield LinkNode(_offload(call.name), call.name, host_us, occupied)
 
 
 def _option(call: Call, candidate: Candidate, counted: MemoryCount) -> Option:
@@ -188,7 +187,10 @@ def _option(call: Call, candidate: Candidate, counted: MemoryCount) -> Option:
 def _reallocation(
     call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
 ) -> PairNode:
-    """The move of weights from a train_step to a call; on equal meshes none where both use one copy."""
+    """The move of weights from a train_step to a call; on equal meshes none where both use one copy.
+
+    Both copies are on their devices meanwhile: where a device would have both and holds less, the move is forbidden.
+    """
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
     seconds = least_move_seconds(trained, readers, sizes, context.site.sources)
     numbers: dict[object, int] = {}
@@ -198,7 +200,20 @@ def _reallocation(
     )
     seconds[2][np.equal.outer(trained_copy, read_copy)] = 0.0
     microseconds = np.floor(seconds * MICROSECONDS).astype(np.int64)
+    model, backend = context.graph.model(call.role or ""), context.site.backend
+    sent = [o.copy_bytes + call_overhead(trainer, o.placement, model, backend)[1] for o in trained]
+    copies = np.add.outer(sent, [option.copy_bytes for option in readers])
+    full = copies > np.array([_room_for_copies(option.placement.mesh, context) for option in readers])
+    microseconds[1][full] = FORBIDDEN
+    microseconds[2][full & (microseconds[2] > 0)] = FORBIDDEN
     return PairNode(_move(call.name), trainer.name, call.name, "both", microseconds)
+
+
+def _room_for_copies(mesh: DeviceMesh, context: CostContext) -> int:
+    """What the largest device of a mesh may fill while weights come to it, the move's own collectives apart."""
+    nodes = range(mesh.first_node, mesh.first_node + mesh.num_nodes)
+    between = communicator_bytes(mesh.num_devices) if context.site.backend == "cuda" else 0
+    return usable_bytes(max(context.site.cluster.memory_bytes(node) for node in nodes), context.site.backend) - between
 
 
 def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
@@ -206,7 +221,7 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
     for call in graph:
         if call.kind == "compute":
             continue
-        around = [_move(call.name), _reload(call.name), call.name, _offload(call.name)]  # in their order
+        around = [_reload(call.name), _move(call.name), call.name, _offload(call.name)]  # in their order
         yield from (Edge(first, second) for first, second in pairwise(name for name in around if name in names))
         for producer in sorted(_producers(graph, call)):
             yield Edge(producer, call.name)

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.placement.lease import Backend
 from prefect_rlhf.placement.memory.certificate import Certificate
 from prefect_rlhf.placement.memory.fit import longest_rows, offload_to_fit
 from prefect_rlhf.placement.memory.remedies import refusal, remedies
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.mesh import Backend, ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, CostContext, candidate
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace, restricted_problem

@@ -13,11 +13,12 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.lease import Backend, Lease
+from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.mesh import Backend, ClusterShape, DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan, Offload, Placement, instances
-from prefect_rlhf.placement.plans.check import check_plan
+from prefect_rlhf.placement.plans.check import check_plan, sleepless
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.schedule.estimate import Estimate, estimate
 
@@ -30,6 +31,9 @@ class Site:
     mesh: DeviceMesh
     sources: CostSources
     backend: Backend = "cuda"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cluster", replace(self.cluster, backend=self.backend))
 
     @classmethod
     def of_lease(cls, lease: Lease, sources: CostSources) -> Site:
@@ -55,15 +59,8 @@ class Question:
         Computations go to the first device of the first call. Raises InvalidInput for a plan that is not legal.
         """
         first = next(iter(chosen.values())).mesh.devices()[0]
-        placements = dict(completed(self.graph, chosen, self.site.mesh, first))
-        strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
-        shared = instances(self.graph, ExecutionPlan(name, self.site.cluster, tuple(placements.items())))
-        for calls in shared.values():  # a copy of weights leaves devices as much as any call that uses it asks for
-            offload = max((placements[call.name].offload for call in calls), key=strength.__getitem__)
-            prefetch = offload == "none" or all(placements[call.name].prefetch for call in calls)
-            for call in calls:
-                placements[call.name] = replace(placements[call.name], offload=offload, prefetch=prefetch)
-        plan = ExecutionPlan(name, self.site.cluster, tuple(placements.items()))
+        placements = completed(self.graph, chosen, self.site.mesh, first)
+        plan = with_one_offload(ExecutionPlan(name, self.site.cluster, placements), self.graph)
         return aligned(check_plan(plan, self.graph, self.site.mesh), self.graph)
 
     def estimate(self, plan: ExecutionPlan) -> Estimate:
@@ -81,3 +78,18 @@ class Question:
     def fits(self, plan: ExecutionPlan) -> bool:
         """Return whether the certificate of a plan says so."""
         return self.certificate(plan).fits
+
+
+def with_one_offload(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
+    """Return the plan with copies of weights that leave devices as much as any call that uses them asks for.
+
+    Of those that may not leave one device in turn, the first does.
+    """
+    strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
+    for calls in instances(graph, plan).values():
+        offload = max((plan[call.name].offload for call in calls), key=strength.__getitem__)
+        prefetch = offload == "none" or all(plan[call.name].prefetch for call in calls)
+        plan = with_changes(plan, calls, offload=offload, prefetch=prefetch)
+    for calls in sleepless(plan, graph):
+        plan = with_changes(plan, calls, offload="none", prefetch=True)
+    return plan

@@ -41,6 +41,9 @@ def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> E
         for error in violations(call, placement, graph):
             raise error
     _check_copies(plan, graph)
+    for call, *_ in sleepless(plan, graph):
+        right = "none: on cuda one vllm instance leaves a device, and another one does there"
+        raise InvalidInput(_field(call.name, "offload"), plan[call.name].offload, right)
     return plan
 
 
@@ -51,6 +54,20 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterat
     if call.role is not None:
         yield from _shape(call, placement, graph.model(call.role))
     yield from _rows(call, placement)
+
+
+def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:
+    """Yield the calls of each vLLM instance that leaves a device which one before it leaves too: not so on cuda.
+
+    vLLM's allocator, which maps and unmaps an instance's memory there, serves one instance of a process.
+    """
+    asleep: list[ModelInstance] = []
+    for instance, calls in instances(graph, plan).items() if plan.cluster.backend == "cuda" else ():
+        if instance.engine == "vllm" and plan[calls[0].name].offload != "none":
+            if any(other.mesh.overlaps(instance.mesh) for other in asleep):
+                yield calls
+            else:
+                asleep.append(instance)
 
 
 def _field(call: str, key: str) -> str:

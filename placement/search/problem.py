@@ -89,11 +89,12 @@ class PairNode:
 
 @dataclass(frozen=True, slots=True)
 class LinkNode:
-    """An offload or reload: occupies the host link of a call's mesh, not its compute. Absent where it takes 0."""
+    """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent where it takes 0."""
 
     name: str
     call: str
     microseconds: tuple[int, ...]
+    occupies: Literal["host_link", "compute"] = "host_link"
 
 
 ProblemNode = PlannedCall | PairNode | LinkNode

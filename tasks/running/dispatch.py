@@ -112,7 +112,7 @@ class Dispatcher:
     def _move_between_host_and_device(self, node: Node) -> dict[int, RankReport]:
         assert node.instance is not None  # set for both kinds
         ranks = self.run.ranks(node.instance)
-        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance, node.part)), node.title, "host_link")
+        reports = self._call(node.kind, dict.fromkeys(ranks, (node.instance, node.part)), node.title, node.resources[0])
         if node.kind == "reload" and node.part == "all" and node.reads is not None:
             self._settle(node.instance, node.reads, reports)
         return reports

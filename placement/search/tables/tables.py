@@ -167,7 +167,7 @@ def _resources(node: ProblemNode, calls: dict[str, int]) -> int:
     if isinstance(node, PlannedCall):
         return 1 << calls[node.name]
     if isinstance(node, LinkNode):
-        return 1 << len(calls) + calls[node.call]
+        return 1 << calls[node.call] + (0 if node.occupies == "compute" else len(calls))
     first, second = 1 << calls[node.first], 1 << calls[node.second]
     return {"first": first, "second": second, "both": first | second}[node.occupies]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import networkx as nx
 import pytest
 
@@ -14,7 +16,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.planner.preset_plan import preset
 from tests.strategies import GIB, dependency_graph, placed, ppo
 
-ONE = ClusterShape("one", 1, 1, 8 * GIB)
+ONE = ClusterShape("one", 1, 1, 8 * GIB, backend="cpu")
 ELEMENTS = 512 * 128 + 4 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128 + 2 * 128) + 128  # of the small model
 
 
@@ -63,6 +65,19 @@ def test_copies_occupy_the_host_link_and_calls_the_compute(part):
     for node in augmented:
         resource = "host_link" if node.kind in ("offload", "reload") else "compute"
         assert node.occupies == {(device, resource)}
+
+
+@pytest.mark.parametrize(("backend", "stops"), [("cuda", True), ("cpu", False)])
+def test_vllms_copies_stop_their_devices_on_cuda_alone(backend, stops):
+    """Its sleep and wake-up hold up every stream of the device; others' copies run beside calls."""
+    graph = ppo()
+    plan = preset("flattening", graph, ONE, ONE.whole)
+    for name in ("actor_generate", "ref_inference"):
+        plan = placed(plan, name, offload="all")
+    copies = [n for n in augment(graph, replace(plan, cluster=replace(ONE, backend=backend)), 2) if n.part == "all"]
+    for node in (node for node in copies if node.kind in ("offload", "reload") and node.instance is not None):
+        assert ("compute" in node.resources) is (stops and node.instance.engine == "vllm")
+        assert "host_link" in node.resources
 
 
 def resident_bytes(graph, plan):

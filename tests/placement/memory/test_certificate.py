@@ -82,7 +82,10 @@ def test_the_weights_of_a_device_are_those_of_its_layout(data):
 
 
 def play(augmented: AugmentedGraph, seed: int) -> dict[Device, int]:
-    """The most bytes that instances keep on each device when nodes run one by one in a random allowed order."""
+    """The most bytes that instances keep on each device when nodes run one by one in a random allowed order.
+
+    Of nodes that are ready and share something, the earlier one goes first, as device locks have it.
+    """
     graph, plan = augmented.graph, augmented.plan
     sizes: dict[tuple[Device, object, str], int] = defaultdict(int)
     for instance, calls in instances(graph, plan).items():
@@ -95,7 +98,10 @@ def play(augmented: AugmentedGraph, seed: int) -> dict[Device, int]:
     chance, left = random.Random(seed), {node.id: node for node in augmented}
     most: dict[Device, int] = defaultdict(int)
     while left:
-        node = chance.choice([n for n in left.values() if not left.keys() & set(n.depends_on)])
+        ready = [n for n in left.values() if not left.keys() & set(n.depends_on)]
+        node = chance.choice(
+            [n for i, n in enumerate(ready) if all(n.occupies.isdisjoint(before.occupies) for before in ready[:i])]
+        )
         moved = {(node.instance, "optimizer")} | ({(node.instance, "rest")} if node.part == "all" else set())
         if node.kind == "reload":
             away -= moved

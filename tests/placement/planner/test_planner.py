@@ -240,3 +240,15 @@ def test_a_fourth_of_the_rows_at_once_has_a_fourth_of_the_cache():
         for held in (instance_holdings(instance, (generate,), actor, 2048, "cuda", (), cuts) for cuts in ((1,), (4,)))
     ]
     assert caches[0] == pytest.approx(4 * caches[1], rel=0.05)  # each has vLLM's null blocks besides
+
+
+def test_what_sleeps_between_uses_makes_room_for_a_cache():
+    """PPO of 7B on four devices, each of which holds little more than a cache: nothing of that plan may stay awake."""
+    node = ClusterShape("node", 1, 4, 80 * GIB)
+    sources = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 4), 1)
+    asked = question(large(256), node, Workload.fixed(512, 512), sources)
+    found = plan_graph(asked, budget_seconds=1.0)
+    awake = tuple((name, replace(placement, offload="none")) for name, placement in found.plan.placements)
+    assert "all" in {placement.offload for _, placement in found.plan.placements if placement.engine == "vllm"}
+    assert found.certificate.fits and not asked.fits(replace(found.plan, placements=awake))
+    assert found.lower_bound_seconds <= found.seconds

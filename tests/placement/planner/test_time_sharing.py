@@ -12,10 +12,10 @@ from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.plan_problem import FORBIDDEN, PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.placement.planner.time_sharing import FORBIDDEN, time_sharing_bound, time_sharing_problem
+from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.schedule.estimate import ITERATIONS, estimate
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
@@ -52,7 +52,7 @@ def test_with_enough_memory_no_trained_model_leaves():
 @cache
 def bound_seconds() -> float:
     """With room for everything, so that no plan is left out for its memory."""
-    problem = time_sharing_bound(PlanSpace.of(question(TWO_DEVICES))).problem
+    problem = PlanSpace.of(question(replace(TWO_DEVICES, device_memory_bytes=80 * GIB))).least.problem
     return search(problem, 1.0).lower_bound_seconds / ITERATIONS
 
 
@@ -63,7 +63,7 @@ def test_no_drawn_plan_takes_less_than_the_bound(drawn):
     assert estimate(GRAPH, drawn, WORKLOAD, SOURCES).seconds >= bound_seconds() * (1 - 1e-9)
 
 
-@pytest.mark.parametrize("pose", [time_sharing_problem, time_sharing_bound])
+@pytest.mark.parametrize("pose", [time_sharing_problem, lambda space: space.least])
 def test_a_copy_is_forbidden_only_where_both_do_not_fit(pose):
     """On overlapping meshes; on others, and where the copy is the trained one itself, never."""
     for cluster, some in ((TIGHT, True), (replace(TIGHT, device_memory_bytes=80 * GIB), False)):

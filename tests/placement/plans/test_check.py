@@ -8,7 +8,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
-from tests.strategies import GIB, SMALL, dpo, model, on, placed, ppo
+from tests.strategies import GIB, SMALL, dpo, model, on, placed, ppo, remax
 
 CLUSTER = ClusterShape("desk", 2, 4, 64 * GIB)
 LEASE = DeviceMesh(0, 1, 0, 4)
@@ -198,3 +198,16 @@ def test_one_role_may_infer_and_train_in_different_ways_on_one_mesh():
     """They are two copies of the weights."""
     plan = placed(GOOD, "critic_inference", dp=2, tp=2)
     assert check_plan(plan, GRAPH, LEASE) is plan
+
+
+def test_on_cuda_one_vllm_instance_leaves_a_device():
+    """vLLM's allocator serves one instance of a process; on other devices, and on CPU, each may."""
+    cluster, second = ClusterShape("four", 1, 4, 8 * GIB), "actor_generate_baseline"
+    plan = preset("flattening", remax(), cluster, cluster.whole)
+    asleep = placed(placed(plan, "actor_generate", offload="all"), second, dp=2, tp=2, offload="all")
+    with pytest.raises(InvalidInput, match=r"baseline.offload: got 'all', expected none: on cuda one vllm"):
+        check_plan(asleep, remax(), cluster.whole)
+    on_cpu = replace(asleep, cluster=replace(cluster, backend="cpu"))
+    assert check_plan(on_cpu, remax(), cluster.whole) is on_cpu
+    apart = placed(placed(asleep, second, mesh="n0:0-1", dp=1), "actor_generate", mesh="n0:2-3", dp=2)
+    assert check_plan(apart, remax(), cluster.whole) is apart

@@ -106,7 +106,8 @@ def occupied(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | P
     if isinstance(node, PlannedCall):
         return set(devices(problem, plan, node.name))
     if isinstance(node, LinkNode):
-        return {("link", device) for device in devices(problem, plan, node.call)}
+        where = devices(problem, plan, node.call)
+        return set(where) if node.occupies == "compute" else {("link", device) for device in where}
     ends = {"first": [node.first], "second": [node.second], "both": [node.first, node.second]}[node.occupies]
     return set().union(*(devices(problem, plan, end) for end in ends))
 
