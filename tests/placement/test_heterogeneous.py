@@ -179,12 +179,13 @@ def test_v100s_beside_a100s_make_an_iteration_shorter():
     assert both.lower_bound_seconds <= both.seconds
 
 
-def test_the_plan_trains_on_a100s_and_has_the_reference_model_on_v100s():
+def test_the_plan_trains_on_a100s_and_keeps_frozen_models_on_v100s_or_in_host_memory():
     found = planned_33b(BOTH)
     assert {frozenset(kinds_used(found, call)) for call in ("actor_train_step", "critic_train_step")} == {
         frozenset({0})
     }
-    assert kinds_used(found, "ref_inference") == {1}
+    for frozen in ("ref_inference", "reward_inference"):
+        assert kinds_used(found, frozen) == {1} or found.plan[frozen].offload == "all"
 
 
 def test_pinned_calls_are_where_a_person_wants_them():

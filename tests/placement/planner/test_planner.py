@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from functools import cache
 
@@ -30,7 +29,6 @@ from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question, Site
-from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.presets import PRESETS, cut
 from prefect_rlhf.placement.schedule.estimate import estimate
@@ -210,15 +208,15 @@ def large(rows: int) -> DataflowGraph:
 
 
 def test_a_plan_that_no_device_has_room_for_says_how_much_is_missing():
-    """Each call alone would fit; the plan that is fastest in more memory does not."""
-    node = ClusterShape("node", 1, 2, 73 * GIB)
-    asked = question(large(32), node, Workload.fixed(256, 256))
-    error = no_plan_fits(asked, PlanSpace.of(asked), budget_seconds=0.5)
-    assert isinstance(error, PlanDoesNotFit)
-    assert re.search(r"got '.* GiB .*, expected .* GiB .* less, by more devices", str(error))
-    (remedy,) = json.loads(error.details)["remedies"]
-    assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(node.device_memory_bytes, "cuda")
-    assert f"{remedy['change']}: peak" in error.report
+    """Each call of a step would fit; a cache for all rows of the evaluation at once does not."""
+    node, graph = ClusterShape("node", 1, 2, 80 * GIB), ppo(evaluate_every=2)
+    calls = tuple(replace(call, num_rows=32 if call.every is None else 8192) for call in graph)
+    graph = replace(graph, models=large(32).models, calls=calls)
+    with pytest.raises(PlanDoesNotFit, match=r"got '.* GiB .*, expected .* GiB .* less, by more devices") as error:
+        plan_graph(question(graph, node, Workload.fixed(256, 256)), budget_seconds=0.5)
+    (remedy,) = json.loads(error.value.details)["remedies"]
+    assert remedy["fits"] and remedy["peak_bytes"] > usable_bytes(80 * GIB, "cuda")
+    assert f"{remedy['change']}: peak" in error.value.report
 
 
 def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
