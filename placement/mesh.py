@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -101,7 +101,7 @@ class ClusterShape:
     device_memory_bytes: int
     node_speeds: tuple[float, ...] = ()
     node_memory_bytes: tuple[int, ...] = ()
-    backend: Backend = "cuda"
+    backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
 
     @property
     def whole(self) -> DeviceMesh:
