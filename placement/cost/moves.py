@@ -45,6 +45,17 @@ class Flow(NamedTuple):
         return "node" if self.source.node == self.target.node else "network"
 
 
+class Loads(NamedTuple):
+    """Bytes that each device sends and receives, by the way that they take."""
+
+    sent: defaultdict[LinkSpan, defaultdict[Device, float]]
+    received: defaultdict[LinkSpan, defaultdict[Device, float]]
+
+    @classmethod
+    def none(cls) -> Loads:
+        return cls(defaultdict(lambda: defaultdict(float)), defaultdict(lambda: defaultdict(float)))
+
+
 def move_seconds(flows: Iterable[Flow], links: Links) -> float:
     """Return the seconds until the busiest link is done.
 
@@ -52,18 +63,16 @@ def move_seconds(flows: Iterable[Flow], links: Links) -> float:
     >>> move_seconds([Flow(Device(0, 0), Device(0, 1), 1e9), Flow(Device(0, 0), Device(1, 0), 1e9)], links)
     0.1
     """
-    return max((links.seconds(num_bytes, span) for span, num_bytes in _fullest_links(flows)), default=0.0)
-
-
-def _fullest_links(flows: Iterable[Flow]) -> tuple[tuple[LinkSpan, float], ...]:
-    """The most bytes that a device sends, and the most that one receives, over each kind of link."""
-    out: dict[LinkSpan, dict[Device, float]] = defaultdict(lambda: defaultdict(float))
-    into: dict[LinkSpan, dict[Device, float]] = defaultdict(lambda: defaultdict(float))
+    loads = Loads.none()
     for flow in flows:
-        span = flow.span
-        out[span][flow.source] += flow.num_bytes
-        into[span][flow.target] += flow.num_bytes
-    return tuple((span, max(load.values())) for ways in (out, into) for span, load in ways.items())
+        loads.sent[flow.span][flow.source] += flow.num_bytes
+        loads.received[flow.span][flow.target] += flow.num_bytes
+    return max((links.seconds(num_bytes, span) for span, num_bytes in _fullest(loads)), default=0.0)
+
+
+def _fullest(loads: Loads) -> tuple[tuple[LinkSpan, float], ...]:
+    """The most bytes that a device sends, and the most that one receives, over each kind of link."""
+    return tuple((span, max(load.values())) for ways in loads for span, load in ways.items())
 
 
 def reallocation_seconds(source: ModelInstance, target: ModelInstance, sizes: ModelSizes, links: Links) -> float:
@@ -76,7 +85,7 @@ def reallocation_seconds(source: ModelInstance, target: ModelInstance, sizes: Mo
 def _fullest_of_reallocation(
     source: ModelInstance, target: ModelInstance, sizes: ModelSizes
 ) -> tuple[tuple[LinkSpan, float], ...]:
-    return _fullest_links(reallocation_flows(source, target, sizes))
+    return _fullest(reallocation_loads(source, target, sizes))
 
 
 def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, links: Links) -> float:
@@ -110,8 +119,7 @@ def disk_seconds(num_bytes: float) -> float:
     return num_bytes / DISK_BYTES_PER_SECOND
 
 
-@lru_cache(maxsize=64)  # a plan's steps all move the same
-def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> tuple[Flow, ...]:
+def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> Loads:
     """Return what `reshard` would move between two instances' devices, in closed form per pair of stages and tp parts.
 
     A device keeps what it holds already; the rest comes from holders on its node, equally from each, or from holders on
@@ -129,18 +137,25 @@ def reallocation_flows(source: ModelInstance, target: ModelInstance, sizes: Mode
         return _needed(stage, part, source.strategy, target.strategy, sizes)
 
     @cache
-    def nearest(part: tuple[int, int], node: int) -> Sequence[Device]:
-        return [holder for holder in holders[part] if holder.node == node] or holders[part]
+    def on_node(part: tuple[int, int], node: int) -> Sequence[Device]:
+        return [holder for holder in holders[part] if holder.node == node]
 
-    flows: dict[tuple[Device, Device], float] = defaultdict(float)
-    item = sizes.item
+    loads, item = Loads.none(), sizes.item
+    asked: dict[tuple[tuple[int, int], int | None], float] = defaultdict(float)  # of a node's holders; None: of all
     for device, at in device_coordinates(target):
         for part, elements in needed(at.pp, at.tp).items():
-            givers = (device,) if part in parts.get(device, ()) else nearest(part, device.node)
-            of_each = elements * item / len(givers)
-            for giver in givers:
-                flows[giver, device] += of_each
-    return tuple(Flow(giver, device, num_bytes) for (giver, device), num_bytes in flows.items())
+            if part in parts.get(device, ()):
+                loads.sent["device"][device] += elements * item
+                loads.received["device"][device] += elements * item
+            else:
+                is_near = bool(on_node(part, device.node))
+                asked[part, device.node if is_near else None] += elements * item
+                loads.received["node" if is_near else "network"][device] += elements * item
+    for (part, near), num_bytes in asked.items():
+        givers = holders[part] if near is None else on_node(part, near)
+        for giver in givers:
+            loads.sent["network" if near is None else "node"][giver] += num_bytes / len(givers)
+    return loads
 
 
 def _needed(

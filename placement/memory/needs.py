@@ -12,7 +12,7 @@ from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
-from prefect_rlhf.placement.cost.moves import reallocation_flows
+from prefect_rlhf.placement.cost.moves import reallocation_loads
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import replica_works
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
@@ -94,16 +94,15 @@ def _staged_by_move(
     source: ModelInstance, target: ModelInstance, sizes: ModelSizes
 ) -> Mapping[Device, Mapping[str, int]]:
     """At most a bucket of what leaves a device for others, and one of what arrives; what stays is copied in place."""
-    sent: dict[Device, float] = defaultdict(float)
-    received: dict[Device, float] = defaultdict(float)
-    for flow in reallocation_flows(source, target, sizes):
-        if flow.source != flow.target:
-            sent[flow.source] += flow.num_bytes
-            received[flow.target] += flow.num_bytes
-    return {
-        device: {"staged weights": sum(min(BUCKET_BYTES, ceil(ways[device])) for ways in (sent, received))}
-        for device in {*source.devices, *target.devices}
-    }
+    staged: dict[Device, int] = dict.fromkeys((*source.devices, *target.devices), 0)
+    for ways in reallocation_loads(source, target, sizes):
+        crossing: dict[Device, float] = defaultdict(float)
+        for load in (load for span, load in ways.items() if span != "device"):
+            for device, num_bytes in load.items():
+                crossing[device] += num_bytes
+        for device, num_bytes in crossing.items():
+            staged[device] += min(BUCKET_BYTES, ceil(num_bytes))
+    return {device: {"staged weights": num_bytes} for device, num_bytes in staged.items()}
 
 
 def _staged_by_export(node: Node, held: Sequence[ResidentBytes]) -> Mapping[str, int]:

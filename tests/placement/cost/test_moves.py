@@ -12,7 +12,8 @@ from prefect_rlhf.placement.cost.moves import (
     Flow,
     host_seconds,
     move_seconds,
-    reallocation_flows,
+    reallocation_loads,
+    reallocation_seconds,
     row_bytes,
     transfer_seconds,
 )
@@ -55,8 +56,10 @@ def test_the_closed_form_moves_what_reshard_moves(source, target, head):
     for piece in plan:
         flow = Flow(devices[piece.source], devices[piece.target], piece.num_elements * 2)
         expected[flow.target, flow.span] += flow.num_bytes
-    for flow in reallocation_flows(source, target, ModelSizes.of(model)):
-        found[flow.target, flow.span] += flow.num_bytes
+    loads = reallocation_loads(source, target, ModelSizes.of(model))
+    found.update({(device, span): size for span, load in loads.received.items() for device, size in load.items()})
+    for span, load in loads.sent.items():
+        assert sum(load.values()) == pytest.approx(sum(loads.received[span].values()))
     assert found == pytest.approx(expected)
 
 
@@ -67,7 +70,7 @@ def test_both_give_about_the_same_seconds(source, target):
     devices = CLUSTER.devices()
     plan = reshard(*(layout_of(instance, model, CLUSTER) for instance in (source, target)), devices)
     exact = move_seconds((Flow(devices[p.source], devices[p.target], p.num_elements * 2) for p in plan), LINKS)
-    quick = move_seconds(reallocation_flows(source, target, ModelSizes.of(model)), LINKS)
+    quick = reallocation_seconds(source, target, ModelSizes.of(model), LINKS)
     assert quick <= 1.2 * exact
     assert exact <= 4 * quick
 
@@ -81,11 +84,9 @@ def test_aligned_generation_receives_what_hybridflow_says(tp):
     plain = ModelInstance("actor", "megatron", mesh, Strategy(dp=16 // tp, tp=tp))
     aligned = replace(plain, device_order=overlapping_order(plain, trained, model))
     sizes = ModelSizes.of(model)
-    received = defaultdict(float)
-    for flow in reallocation_flows(trained, aligned, sizes):
-        if flow.span != "device":
-            assert flow.span == "node"
-            received[flow.target] += flow.num_bytes
+    loads = reallocation_loads(trained, aligned, sizes)
+    assert "network" not in loads.received
+    received = loads.received["node"]
     split = sizes.item * (sizes.num_layers * sizes.layer_matrices + 2 * sizes.table)  # all but the norms
     expected = (8 - tp) / (tp * 8) * split
     assert max(received.values(), default=0) == pytest.approx(expected)
@@ -114,9 +115,10 @@ def test_offloading_takes_the_host_link():
 
 @given(placed(), placed(), st.floats(1, 50))
 def test_slower_links_take_longer_in_proportion(source, target, factor):
-    flows = [f for f in reallocation_flows(source, target, ModelSizes.of_shape(SHAPE)) if f.span != "device"]
-    slower = replace(LINKS, node=LINKS.node / factor, network=LINKS.network / factor)
-    assert move_seconds(flows, slower) == pytest.approx(factor * move_seconds(flows, LINKS))
+    sizes, links = ModelSizes.of_shape(SHAPE), replace(LINKS, device=float("inf"))
+    slower = replace(links, node=links.node / factor, network=links.network / factor)
+    moved = reallocation_seconds(source, target, sizes, links)
+    assert reallocation_seconds(source, target, sizes, slower) == pytest.approx(factor * moved)
 
 
 def test_nodes_that_nothing_connects_are_said_in_one_line():

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.hardware import Links
-from prefect_rlhf.placement.cost.moves import move_seconds, reallocation_flows
+from prefect_rlhf.placement.cost.moves import reallocation_seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import TransformerShape
@@ -36,7 +36,7 @@ def instances(draw, order):
 def test_no_move_takes_less_than_its_least_over_the_network(source, target):
     layers = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0] / target.strategy.tp
     least = layers * SIZES.layer_matrices * SIZES.item / LINKS.network
-    assert least <= move_seconds(reallocation_flows(source, target, SIZES), LINKS) * (1 + 1e-9)
+    assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
 
 
 def test_a_copy_on_every_node_of_a_pipeline_over_nodes():
