@@ -59,7 +59,7 @@ def search_plan(setting: Setting, model: str, batch_size: int, budget_seconds: f
             network="200",
             models={"actor": model, "critic": model},
             prompt_length="256",
-            response_length="256",
+            response_length="256:1",
             batch_size=batch_size,
             parameters={"algo": {"update": {"mini_batches": 1, "epochs": 1}}},
         ),

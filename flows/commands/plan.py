@@ -21,6 +21,7 @@ FLAGS = {
     "device": "--device",
     "network": "--network",
     "device_memory_gib": "--device-memory-gib",
+    "call_seconds": "--call-seconds",
     "prompt_length": "--prompt-length",
     "response_length": "--response-length",
     "batch_size": "--batch-size",
@@ -30,7 +31,7 @@ FLAGS = {
     "output_dir": "--output",
 }
 """Fields of PlanOptions that take one value."""
-NUMBERS = {"device_memory_gib", "batch_size", "budget_seconds"}
+NUMBERS = {"device_memory_gib", "call_seconds", "batch_size", "budget_seconds"}
 """Those whose value is read as YAML; the others are words."""
 
 

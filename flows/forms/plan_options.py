@@ -55,6 +55,9 @@ class PlanOptions(Form):
     device_memory_gib: float | None = Field(
         None, gt=0, le=1e5, description="Of one device; empty takes its datasheet's."
     )
+    call_seconds: float | None = Field(
+        None, ge=0, le=1e3, description="What a call takes its hosts besides its layers; empty takes our estimate."
+    )
     profiles: list[PathText] = Field([], max_length=100, description="Files of measured times, in place of datasheets.")
     prompt_length: str = Field(
         "",
@@ -62,7 +65,9 @@ class PlanOptions(Form):
         description="Tokens: 1024, or 512:3,1024:1 (three of one to one of the other), or a run's rollouts (Parquet).",
     )
     response_length: str = Field(
-        "", max_length=MOST_CHARACTERS, description="Tokens of a response, said in the same ways."
+        "",
+        max_length=MOST_CHARACTERS,
+        description="Tokens of a response, said in the same ways; one number is the limit of lengths with a tail.",
     )
     batch_size: int | None = Field(None, ge=1, le=MOST_ROWS, description="The algorithm's own batch_size, for short.")
     plan: PathText = Field("", description="A plan file of your own, to be priced, certified and compared.")

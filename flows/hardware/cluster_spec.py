@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.blocks.cluster import MOST_DEVICES, MOST_NODES
 from prefect_rlhf.flows.hardware.datasheets import NETWORK, ORCHESTRATION_SECONDS, node_hardware
@@ -71,8 +71,12 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
     return tuple(groups)
 
 
-def site_of(groups: Sequence[NodeGroup], network: str = "", memory_gib: float | None = None) -> Site:
+def site_of(
+    groups: Sequence[NodeGroup], network: str = "", memory_gib: float | None = None, call_seconds: float | None = None
+) -> Site:
     """Return what `groups` stand for. `memory_gib` is that of every device; without it, its datasheet's.
+
+    `call_seconds`: what a call takes its hosts besides its layers; without it, what our runtime is estimated to take.
 
     Raises InvalidInput for a cluster that no plan could span.
     """
@@ -92,6 +96,10 @@ def site_of(groups: Sequence[NodeGroup], network: str = "", memory_gib: float | 
         node_hardware(group.device if group.device == "cpu" else group.sheet, group.devices_per_node, between)
         for group in nodes
     )
+    if call_seconds is not None:
+        hardware = tuple(
+            replace(node, efficiency=replace(node.efficiency, call_seconds=call_seconds)) for node in hardware
+        )
     shape = shape.with_speeds(relative_speeds(hardware))
     sources = CostSources(hardware, orchestration_seconds=ORCHESTRATION_SECONDS)
     return Site(shape, shape.whole, sources, "cpu" if kinds == {"cpu"} else "cuda")

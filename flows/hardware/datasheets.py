@@ -20,7 +20,10 @@ NETWORK = NETWORKS["infiniband-200"]  # between nodes, where nobody says: the sl
 
 CALL_SECONDS = 0.01
 """What a call takes of its ranks besides its layers, in place of the 2.2 s of ReaL's runtime (docs/cost_model.md)."""
-RUNTIME = Efficiency(call_seconds=CALL_SECONDS)
+GPU_CALL_SECONDS = 0.05
+"""The same on a GPU: its fingerprint of the weights before a call besides, some 1,500 short kernels that the host
+starts and waits for, one weight after the other. An estimate, until a profile has measured it."""
+RUNTIME = Efficiency(call_seconds=GPU_CALL_SECONDS)
 """The constants between a datasheet's peaks and calls of our own runs."""
 
 CPU = Hardware(
@@ -35,7 +38,7 @@ CPU = Hardware(
         source="one core of 3 GHz with two 512-bit multiply-adds a cycle; its share of two channels of memory",
     ),
     devices_per_node=1,
-    efficiency=replace(RUNTIME, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),
+    efficiency=replace(RUNTIME, call_seconds=CALL_SECONDS, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),
 )
 """A process with a core of its own, as a rank on a machine without GPUs. It orders plans; a profile says seconds."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from prefect_rlhf.flows.planning.assumptions import assumptions
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
@@ -49,6 +50,7 @@ class PlanAnswer:
         given = self.given
         sections = [
             Section("Question", question_text(self.question)),
+            Section("Assumed", "\n".join(f"assumed: {line}" for line in assumptions(self.question))),
             *([Section("Your plan", f"{given.text(self.planned)}\n{self._table(given.plan)}")] if given else []),
             Section("Answer", summary(self.planned, *([given.row] if given else []))),
             Section("Plan", self._table(self.planned.plan)),

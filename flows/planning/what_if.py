@@ -16,6 +16,7 @@ from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.hardware.cluster_spec import parse_cluster, site_of
 from prefect_rlhf.flows.hardware.described_device import read_device
 from prefect_rlhf.flows.hardware.profiles import installed_version, measured_sources
+from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
@@ -34,10 +35,13 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     """Read what the options ask. Raises InvalidInput or GraphError, one line, for what cannot be planned."""
     prompts = parse_lengths(options.prompt_length, "prompt_length") if options.prompt_length else None
     responses = parse_lengths(options.response_length, "response_length") if options.response_length else None
+    limit = responses.longest if responses and options.response_length.strip().isdecimal() else None
     arguments = read_arguments(flow, options, responses)
     inputs = read_inputs(arguments, read_model_shape, may_be_absent=True)
     site = read_site(options, inputs.models)
     graph = resize_evaluation(flow.algorithm.trace(arguments, inputs.models, inputs.datasets), inputs)
+    if limit is not None and any(call.kind == "generate" for call in graph):
+        responses = tail(limit)
     workload = read_workload(graph, inputs, prompts, responses)
     context, role = min((model.shape.max_position_embeddings, role) for role, model in inputs.models.items())
     if workload.longest > context:
@@ -56,9 +60,14 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
 
     A lease is counted by the profiles that were made of it; a named cluster by those that the options name.
     """
+    if options.call_seconds is not None and (options.profiles or not options.cluster):
+        raise InvalidInput("call_seconds", options.call_seconds, "a named cluster without profiles, which measure it")
     if options.cluster:
         site = site_of(
-            parse_cluster(options.cluster, read_device(options.device)), options.network, options.device_memory_gib
+            parse_cluster(options.cluster, read_device(options.device)),
+            options.network,
+            options.device_memory_gib,
+            options.call_seconds,
         )
         devices = sorted({node.device.name for node in site.sources.nodes})
         return site.with_profiles(read_profile(Path(path), models, devices) for path in options.profiles)
@@ -98,6 +107,7 @@ def read_workload(
 ) -> Workload:
     """Return the workload of the lengths that are given; of those that are not, as in a run on the data that is there.
 
+    Responses that nobody knows have a tail, up to the most that may be sampled.
     Where nothing generates, any token may be one that is scored, so all of them count as responses.
     """
     trained = next(call for call in graph if call.every is None)
@@ -115,7 +125,7 @@ def read_workload(
         return Workload(LengthDistribution.fixed(0), together(prompts, responses))
     most = max(sampled)
     if responses is None:
-        responses = LengthDistribution.fixed(most)
+        responses = tail(most)
     if responses.longest > most:
         raise InvalidInput("response_length", responses.longest, f"at most {most}, the max_new_tokens of the algorithm")
     return Workload(prompts, reaching(responses, most))

@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from pathlib import Path
 
-from prefect_rlhf.flows.hardware.datasheets import CALL_SECONDS, RUNTIME
+from prefect_rlhf.flows.hardware.datasheets import CALL_SECONDS, GPU_CALL_SECONDS, RUNTIME
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 
@@ -29,7 +29,8 @@ def test_there_are_eight_constants_and_each_is_listed():
 def test_what_a_call_of_our_own_runs_takes_is_there_too():
     """In place of one of the eight, so there are never more."""
     assert f"{CALL_SECONDS * 1000:.0f} ms instead (`CALL_SECONDS`" in PAGE
-    assert replace(Efficiency(), call_seconds=CALL_SECONDS) == RUNTIME
+    assert f"{GPU_CALL_SECONDS * 1000:.0f} ms (`GPU_CALL_SECONDS`)" in PAGE
+    assert replace(Efficiency(), call_seconds=GPU_CALL_SECONDS) == RUNTIME
 
 
 def test_every_device_and_network_cites_its_source():

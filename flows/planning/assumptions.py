@@ -1,0 +1,49 @@
+"""What an answer assumes where nobody said or measured it, each with the field that changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import exp
+from statistics import NormalDist
+
+from prefect_rlhf.placement.cost.workload import LengthDistribution
+from prefect_rlhf.placement.planner.question import Question
+
+DEVIATION = 0.745
+"""Of the logarithms of response lengths: one in a thousand is ten times as long as the median, as RLHFuse (Zhong et al.
+2024, arXiv:2409.13221, section 2) reports of chats."""
+AT_LIMIT = 1 / 16
+"""The share of responses that end at the limit. An assumption."""
+PIECES = 7  # of the responses below the limit, each of one length: the cost model counts each
+
+
+def tail(limit: int) -> LengthDistribution:
+    """Return response lengths with a long tail that is cut at `limit`: log-normal, 0.39 of it on average.
+
+    >>> round(tail(1000).mean), tail(1000).longest, tail(1).shares
+    (390, 1000, ((1, 1.0),))
+    """
+    normal = NormalDist(sigma=DEVIATION)
+    below, longest = 1 - AT_LIMIT, normal.inv_cdf(1 - AT_LIMIT)
+    shares = {limit: AT_LIMIT}
+    for piece in range(PIECES):
+        length = max(1, round(limit * exp(normal.inv_cdf(below * (piece + 0.5) / PIECES) - longest)))
+        shares[length] = shares.get(length, 0.0) + below / PIECES
+    return LengthDistribution.of(shares)
+
+
+def assumptions(question: Question) -> Iterator[str]:
+    """Yield a line for each assumption that the answer's seconds rest on."""
+    workload, sources, site = question.workload, question.site.sources, question.site
+    longest = workload.responses.longest
+    if workload.responses == tail(longest) and longest > 1:
+        yield (
+            f"responses are {workload.responses.mean:.0f} tokens on average, log-normal, and {AT_LIMIT:.0%} of them "
+            f"end at {longest}; --response-length {longest}:1 makes all of them so long, a run's rollouts as they were"
+        )
+    if not sources.profiles:
+        calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))
+        measured = "" if site.backend == "cpu" else ", which no run on GPUs has shown yet"
+        change = "--call-seconds changes it, a profile measures it"
+        yield f"a call takes its hosts {calls} besides its layers{measured}; {change}"
+    yield f"the controller adds {1000 * sources.orchestration_seconds:g} ms to every node"

@@ -1,0 +1,59 @@
+"""What an answer assumes, and how a person changes it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefect_rlhf.flows.commands.plan import parser, read_options
+from prefect_rlhf.flows.planning.assumptions import AT_LIMIT, assumptions, tail
+from prefect_rlhf.flows.planning.what_if import read_question
+from prefect_rlhf.flows.rlhf_flow import find_flow
+from prefect_rlhf.placement.cost.workload import LengthDistribution
+from prefect_rlhf.placement.errors import InvalidInput
+
+WORDS = ["--cluster", "1x8:h100", "--model", "actor=llama-7b", "--model", "critic=llama-7b", "--prompt-length", "64"]
+
+
+def asked(*more, algorithm="ppo", models=WORDS[2:6]):
+    options = read_options(parser().parse_args([algorithm, *WORDS[:2], *models, *WORDS[6:], *more]))
+    return read_question(find_flow(algorithm), options)
+
+
+@given(st.integers(1, 100_000))
+def test_a_tail_ends_at_its_limit_and_most_of_it_is_far_below(limit):
+    lengths = tail(limit)
+    assert sum(share for _, share in lengths.shares) == pytest.approx(1)
+    assert lengths.longest == limit
+    assert all(1 <= length <= limit for length, _ in lengths.shares)
+    if limit > 100:
+        assert dict(lengths.shares)[limit] == pytest.approx(AT_LIMIT)
+        assert lengths.mean == pytest.approx(0.39 * limit, rel=0.02)
+
+
+def test_one_number_is_a_limit_and_shares_are_as_they_are_said():
+    assumed, said = asked("--response-length", "512"), asked("--response-length", "512:1")
+    assert assumed.workload.responses == tail(512)
+    assert said.workload.responses == LengthDistribution.fixed(512)
+    assert assumed.workload.longest == said.workload.longest == 576  # memory counts the longest
+    assert any("--response-length 512:1" in line for line in assumptions(assumed))
+    assert not any("log-normal" in line for line in assumptions(said))
+
+
+def test_the_hosts_part_of_a_call_is_named_and_may_be_said():
+    words = ["--response-length", "64"]
+    ours, slower = asked(*words), asked(*words, "--call-seconds", "2.2")
+    assert any("50 ms" in line and "--call-seconds" in line for line in assumptions(ours))
+    assert any("2200 ms" in line for line in assumptions(slower))
+    nodes = [question.site.sources.nodes[0].efficiency.call_seconds for question in (ours, slower)]
+    assert nodes == [0.05, 2.2]
+
+
+def test_what_a_profile_measures_is_not_said_besides(tmp_path):
+    with pytest.raises(InvalidInput, match="call_seconds"):
+        asked("--response-length", "64", "--call-seconds", "1", "--profile", str(tmp_path / "none.json"))
+
+
+def test_answers_that_are_data_have_no_tail():
+    """DPO generates nothing."""
+    found = asked("--response-length", "100", algorithm="dpo", models=WORDS[2:4])
+    assert found.workload.responses == LengthDistribution.fixed(164)
