@@ -12,14 +12,14 @@ PROVED_GAP = 0.0005  # up to which the bound proves the plan itself
 
 def summary(planned: Planned, *others: PresetResult) -> str:
     """Say in a few lines what is known of a plan: estimate, bound and why it binds, `others` and presets beside it."""
-    left_out = planned.space.context.space.left_out
+    left_out = planned.space.left_out
     return "\n".join(
         [
             f"{planned.seconds:.4g} s an iteration by the estimate, {planned.gap:.1%} above the bound "
             f"({planned.lower_bound_seconds:.4g} s), below which no plan is",
             f"what binds: {planned.binding}",
             f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",
-            *([f"left out of the search: {left_out}"] if left_out else []),
+            f"left out of the search: {left_out}",
             table(planned.rows(*others)),
         ]
     )

@@ -91,6 +91,17 @@ class PlanSpace:
         calls = (call for call in context.graph if call.kind != "compute")
         return cls(context, {call.name: fitting_candidates(call, context) for call in calls})
 
+    @property
+    def left_out(self) -> str:
+        """What a plan file may say and the search does not look at, in words: the bound holds for the rest."""
+        several_nodes = self.context.site.mesh.num_nodes > 1
+        parts = (
+            "numbers of micro-batches between powers of two",
+            "tensor parallelism across nodes" if several_nodes else "",
+            self.context.space.left_out,
+        )
+        return "; ".join(part for part in parts if part)
+
     @cached_property
     def least(self) -> PlanProblem:
         """The problem that counts bytes that every device holds: its bound is true."""
