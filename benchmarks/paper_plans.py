@@ -21,7 +21,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.candidates import Candidate, CostContext
 from prefect_rlhf.placement.planner.plan_problem import MICROSECONDS, PlanProblem
 from prefect_rlhf.placement.plans.completion import completed
-from prefect_rlhf.placement.schedule.estimate import ITERATIONS, Estimate, estimate_with
+from prefect_rlhf.placement.schedule.estimate import Estimate, estimate_with
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
 
@@ -51,7 +51,7 @@ def best_with_moves(problem: PlanProblem, context: CostContext, evaluations: int
         estimate = timed(placements, context)
         if best is None or estimate.seconds < best.seconds:
             best = TimedPlan(estimate.seconds, placements)
-        if estimate.seconds * ITERATIONS <= result.makespan_seconds * (1 + NOTHING):
+        if estimate.seconds <= result.seconds * (1 + NOTHING):
             break
         nodes = tuple(
             _with_known_move(node, problem, placements, estimate) if isinstance(node, PairNode) else node

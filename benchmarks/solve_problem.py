@@ -57,7 +57,7 @@ def report(closed: ClosedProblem, result: SearchResult) -> int:
     print(f"{result.period_seconds:.3f} s per iteration, {result.evaluations:,} evaluations")
     last_line = {
         "plan": closed.plan_in_file(result.plan),
-        "makespan_seconds": result.makespan_seconds,
+        "makespan_seconds": result.seconds,
         "lower_bound_seconds": result.lower_bound_seconds,
         "gap": result.gap,
         "cpu_seconds": result.cpu_seconds,

@@ -89,7 +89,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "rows": ".",
         "search": "search.exact search.sampling search.partial search.tables .",
         "search.exact": "search.sampling search.partial search.bound search.tables search",
-        "search.sampling": "search.partial search.bound search.tables search",
+        "search.sampling": "search.partial search.tables search",
         "search.partial": "search.bound search.tables search",
         "search.bound": "search.tables search",
         "search.tables": "search",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.schedule.estimate import COLD_ITERATIONS
 from prefect_rlhf.placement.table import table
 
 PROVED_GAP = 0.0005  # up to which the bound proves the plan itself
@@ -15,8 +16,8 @@ def summary(planned: Planned, *others: PresetResult) -> str:
     left_out = planned.space.left_out
     return "\n".join(
         [
-            f"{planned.seconds:.4g} s an iteration by the estimate, {planned.gap:.1%} above the bound "
-            f"({planned.lower_bound_seconds:.4g} s), below which no plan is",
+            f"{planned.seconds:.4g} s an iteration by the estimate, {_against_bound(planned)}",
+            f"a cold start: {planned.estimate.cold_seconds:.4g} s for the first {COLD_ITERATIONS} iterations",
             f"what binds: {planned.binding}",
             f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",
             f"left out of the search: {left_out}",
@@ -35,6 +36,13 @@ def _proof(planned: Planned) -> str:
         "the relaxed problem is solved: there rows move for nothing and devices hold the least that they can, so no "
         "plan is below the bound; nothing is proved of plans between it and this one"
     )
+
+
+def _against_bound(planned: Planned) -> str:
+    bound = f"the bound ({planned.lower_bound_seconds:.4g} s)"
+    if planned.beats_bound:
+        return f"{-planned.gap:.1%} BELOW {bound}, below which no plan is: one of the two is wrong, please report it"
+    return f"{max(0.0, planned.gap):.1%} above {bound}, below which no plan is"
 
 
 def plan_file(planned: Planned, plan: ExecutionPlan) -> str:

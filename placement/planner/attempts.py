@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
@@ -20,7 +20,6 @@ from prefect_rlhf.placement.planner.restrictions import divisions
 from prefect_rlhf.placement.planner.solution import fitting, solution, solve_fitting
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
-from prefect_rlhf.placement.schedule.estimate import ITERATIONS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for those in which models take turns
@@ -69,7 +68,7 @@ def make_attempts(request: SearchRequest) -> list[Finding]:
     findings: list[Finding] = []
     least = math.inf
     for attempt in ATTEMPTS:
-        bounds = [finding.bound.lower_bound_seconds / ITERATIONS for finding in findings if finding.bound]
+        bounds = [finding.bound.lower_bound_seconds for finding in findings if finding.bound]
         if attempt.always or least > max(bounds) * (1 + CLOSE):
             findings.append(attempt.make(request))
             least = min(least, *findings[-1].seconds(request.question), math.inf)
@@ -83,6 +82,22 @@ def search_whole_space(request: SearchRequest) -> Finding:
     result = search(problem.problem, budget_seconds, request.method, progress=request.progress)
     plan = solution(question, problem, result)
     return _finding(None if plan is None else fitting(question, plan), bound=result)
+
+
+def search_in_turn(request: SearchRequest) -> Finding:
+    """Search plans as if each step waited for the weights of the one before: fresh weights never make a plan useless.
+
+    None where the graph's calls do not read older weights.
+    """
+    context = request.space.context
+    if context.graph.staleness == 0:
+        return Finding()
+    fresh = replace(context, graph=replace(context.graph, staleness=0))
+    asked = replace(request, space=PlanSpace(fresh, request.space.candidates))
+    for make in (search_whole_space, search_fullest_devices, search_less_memory):
+        if plans := make(asked).plans:
+            return Finding(plans)
+    return Finding()
 
 
 def search_presets(request: SearchRequest) -> Finding:
@@ -129,6 +144,7 @@ def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) ->
 
 ATTEMPTS = (
     Attempt(search_whole_space, always=True),
+    Attempt(search_in_turn, always=True),
     Attempt(search_presets, always=True),
     Attempt(search_fullest_devices),
     Attempt(search_less_memory),

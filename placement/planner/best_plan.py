@@ -1,12 +1,12 @@
 """From a question to the best plan that a search finds, how good it can be at most, and what the presets would take.
 
 Several searches look for plans that fit (see `attempts`). The fastest of all, improved on its augmented graph, is the
-plan; the bound is that of the whole space.
+plan; where steps overlap, the best of several that were improved. The bound is that of the whole space.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -20,8 +20,9 @@ from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.planner.restrictions import pinned
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
-from prefect_rlhf.placement.schedule.estimate import ITERATIONS, Estimate
 from prefect_rlhf.placement.search.driver import Method, Progress
+
+STALE_STARTS = 3  # plans that are improved where steps overlap
 
 
 def plan_graph(
@@ -47,12 +48,14 @@ def plan_graph(
     timed += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
     if not timed:
         raise no_plan_fits(question, space, budget_seconds / 4)
-    fastest, _ = min(timed, key=lambda pair: pair[1])
-    improved = improve_locally(question, replace(fastest, name="auto"), space)
-    plan, estimate = _place_computations(question, keep_resident_where_free(question, improved))
+    starts = _fastest(timed, STALE_STARTS if question.graph.staleness else 1)
+    improved = (improve_locally(question, replace(start, name="auto"), space) for start in starts)
+    best = min(improved, key=question.seconds)
+    plan = keep_resident_where_free(question, _place_computations(question, best))
     bound = [finding.bound for finding in findings if finding.bound is not None][-1]
-    bound_seconds = min(bound.lower_bound_seconds / ITERATIONS, estimate.seconds)
-    return Planned(plan, estimate, question.certificate(plan), bound_seconds, bound.binding, bound, presets, space)
+    certificate = question.certificate(plan)
+    estimate = question.estimate(plan)
+    return Planned(plan, estimate, certificate, bound.lower_bound_seconds, bound.binding, bound, presets, space)
 
 
 def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
@@ -63,12 +66,20 @@ def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
     return pinned(PlanSpace.of(question, also), pins)
 
 
-def _place_computations(question: Question, plan: ExecutionPlan) -> tuple[ExecutionPlan, Estimate]:
+def _fastest(timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[ExecutionPlan]:
+    """The fastest plans that place calls differently."""
+    different: dict[object, ExecutionPlan] = {}
+    for plan, _ in sorted(timed, key=lambda pair: pair[1]):
+        different.setdefault(plan.placements, plan)
+    return list(different.values())[:count]
+
+
+def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
     """The plan with its computations on the device, of the first of each mesh, where the iteration is shortest."""
     timed = []
     for device in dict.fromkeys(placement.mesh.devices()[0] for _, placement in plan.placements):
         mesh = DeviceMesh(device.node, 1, device.index, 1)
         moved = ((name, replace(old, mesh=mesh) if old.engine == "python" else old) for name, old in plan.placements)
         changed = replace(plan, placements=tuple(moved))
-        timed.append((changed, question.estimate(changed)))
-    return min(timed, key=lambda pair: pair[1].seconds)
+        timed.append((changed, question.seconds(changed)))
+    return min(timed, key=lambda pair: pair[1])[0]

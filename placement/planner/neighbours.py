@@ -21,13 +21,28 @@ from prefect_rlhf.placement.search.problem import Choice
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
 PLACEMENTS_TRIED = 2  # of a call, by the local search
+STALE_PLACEMENTS_TRIED, STALE_ROUNDS = 6, 3  # where steps overlap: there moves of rows decide who goes first
 
 
 def improve_locally(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:
-    """Move one call at a time while an iteration gets shorter and the plan fits; each call is looked at once."""
+    """Move one call at a time while an iteration gets shorter and the plan fits.
+
+    Each call is looked at once; where steps overlap, again after another was moved.
+    """
+    stale = question.graph.staleness > 0
+    tried, rounds = (STALE_PLACEMENTS_TRIED, STALE_ROUNDS) if stale else (PLACEMENTS_TRIED, 1)
+    for _ in range(rounds):
+        improved = _improve_once(question, plan, space, tried)
+        if improved == plan:
+            break
+        plan = improved
+    return plan
+
+
+def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, tried: int) -> ExecutionPlan:
     seconds = question.seconds(plan)
     for call, others in neighbours(plan, space).items():
-        for placement in islice((placement for placement, has_room in others if has_room), PLACEMENTS_TRIED):
+        for placement in islice((placement for placement, has_room in others if has_room), tried):
             changed = changed_plan(question, plan, call, placement)
             if changed is None:
                 continue

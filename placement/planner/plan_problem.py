@@ -1,7 +1,8 @@
 """The planning problem of a graph: what the search may choose, and the least that each choice must take.
 
 It leaves out what depends on more than two calls (transfers of rows, copies that several calls share, computations) and
-counts the rest at the least it can take. So no plan's augmented graph takes less than the problem says.
+counts the rest at the least it can take. So the bound of the problem, which holds in whatever order nodes start, is one
+of every plan's augmented graph.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, call_overhead, communicator_bytes
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -31,7 +32,7 @@ from prefect_rlhf.placement.planner.candidates import (
 )
 from prefect_rlhf.placement.planner.least_moves import least_move_seconds
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.schedule.estimate import ITERATIONS
+from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT
 from prefect_rlhf.placement.search.problem import (
     Edge,
     LinkNode,
@@ -46,6 +47,9 @@ from prefect_rlhf.placement.search.problem import (
 MICROSECONDS = 1e6
 FORBIDDEN = 10**12  # microseconds, of a move for which there is no room
 OTHER_GROUPS = 1  # communicators of a device beside those of the call that runs, as plans that fit mostly have
+ITERATIONS = 12  # in which the search measures a period
+
+STALE = 2  # the lag of a call whose weights can move only once it has run in the iteration before
 
 MemoryCount = Literal["least", "most"]
 """Bytes that every device holds (for a bound that is true), or the fullest one (for plans that fit)."""
@@ -157,6 +161,7 @@ def plan_problem(
         nodes=nodes,
         edges=tuple(_edges(graph, {node.name for node in nodes})),
         iterations=ITERATIONS,
+        in_flight=STEPS_IN_FLIGHT,
     )
     return PlanProblem(problem, candidates)
 
@@ -180,11 +185,14 @@ def _nodes(call: Call, candidates: Candidates, context: CostContext, counted: Me
     )
     if any(host_us):
         yield LinkNode(_reload(call.name), call.name, host_us, occupied)
-    if trainer is not None and readers and call == readers[0]:  # others may use its copy: that they move is not certain
+    moved = trainer is not None and readers and call == readers[0]  # others may use its copy: it is not certain they do
+    if trainer is not None and moved and _lag(graph, call) != STALE:
         yield _reallocation(call, candidates[trainer.name], options, trainer, context)
     yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, option, counted) for option in options))
     if any(host_us):
         yield LinkNode(_offload(call.name), call.name, host_us, occupied)
+    if trainer is not None and moved and _lag(graph, call) == STALE:
+        yield _reallocation(call, candidates[trainer.name], options, trainer, context)
 
 
 def _option(call: Call, candidate: Candidate, counted: MemoryCount) -> Option:
@@ -204,6 +212,7 @@ def _reallocation(
     """
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
     seconds = least_move_seconds(trained, readers, sizes, context.site.sources)
+    seconds = np.maximum(seconds, 1 / MICROSECONDS)  # none takes no time but where there is none
     numbers: dict[object, int] = {}
     trained_copy, read_copy = (
         [numbers.setdefault((o.placement.engine, o.placement.strategy), len(numbers)) for o in options]
@@ -232,7 +241,9 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
     for call in graph:
         if call.kind == "compute":
             continue
-        around = [_reload(call.name), _move(call.name), call.name, _offload(call.name)]  # in their order
+        early = _move(call.name) in names and _lag(graph, call) >= STALE
+        move = [] if early else [_move(call.name)]
+        around = [_reload(call.name), *move, call.name, _offload(call.name)]  # in their order
         yield from (Edge(first, second) for first, second in pairwise(name for name in around if name in names))
         for producer in sorted(_producers(graph, call)):
             yield Edge(producer, call.name)
@@ -242,10 +253,30 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
         if graph.call(edge.target).kind == "compute":
             continue
         if _move(edge.target) in names:
-            yield Edge(edge.source, _move(edge.target), edge.lag)
-            yield Edge(edge.target, _move(edge.target), 1)
+            yield from _around_move(edge, _move(edge.target))
         else:
             yield Edge(edge.source, edge.target, edge.lag)
+
+
+def _around_move(edge: VersionEdge, move: str) -> Iterator[Edge]:
+    """Waits of a move, and of the train_step for whoever still reads what it overwrites.
+
+    A copy of stale weights is made as soon as the weights are there and the call that used the ones before has run:
+    `early` iterations before the call. Without a move the call itself reads what the train_step overwrites.
+    """
+    early = max(0, edge.lag - 1)
+    yield Edge(edge.source, move, edge.lag - early)
+    yield Edge(move, edge.target, early)
+    if early <= 1:  # else it waits for a call of a later iteration
+        yield Edge(edge.target, move, 1 - early)
+    yield Edge(move, edge.source, 1 - edge.lag + early)
+    if edge.lag - 1 < STEPS_IN_FLIGHT:
+        yield Edge(edge.target, edge.source, 1 - edge.lag, without=move)
+
+
+def _lag(graph: DataflowGraph, call: Call) -> int:
+    """Steps from the train_step that wrote the weights of a call to the call."""
+    return next(edge.lag for edge in graph.version_edges() if edge.target == call.name)
 
 
 def _producers(graph: DataflowGraph, call: Call) -> set[str]:

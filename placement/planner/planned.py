@@ -10,6 +10,8 @@ from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.schedule.estimate import Estimate
 from prefect_rlhf.placement.search.driver import SearchResult
 
+ROUNDING = 1e-6  # of an iteration: what summing seconds may lose
+
 
 @dataclass(frozen=True, slots=True)
 class PresetResult:
@@ -25,7 +27,8 @@ class PresetResult:
 class Planned:
     """The best plan that was found in `space`, and all that is known of it.
 
-    `lower_bound_seconds`: no plan of the whole space takes less per iteration. `binding` says why, in words.
+    `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, in whatever order its
+    nodes start. `binding` says why, in words.
     """
 
     plan: ExecutionPlan
@@ -39,8 +42,13 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """Seconds of one iteration."""
+        """Seconds of one iteration of a long run."""
         return self.estimate.seconds
+
+    @property
+    def beats_bound(self) -> bool:
+        """Whether the plan is below the bound: then one of the two is wrong."""
+        return self.seconds < self.lower_bound_seconds * (1 - ROUNDING)
 
     @property
     def gap(self) -> float:

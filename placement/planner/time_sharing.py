@@ -17,6 +17,7 @@ from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances
 from prefect_rlhf.placement.planner.candidates import Candidate, CostContext, MemoryBounds
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace, plan_problem
+from prefect_rlhf.placement.planner.planned import ROUNDING
 from prefect_rlhf.placement.planner.question import Question
 
 
@@ -38,11 +39,13 @@ def keep_resident_where_free(question: Question, plan: ExecutionPlan) -> Executi
 
     Where it must leave, let it come back beside the call before, if there is room.
     """
-    least = question.seconds(plan)
+    most_seconds = question.seconds(plan) * (1 + ROUNDING)
     for calls in instances(question.graph, plan).values():
         for changed in _more_resident(plan, calls):
-            if changed != plan and question.fits(changed) and (seconds := question.seconds(changed)) <= least:
-                plan, least = changed, seconds
+            if changed == plan:
+                break  # what follows stays less
+            if question.fits(changed) and question.seconds(changed) <= most_seconds:
+                plan = changed
                 break
     return plan
 

@@ -15,7 +15,8 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.schedule.schedule import Schedule, schedule
 
-ITERATIONS = 5  # in a row, as in ReaL's objective: what one leaves to overlap, the next ones use
+ITERATIONS = 15  # scheduled in a row: the pipeline fills, a period is seen often enough, and the pipeline drains
+COLD_ITERATIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +29,13 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds per iteration: from the first start of alike ones in a row to their last end, shared equally."""
-        steps = range(self.first_step, self.schedule.num_steps)
-        slots = [slot for slot in self.schedule.slots if slot.seconds > 0 and slot.node.step in steps]
-        span = max(slot.end for slot in slots) - min(slot.start for slot in slots)
-        return span / (self.schedule.num_steps - self.first_step)
-
-    @property
-    def steady_seconds(self) -> float:
         """Seconds per iteration of a long run, once the end of a step moves by the same from step to step."""
         return self.schedule.seconds_per_step
+
+    @property
+    def cold_seconds(self) -> float:
+        """Seconds until the first COLD_ITERATIONS iterations of a run have ended."""
+        return max(self.schedule.step_ends()[:COLD_ITERATIONS])
 
 
 def estimate(

@@ -1,36 +1,26 @@
-"""List scheduling: when each node of an augmented graph would run, given how long each takes, by one of two rules.
+"""When each node of an augmented graph would run, given how long each takes: as a run's device locks would have it.
 
-`graph_order` is what a run's device locks do: of the nodes that wait for devices, the earliest in the graph goes first,
-and a later one may pass only where they share nothing. `ready_first` is ReaL's algorithm 1 (arXiv:2406.14088, appendix
-C): the node that was ready first is placed next, behind whatever was placed on its devices before.
+Of the nodes that wait for devices the earliest in the graph goes first, and a later one may pass only where they share
+nothing. A step begins when all but the last few steps before it are over: a run has no more submitted.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.schedule.list_schedule import Job, list_schedule
 
-Rule = Literal["graph_order", "ready_first"]
+STEPS_IN_FLIGHT = 4
+"""Steps that a run has submitted at most: two groups of two. What never waits for weights gets no further ahead."""
 
 _SAME_SECONDS = 1e-9  # relative: two periods that differ by less are one
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A node as the rules know it: bits of the resources it occupies, its time, positions of the jobs it awaits."""
-
-    resources: int
-    seconds: float
-    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +52,9 @@ class Schedule:
     def seconds_per_step(self) -> float:
         """Seconds by which the end of a step moves from step to step, once that repeats: the steady state.
 
-        First and last step are left out where more than three were scheduled, since the run fills and drains there.
+        The first step and the last ones are left out where there are enough, since the run fills and drains there.
         """
-        return steady_seconds(self.step_ends())
+        return steady_seconds(tuple(accumulate(self.step_ends(), max)), STEPS_IN_FLIGHT - 1)
 
     @property
     def busy_seconds(self) -> dict[Device, float]:
@@ -91,48 +81,30 @@ class Schedule:
         return {slot.node.id: slot.seconds for slot in self.slots}
 
 
-def schedule(
-    augmented: AugmentedGraph, seconds: Mapping[str, float] | Callable[[Node], float], rule: Rule = "graph_order"
-) -> Schedule:
+def schedule(augmented: AugmentedGraph, seconds: Mapping[str, float] | Callable[[Node], float]) -> Schedule:
     """Place every node in time; `seconds` by node id, or asked of each node. Raises InvalidInput where one is missing.
 
     Nodes that share a device exclude each other; an offload or reload occupies its devices' host links instead, and a
     commit their ways to disk.
     """
     jobs = _jobs(augmented.nodes, seconds)
-    placed = zip(augmented.nodes, jobs, list_schedule(jobs, rule), strict=True)
+    starts = list_schedule(_as_submitted(augmented.nodes, jobs))
+    placed = zip(augmented.nodes, jobs, starts[: len(jobs)], strict=True)
     slots = (Slot(node, start, start + job.seconds) for node, job, start in placed)
     return Schedule(tuple(slots), augmented.num_steps)
 
 
-def list_schedule(jobs: Sequence[Job], rule: Rule = "graph_order") -> list[float]:
-    """Return the start times of jobs, which are in a topological order.
-
-    >>> first, other, second = Job(0b01, 2.0), Job(0b10, 3.0), Job(0b11, 1.0, after=(0,))
-    >>> list_schedule([first, other, second])
-    [0.0, 0.0, 3.0]
-    """
-    return _start_in_graph_order(jobs) if rule == "graph_order" else _start_ready_first(jobs)
-
-
-def critical_path_seconds(jobs: Sequence[Job]) -> float:
-    """Return the length of the longest chain of jobs that wait for each other: no schedule is shorter."""
-    ends: list[float] = []
-    for job in jobs:
-        ends.append(max((ends[before] for before in job.after), default=0.0) + job.seconds)
-    return max(ends, default=0.0)
-
-
-def steady_seconds(ends: Sequence[float]) -> float:
+def steady_seconds(ends: Sequence[float], drained: int = 1) -> float:
     """Return seconds per step from when the steps end.
 
     They are the mean of the shortest pattern of differences that repeats over the second half of the steps; where none
-    does, of that half.
+    does, of that half. The first step is left out, and the last `drained` ones, but no more than a quarter of all.
 
     >>> steady_seconds([5.0, 8.0, 11.0, 14.0, 20.0]), steady_seconds([5.0, 6.0, 9.0, 10.0, 13.0, 14.0, 30.0])
     (3.0, 2.0)
     """
-    middle = ends[1:-1] if len(ends) > 3 else ends
+    last = max(1, min(drained, (len(ends) - 1) // 4))
+    middle = ends[1:-last] if len(ends) > 3 else ends
     gaps = [after - before for before, after in pairwise(middle)]
     if not gaps:
         return sum(ends)
@@ -182,79 +154,24 @@ def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node],
     return jobs
 
 
-class _Waiting:
-    """Counts down what each job still waits for."""
+def _as_submitted(nodes: Sequence[Node], jobs: Sequence[Job]) -> list[Job]:
+    """The jobs, each after the submission of its step, and behind them the submissions, which take no time.
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self._left = [len(set(job.after)) for job in jobs]
-        self._followers: list[list[int]] = [[] for _ in jobs]
-        for index, job in enumerate(jobs):
-            for before in set(job.after):
-                self._followers[before].append(index)
-
-    def ready(self) -> Iterator[int]:
-        """Yield the jobs that wait for none."""
-        yield from (index for index, left in enumerate(self._left) if left == 0)
-
-    def ended(self, job: int) -> Iterator[int]:
-        """Yield the jobs that only waited for this one still."""
-        for follower in self._followers[job]:
-            self._left[follower] -= 1
-            if self._left[follower] == 0:
-                yield follower
-
-
-def _start_in_graph_order(jobs: Sequence[Job]) -> list[float]:
-    starts = [0.0] * len(jobs)
-    waiting = _Waiting(jobs)
-    queue = sorted(waiting.ready())
-    running: list[tuple[float, int]] = []
-    busy, now = 0, 0.0
-    while queue or running:
-        for index in (begun := _may_start(queue, jobs, busy)):
-            starts[index] = now
-            busy |= jobs[index].resources
-            heapq.heappush(running, (now + jobs[index].seconds, index))
-        queue = [index for index in queue if index not in begun]
-        now = running[0][0]
-        while running and running[0][0] <= now:
-            _, index = heapq.heappop(running)
-            busy &= ~jobs[index].resources
-            queue.extend(waiting.ended(index))
-        queue.sort()
-    return starts
-
-
-def _may_start(queue: Iterable[int], jobs: Sequence[Job], busy: int) -> set[int]:
-    """The queued jobs whose resources are free and wanted by no earlier one that waits."""
-    begun = set()
-    for index in queue:
-        if not jobs[index].resources & busy:
-            begun.add(index)
-        busy |= jobs[index].resources  # taken now, or kept for it
-    return begun
-
-
-def _start_ready_first(jobs: Sequence[Job]) -> list[float]:
-    starts = [0.0] * len(jobs)
-    ready_at = [0.0] * len(jobs)
-    waiting = _Waiting(jobs)
-    queue = [(0.0, index) for index in waiting.ready()]
-    free_at: dict[int, float] = defaultdict(float)
-    while queue:
-        ready, index = heapq.heappop(queue)
-        bits = list(_bits(jobs[index].resources))
-        starts[index] = max([ready, *(free_at[bit] for bit in bits)])
-        end = starts[index] + jobs[index].seconds
-        free_at.update(dict.fromkeys(bits, end))
-        for follower in waiting.ended(index):
-            ready_at[follower] = max((starts[job] + jobs[job].seconds for job in jobs[follower].after), default=0.0)
-            heapq.heappush(queue, (ready_at[follower], follower))
-    return starts
-
-
-def _bits(mask: int) -> Iterator[int]:
-    while mask:
-        low = mask & -mask
-        yield low
-        mask ^= low
+    What waits for a node of a later step is submitted with that.
+    """
+    steps: list[int] = []
+    for node, job in zip(nodes, jobs, strict=True):
+        steps.append(max([node.step, *(steps[before] for before in job.after)]))
+    members: dict[int, list[int]] = defaultdict(list)
+    for index, (node, step) in enumerate(zip(nodes, steps, strict=True)):
+        if node.kind not in BEHIND:
+            members[step].append(index)
+    later = range(min(steps, default=0) + STEPS_IN_FLIGHT, max(steps, default=0) + 1)
+    position = {step: len(jobs) + number for number, step in enumerate(later)}
+    waiting = [
+        replace(job, after=(*job.after, position[step])) if step in position else job
+        for job, step in zip(jobs, steps, strict=True)
+    ]
+    before = ((position[step - 1],) if step - 1 in position else () for step in later)
+    over = (tuple(members[step - STEPS_IN_FLIGHT]) for step in later)
+    return [*waiting, *(Job(0, 0.0, (*own, *earlier)) for own, earlier in zip(over, before, strict=True))]

@@ -2,8 +2,8 @@
 
 Both closed problem files and traced graphs with a cost model become one of these; searches know nothing else.
 Devices stand on a line and every mesh is an interval of it, so two facts hold on which all else rests: meshes that
-overlap pairwise have a device in common (Helly), and makespan and memory depend only on each call's option and on
-which pairs of meshes overlap, not on where they lie.
+overlap pairwise have a device in common (Helly), and times and memory depend only on each call's option and on which
+pairs of meshes overlap, not on where they lie.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from prefect_rlhf.placement.strategy import Strategy
 
 MAX_CALLS = 16
 MAX_NODES = 62  # a set of nodes is one 64-bit word in the compiled part
+LEAST_ITERATIONS = 6  # in which a period can be seen
 Occupies = Literal["first", "second", "both"]
+Rule = Literal["graph_order", "ready_first"]
+"""When nodes start, and what a plan takes.
+
+`graph_order`: as a run's device locks let them (`placement.schedule`); what counts is the period of a long run.
+`ready_first`: ReaL's algorithm 1 (arXiv:2406.14088, appendix C), in which the node that was ready first is placed next,
+behind whatever was placed on its devices before; what counts is the makespan of all iterations. For closed problems.
+"""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -109,18 +117,24 @@ def calls_of(node: ProblemNode) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A dependency, through absent nodes as well: `source` of iteration i ends before `target` of i + lag starts."""
+    """A dependency, through absent nodes as well: `source` of iteration i ends before `target` of i + lag starts.
+
+    With `without`, only in plans in which that move takes no time; then the lag may be negative. Bounds leave it out.
+    """
 
     source: str
     target: str
     lag: int = 0
+    without: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # its pair nodes hold arrays
 class Problem:
     """The question of a search.
 
-    `nodes` are in a topological order of the edges of lag 0, which also breaks ties of the schedule.
+    `nodes` are in a topological order of the edges of lag 0: that of the run, whose locks follow it, or that of a file;
+    ties of either rule go to the earlier node. Under `graph_order` a period is measured in `iterations`, of which at
+    most `in_flight` have begun and are not over.
 
     `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`)
     of one size on which an option costs the same: with equal nodes one class per size; with nodes of two kinds one per
@@ -134,6 +148,8 @@ class Problem:
     nodes: tuple[ProblemNode, ...]
     edges: tuple[Edge, ...]
     iterations: int
+    rule: Rule = "graph_order"
+    in_flight: int = 4
 
     def __post_init__(self) -> None:
         check_problem(self)
@@ -172,8 +188,9 @@ def check_problem(problem: Problem) -> None:
 
 
 def _check_sizes(problem: Problem) -> None:
-    if problem.iterations < 1:
-        raise InvalidInput("iterations", problem.iterations, "1 or more")
+    least = LEAST_ITERATIONS if problem.rule == "graph_order" else 1
+    if problem.iterations < least:
+        raise InvalidInput("iterations", problem.iterations, f"{least} or more")
     if not 1 <= len(problem.calls) <= MAX_CALLS:
         raise InvalidInput("calls", len(problem.calls), f"1 to {MAX_CALLS} calls")
     if len(problem.nodes) > MAX_NODES:
@@ -220,8 +237,9 @@ def _check_options(problem: Problem, call: PlannedCall) -> None:
 def _check_edges(problem: Problem) -> None:
     position = {node.name: index for index, node in enumerate(problem.nodes)}
     for edge in problem.edges:
-        for name in (edge.source, edge.target):
+        for name in (edge.source, edge.target, edge.without or edge.source):
             if name not in position:
                 raise InvalidInput("edges", name, "the name of a call or move")
-        if edge.lag < 0 or (edge.lag == 0 and position[edge.source] >= position[edge.target]):
+        is_back = edge.lag == 0 and position[edge.source] >= position[edge.target]
+        if is_back or not (edge.lag >= 0 if edge.without is None else -problem.in_flight < edge.lag):
             raise InvalidInput("edges", f"{edge.source} -> {edge.target}", "an edge to a later node, or a positive lag")

@@ -1,25 +1,26 @@
-"""A lower bound on the makespan of every schedule of every completion of a partial plan, compiled.
+"""A lower bound on every completion of a partial plan, whatever the order in which nodes start, compiled.
 
-Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other, or for a node
-that goes first on devices that it needs (`precedence`). The time that nodes need of which some exclude each other is at
-least (*) of `exclusive_work`. Undecided calls enter with their smallest duration and area, and no overlap, so a bound
-of a partial plan holds for all its completions. (*) is used three times, with the makespan M of N iterations:
+Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other. The time that
+nodes need of which some exclude each other is at least (*) of `exclusive_work`. Undecided calls enter with their
+smallest duration and area, and no overlap, so a bound of a partial plan holds for all its completions. For the period
+of a long run see `period`. For the makespan M of N iterations (*) is used three times:
 
 1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
 2. a cycle through the iterations, and 3. the nodes after it in the last iteration: see `cycles`.
 
-tests/placement/search/test_bound.py holds all of this against every plan of random problems.
+tests/placement/search/test_bound.py holds all of this against every plan of random problems, in random orders too.
 """
 
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.bound.cycles import cycle_bound
+from prefect_rlhf.placement.search.bound.exclusion import exclude_always, fill_conflicts
 from prefect_rlhf.placement.search.bound.exclusive_work import heaviest_work, rounded_up
-from prefect_rlhf.placement.search.bound.precedence import exclude_always, fill_order
+from prefect_rlhf.placement.search.bound.period import period_bound
 from prefect_rlhf.placement.search.bound.scratch import ALL_ITERATIONS, Scratch
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
-from prefect_rlhf.placement.search.tables.tables import LINK, PAIR, Tables
+from prefect_rlhf.placement.search.tables.tables import GRAPH_ORDER, LINK, PAIR, Tables
 
 
 @inner
@@ -62,25 +63,6 @@ def pair_size(t: Tables, option: Ints, least_size: Ints, node: int) -> int:
 
 
 @inner
-def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
-    """Write for each node the set of nodes that occupy something in common with it, itself included."""
-    for call in range(t.num_calls):
-        by_resource[call] = by_resource[call + t.num_calls] = 0
-        others = overlap[call]
-        while others:
-            other = lowest(others)
-            others &= others - 1
-            by_resource[call] |= t.nodes_of[other]
-            by_resource[call + t.num_calls] |= t.nodes_of[other + t.num_calls]
-    for node in range(t.num_nodes):
-        conflict[node] = 0
-        resources = t.resources[node]
-        while resources:
-            conflict[node] |= by_resource[lowest(resources)]
-            resources &= resources - 1
-
-
-@inner
 def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
     """Write the critical path to each node within its iteration, and the one after its end."""
     for node in range(t.num_nodes):
@@ -118,33 +100,28 @@ def present(us: Ints) -> int:
 
 
 @inner
-def bound_of(t: Tables, us: Ints, absent: int, overlap: Ints, s: Scratch, enough: int) -> int:
-    """Microseconds below which no schedule ends. Stops at the first of its terms to reach `enough`.
+def bound_of(t: Tables, us: Ints, overlap: Ints, s: Scratch, enough: int) -> int:
+    """Microseconds that no schedule is below. Stops at the first of its terms to reach `enough`.
 
-    `absent` are the nodes that surely take no time; `s.area` is filled by `fill_areas`. Writes what binds into
-    `s.binding`: the term (ALL_ITERATIONS, or CYCLE + number of the anchor), K and A of all iterations or of the cycle,
-    K and A of the last iteration after the cycle.
+    `s.area` is filled by `fill_areas`. Writes what binds into `s.binding`: the term (ALL_ITERATIONS, or CYCLE + number
+    of the anchor), K and A of all iterations or of the cycle, K and A of the last iteration after the cycle.
     """
-    fill_heads_and_tails(t, us, s.head, s.tail)
     fill_conflicts(t, overlap, s.by_resource, s.conflict)
     nodes = present(us)
-    fill_order(t, s.conflict, nodes, absent, s.order)
+    if t.rule == GRAPH_ORDER:
+        return period_bound(t, us, s, nodes, enough)
+    fill_heads_and_tails(t, us, s.head, s.tail)
     best = number = 0
-    lag = t.anchor_lag[0]
     while best < enough and number < len(t.anchor):
-        best = max(best, cycle_bound(t, us, s, nodes, number, lag, best))
-        if lag > 1:
-            lag = 1
-        else:
-            number += 1
-            lag = t.anchor_lag[number] if number < len(t.anchor) else 0
+        best = max(best, cycle_bound(t, us, s, nodes, number, best))
+        number += 1
     return best if best >= enough else max(best, all_iterations_bound(t, us, s, nodes, best))
 
 
 @inner
 def all_iterations_bound(t: Tables, us: Ints, s: Scratch, nodes: int, best: int) -> int:
     """Term 1. Writes what binds where the bound is above `best`."""
-    exclude_always(t, s.conflict, s.order, s.adjacent)
+    exclude_always(t, s.conflict, s.adjacent)
     work, kept, fitting = heaviest_work(us, s.area, s, nodes, t.num_devices)
     ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)
     value = ends + rounded_up(t.iterations * work, t.num_devices)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 
 from prefect_rlhf.placement.search.bound.cliques import STACK
-from prefect_rlhf.placement.search.bound.precedence import Order, order_for
 from prefect_rlhf.placement.search.compiled import Ints
 from prefect_rlhf.placement.search.tables.tables import Tables
 
@@ -25,7 +24,6 @@ class Scratch(NamedTuple):
     adjacent: Ints  # [V]
     total_us: Ints  # [V]: of several runs
     total_area: Ints  # [V]
-    order: Order
     by_resource: Ints  # [2 C]
     stack: Ints  # [STACK], of `heaviest_clique`
 
@@ -42,7 +40,6 @@ def scratch_for(t: Tables) -> Scratch:
         adjacent=adjacent,
         total_us=total_us,
         total_area=total_area,
-        order=order_for(t),
         by_resource=np.zeros(2 * t.num_calls, dtype=np.int64),
         stack=np.zeros(STACK, dtype=np.int64),
     )

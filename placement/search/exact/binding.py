@@ -26,7 +26,9 @@ def binding_term(problem: Problem, t: Tables, incumbent: Incumbent | None) -> st
         return _describe(problem, kept, fitting, t.ordered_always)
     cycle = _describe(problem, kept, fitting, t.ordered_once)
     last = _describe(problem, last_kept, last_fitting, t.ordered_once)
-    return last if not kept | fitting or cycle == last else f"{cycle}; in the last iteration {last}"
+    if not last_kept | last_fitting or cycle == last:
+        return cycle
+    return last if not kept | fitting else f"{cycle}; in the last iteration {last}"
 
 
 def _describe(problem: Problem, kept: int, fitting: int, ordered: Ints) -> str:

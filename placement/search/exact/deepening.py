@@ -3,7 +3,7 @@
 A round goes depth first through the calls: for each every option, then the relation of its mesh to each earlier one.
 Plans are left out where the meshes cannot be packed, memory overflows, or the bound is at or above the threshold. So
 when a round ends, every plan that it left out takes at least LEAST_LEFT: the next lower bound. Options are never left
-out for being slower and no smaller than others: under list scheduling a shorter call can lengthen the makespan
+out for being slower and no smaller than others: under list scheduling a shorter call can lengthen the whole
 (Graham's anomalies), so the best plan could be among them. But a call's mesh is decided first, with a group of options
 (`groups`) for them.
 
@@ -25,15 +25,16 @@ from prefect_rlhf.placement.search.exact.search_state import (
     EVALUATIONS,
     FIRST,
     GROUP,
+    LEAST_BOUND,
     LEAST_LEFT,
     OPTION,
     THRESHOLD,
     SearchState,
 )
-from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan
+from prefect_rlhf.placement.search.partial.complete import INFINITE, CompletePlan, time_by_rule
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
-from prefect_rlhf.placement.search.partial.list_schedule import fill_durations, list_schedule
+from prefect_rlhf.placement.search.partial.list_schedule import fill_durations
 from prefect_rlhf.placement.search.partial.packing import (
     IMPOSSIBLE,
     PACKED,
@@ -53,7 +54,7 @@ from prefect_rlhf.placement.search.partial.partial import (
     possible,
     relate,
 )
-from prefect_rlhf.placement.search.tables.tables import DISJOINT, UNDECIDED, Tables, calls_with_moves
+from prefect_rlhf.placement.search.tables.tables import DISJOINT, GRAPH_ORDER, UNDECIDED, Tables, calls_with_moves
 
 FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
@@ -77,7 +78,7 @@ def _clear(s: SearchState, threshold: int) -> None:
     s.partial.overlap[:] = 1 << np.arange(len(s.order))
     s.partial.apart[:] = 0
     s.scalars[CURRENT] = 0
-    s.tally[LEAST_LEFT] = INFINITE
+    s.tally[LEAST_LEFT] = s.tally[LEAST_BOUND] = INFINITE
     s.scalars[THRESHOLD] = min(threshold, s.scalars[BEST])
 
 
@@ -231,13 +232,17 @@ def schedule_all_alike(t: Tables, s: SearchState) -> None:
             s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], bound_partial(t, p, s.scalars[THRESHOLD]))
         if result != PACKED:
             return
+    bound = 0
+    if t.rule == GRAPH_ORDER:
+        bound = bound_partial(t, p, INFINITE)
+        s.tally[LEAST_BOUND] = min(s.tally[LEAST_BOUND], bound)
     for number in range(len(s.symmetry)):
-        schedule_moved(t, s, s.symmetry[number])
+        schedule_moved(t, s, s.symmetry[number], bound)
 
 
 @inner
-def schedule_moved(t: Tables, s: SearchState, goes: Ints) -> None:
-    """Schedule the plan with each call in the place of the one that it goes to."""
+def schedule_moved(t: Tables, s: SearchState, goes: Ints, bound: int) -> None:
+    """Schedule the plan with each call in the place of the one that it goes to; it takes no less than `bound`."""
     p, moved = s.partial, s.moved
     for call in range(t.num_calls):
         moved.option[goes[call]], moved.mesh[goes[call]] = p.option[call], p.mesh[call]
@@ -247,7 +252,7 @@ def schedule_moved(t: Tables, s: SearchState, goes: Ints) -> None:
             if call == other or p.relation[call, other] > DISJOINT:
                 moved.overlap[goes[call]] |= 1 << goes[other]
     fill_durations(t, moved.option, moved.relation, t.least_size, moved.us)  # all calls are decided
-    makespan = list_schedule(t, moved.us, moved.overlap, moved.agenda)
+    makespan = max(bound, time_by_rule(t, moved.us, moved.overlap, moved.agenda))
     s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], makespan)
     if makespan < s.scalars[BEST]:
         s.scalars[BEST] = makespan

@@ -14,6 +14,7 @@ from prefect_rlhf.placement.search.exact.neighbourhood import Neighbourhoods, st
 from prefect_rlhf.placement.search.exact.search_state import (
     BEST,
     EVALUATIONS,
+    LEAST_BOUND,
     LEAST_LEFT,
     SearchState,
     empty_search_state,
@@ -40,11 +41,13 @@ STALE_SHARE = 0.2  # of its share is left to a search for plans that is stale
 class ExactState:
     """The state of both searches. The arrays of `search` and `annealing` are changed in place.
 
-    `near` is None as long as there is no plan, and when all around the best have been searched.
+    No plan takes less than `proved_us` by the problem's rule, nor less than `lower_bound_us` in any order. `near` is
+    None as long as there is no plan, and when all around the best have been searched.
     """
 
     search: SearchState
     annealing: AnnealingState
+    proved_us: int
     lower_bound_us: int
     growth: float
     incumbent: Incumbent | None = None
@@ -88,7 +91,7 @@ class IterativeDeepening:
     def init(self, t: Tables) -> ExactState:
         lower_bound = int(bound_partial(t, empty_partial(t), INFINITE))
         search = empty_search_state(t, decision_order(t))
-        return _next_round(t, ExactState(search, begin_annealing(t, self.seed), lower_bound, self.growth))
+        return _next_round(t, ExactState(search, begin_annealing(t, self.seed), lower_bound, lower_bound, self.growth))
 
     def step(self, t: Tables, state: ExactState) -> ExactState:
         stale_after = max(STALE_AFTER_LEAST, STALE_AFTER * state.improved_at)
@@ -107,25 +110,27 @@ class IterativeDeepening:
     def terminate(self, t: Tables, state: ExactState) -> SearchOutcome | None:
         if state.incumbent is None:
             return SearchOutcome.INFEASIBLE if state.ended else None
-        makespan, bound = state.incumbent.makespan_us, state.lower_bound_us
+        makespan, bound = state.incumbent.makespan_us, state.proved_us
         if state.ended or makespan <= bound:
             return SearchOutcome.OPTIMAL
         return SearchOutcome.WITHIN_GAP if makespan <= bound * (1 + self.max_gap) else None
 
     def _after_round(self, t: Tables, state: ExactState) -> ExactState:
-        """Raise the bound to LEAST_LEFT, below which the round left out no plan; it knows the best of the others."""
+        """Raise the bounds to LEAST_LEFT, below which the round left out no plan; it knows the best of the others."""
         best, least_left = int(state.search.scalars[BEST]), int(state.search.tally[LEAST_LEFT])
+        in_any_order = min(best, least_left, int(state.search.tally[LEAST_BOUND]))
+        state = replace(state, lower_bound_us=max(state.lower_bound_us, in_any_order))
         if least_left >= best:
-            return replace(state, lower_bound_us=min(best, INFINITE), ended=True)
+            return replace(state, proved_us=min(best, INFINITE), ended=True)
         spent = state.proving_evaluations - state.began_at
         dearer = spent / max(SMALL_ROUND, state.last_round)
         growth = min(MOST_GROWTH, state.growth * min(2.0, max(0.5, DEARER / max(dearer, 0.1))))
-        bound = max(least_left, state.lower_bound_us)
-        return _next_round(t, replace(state, lower_bound_us=bound, growth=growth, last_round=spent))
+        proved = max(least_left, state.proved_us)
+        return _next_round(t, replace(state, proved_us=proved, growth=growth, last_round=spent))
 
 
 def _next_round(t: Tables, state: ExactState) -> ExactState:
-    begin(t, state.search, int(state.lower_bound_us * (1 + state.growth)) + 1)
+    begin(t, state.search, int(state.proved_us * (1 + state.growth)) + 1)
     return replace(state, began_at=state.proving_evaluations)
 
 

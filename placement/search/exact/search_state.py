@@ -16,11 +16,16 @@ from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls
 LARGE = 0.5  # of a device's memory
 GROUP, OPTION = -1, -2  # decisions about one call alone
 CURRENT, FIRST, THRESHOLD, BEST = range(4)  # places in `SearchState.scalars`
-LEAST_LEFT, EVALUATIONS = range(2)  # places in `SearchState.tally`
+LEAST_LEFT, EVALUATIONS, LEAST_BOUND = range(3)  # places in `SearchState.tally`
 
 
 class SearchState(NamedTuple):
-    """One depth-first pass of D decisions; arrays are changed in place."""
+    """One depth-first pass of D decisions; arrays are changed in place.
+
+    LEAST_LEFT in the tally is the least bound or time of all that was left in this round, EVALUATIONS counts those of
+    all rounds, and LEAST_BOUND is the least bound of the plans that were scheduled in this round, under `graph_order`:
+    in some other order a plan might take no more.
+    """
 
     order: Ints  # [C]: calls, the most decisive first
     decision_call: Ints  # [D]
@@ -37,8 +42,8 @@ class SearchState(NamedTuple):
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
-    scalars: Ints  # [4]: the decision under way, the first that is free, the threshold, the makespan of the best plan
-    tally: Ints  # [2]: the least bound or makespan of all that was left in this round; evaluations of all rounds
+    scalars: Ints  # [4]: the decision under way, the first that is free, the threshold, the time of the best plan
+    tally: Ints  # [3]: see below
 
 
 def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> SearchState:
@@ -62,7 +67,7 @@ def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> Se
         best_option=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         best_mesh=np.full(t.num_calls, UNDECIDED, dtype=np.int64),
         scalars=np.array([0, 0, 0, INFINITE], dtype=np.int64),
-        tally=np.array([INFINITE, 0], dtype=np.int64),
+        tally=np.array([INFINITE, 0, INFINITE], dtype=np.int64),
     )
 
 

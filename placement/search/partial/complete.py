@@ -1,4 +1,4 @@
-"""A complete plan as arrays: an option and a mesh for each call; its makespan, whether it fits; compiled."""
+"""A complete plan as arrays: an option and a mesh for each call; the time it takes, whether it fits; compiled."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefect_rlhf.placement.search.bound.bound import bound_of, fill_areas
+from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
 from prefect_rlhf.placement.search.partial.fullest import beyond_fullest
-from prefect_rlhf.placement.search.partial.list_schedule import Agenda, agenda_for, fill_durations, list_schedule
+from prefect_rlhf.placement.search.partial.graph_order import period_in_graph_order
+from prefect_rlhf.placement.search.partial.list_schedule import (
+    Agenda,
+    agenda_for,
+    fill_durations,
+    makespan_ready_first,
+)
 from prefect_rlhf.placement.search.partial.packing import Packing, load_of, relation_of
-from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, OVERLAP, Tables
+from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, GRAPH_ORDER, OVERLAP, Tables
 
-INFINITE = 1 << 62  # microseconds: the makespan where there is no plan
+INFINITE = 1 << 62  # microseconds: the time where there is no plan
 OVERFLOW_FACTOR = 3  # a plan that overflows memory counts as so many times as long (ReaL, section 5.2)
 
 
@@ -26,6 +34,7 @@ class CompletePlan(NamedTuple):
     us: Ints  # [V]
     order: Ints  # [C]
     agenda: Agenda
+    scratch: Scratch
 
 
 def empty_complete_plan(t: Tables) -> CompletePlan:
@@ -39,21 +48,41 @@ def empty_complete_plan(t: Tables) -> CompletePlan:
         us=np.zeros(t.num_nodes, dtype=np.int64),
         order=np.arange(t.num_calls, dtype=np.int64),
         agenda=agenda_for(t),
+        scratch=scratch_for(t),
     )
 
 
 @compiled
 def evaluate(t: Tables, p: CompletePlan) -> int:
-    """The makespan in microseconds, times OVERFLOW_FACTOR when a device overflows; starts are in `p.agenda`."""
-    makespan = makespan_of(t, p)
-    return makespan if fits(t, p) else OVERFLOW_FACTOR * makespan
+    """The time in microseconds, times OVERFLOW_FACTOR when a device overflows; starts are in `p.agenda`."""
+    us = time_of(t, p)
+    return us if fits(t, p) else OVERFLOW_FACTOR * us
 
 
 @compiled
-def makespan_of(t: Tables, p: CompletePlan) -> int:
-    """The makespan in microseconds, whether or not the plan fits."""
+def time_of(t: Tables, p: CompletePlan) -> int:
+    """The time of a plan in microseconds, whether or not it fits: of an iteration, or of all under `ready_first`.
+
+    No period is below its bound, though a few iterations can be while one part of the graph is ahead of another.
+    """
     fill_relations(t, p)
-    return list_schedule(t, p.us, p.overlap, p.agenda)
+    us = time_by_rule(t, p.us, p.overlap, p.agenda)
+    return max(us, own_bound(t, p, INFINITE)) if t.rule == GRAPH_ORDER else us
+
+
+@inner
+def time_by_rule(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> int:
+    """The time of a schedule by the problem's rule, in microseconds."""
+    if t.rule == GRAPH_ORDER:
+        return period_in_graph_order(t, us, overlap, agenda)
+    return makespan_ready_first(t, us, overlap, agenda)
+
+
+@inner
+def own_bound(t: Tables, p: CompletePlan, enough: int) -> int:
+    """The bound of a plan of which relations and durations are written."""
+    fill_areas(t, p.option, t.least_area, t.least_size, p.us, p.scratch.area)
+    return bound_of(t, p.us, p.overlap, p.scratch, enough)
 
 
 @compiled

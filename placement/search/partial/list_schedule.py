@@ -1,4 +1,4 @@
-"""The schedule of a plan: non-preemptive list scheduling of all iterations (ReaL, algorithm 1), compiled.
+"""ReaL's list scheduling of all iterations (arXiv:2406.14088, algorithm 1), and durations and resources, compiled.
 
 The ready node with the smallest ready time goes first (ties: earlier iteration, then earlier node); it starts when it
 is ready and the last node placed on any overlapping mesh has ended. Zero-length nodes are contracted: their successors
@@ -23,12 +23,20 @@ class Agenda(NamedTuple):
     ready_at: Ints  # [runs]
     ready: Ints  # [runs]
     free_at: Ints  # [2 C]
+    ended: Ints  # [runs]: those that have ended just now
+    reach: Ints  # [V]: resources that nothing may use while a node runs
+    running: Ints  # [runs]
+    left: Ints  # [iterations]: runs of each that have not ended
+    over_at: Ints  # [iterations]: microseconds
 
 
 def agenda_for(t: Tables) -> Agenda:
     """Allocate arrays of the right sizes."""
-    starts, missing, ready_at, ready = np.zeros((4, t.iterations * t.num_nodes), dtype=np.int64)
-    return Agenda(starts, missing, ready_at, ready, np.zeros(2 * t.num_calls, dtype=np.int64))
+    starts, missing, ready_at, ready, ended = np.zeros((5, t.iterations * t.num_nodes), dtype=np.int64)
+    left, over_at = np.zeros((2, t.iterations), dtype=np.int64)
+    reach = np.zeros(t.num_nodes, dtype=np.int64)
+    running, free_at = np.zeros(t.num_nodes * t.iterations, dtype=np.int64), np.zeros(2 * t.num_calls, dtype=np.int64)
+    return Agenda(starts, missing, ready_at, ready, free_at, ended, reach, running, left, over_at)
 
 
 @compiled
@@ -65,12 +73,13 @@ def pair_duration(t: Tables, node: int, a: int, b: int, relation: int) -> int:
     return min(t.cost[at], t.cost[at + layer], t.cost[at + 2 * layer])
 
 
-@compiled
-def list_schedule(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> int:
+@inner
+def makespan_ready_first(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> int:
     """The makespan in microseconds. Writes the start of each run into `agenda.starts`."""
     num_nodes = t.num_nodes
     runs = t.iterations * num_nodes
-    starts, missing, ready_at, ready, free_at = agenda
+    starts, missing, ready_at = agenda.starts, agenda.missing, agenda.ready_at
+    ready, free_at = agenda.ready, agenda.free_at
     for resource in range(2 * t.num_calls):
         free_at[resource] = 0
     num_ready = 0

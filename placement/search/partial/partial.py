@@ -12,7 +12,7 @@ from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner, lowest
 from prefect_rlhf.placement.search.partial.list_schedule import fill_durations
 from prefect_rlhf.placement.search.partial.packing import may_share, mesh_class
-from prefect_rlhf.placement.search.tables.tables import CALL, DISJOINT, EQUAL, UNDECIDED, Tables
+from prefect_rlhf.placement.search.tables.tables import DISJOINT, EQUAL, UNDECIDED, Tables
 
 US, AREA, SIZE = range(3)  # rows of `Partial.least`
 
@@ -73,26 +73,7 @@ def bound_partial(t: Tables, p: Partial, enough: int) -> int:
     fill_durations(t, p.option, p.relation, least[US], p.us)
     fill_areas(t, p.option, least[AREA], least[SIZE], p.us, p.scratch.area)
     fill_must_overlap(t, p, least[SIZE])
-    return bound_of(t, p.us, surely_absent(t, p.option, p.relation, p.us), p.must_overlap, p.scratch, enough)
-
-
-@inner
-def surely_absent(t: Tables, option: Ints, relation: Ints, us: Ints) -> int:
-    """The set of moves that take no time, whatever is still undecided."""
-    absent = 0
-    for node in range(t.num_nodes):
-        first, second = t.first[node], t.second[node]
-        decided = t.cost_layers[node] == 1 or relation[first, second] != UNDECIDED
-        decided = decided and is_option(t, option, first) and is_option(t, option, second)
-        if decided and us[node] == 0 and t.node_kind[node] != CALL:
-            absent |= 1 << node
-    return absent
-
-
-@inner
-def is_option(t: Tables, option: Ints, call: int) -> bool:
-    """Whether one option of a call is decided, not only a group of them."""
-    return 0 <= option[call] < t.group_start[call] - t.option_start[call]
+    return bound_of(t, p.us, p.must_overlap, p.scratch, enough)
 
 
 @inner

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from prefect_rlhf.placement.search.bound.bound import bound_of, fill_areas
-from prefect_rlhf.placement.search.bound.scratch import Scratch, scratch_for
 from prefect_rlhf.placement.search.compiled import Ints, compiled, inner
 from prefect_rlhf.placement.search.partial.complete import (
     INFINITE,
@@ -22,10 +20,10 @@ from prefect_rlhf.placement.search.partial.complete import (
     empty_complete_plan,
     fill_relations,
     overflow,
+    own_bound,
+    time_by_rule,
 )
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent
-from prefect_rlhf.placement.search.partial.list_schedule import list_schedule
-from prefect_rlhf.placement.search.partial.partial import surely_absent
 from prefect_rlhf.placement.search.sampling.random_moves import PROPOSALS_A_STEP, below, fraction
 from prefect_rlhf.placement.search.tables.tables import Tables, calls_with_moves
 
@@ -45,7 +43,6 @@ class Walk(NamedTuple):
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
     random: Ints  # [1]
-    scratch: Scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,6 @@ def begin_annealing(t: Tables, seed: int) -> AnnealingState:
         best_option=plan.option.copy(),
         best_mesh=plan.mesh.copy(),
         random=np.array([seed], dtype=np.int64),
-        scratch=scratch_for(t),
     )
     walk.cost[0] = cost_of(t, walk, INFINITE)
     return AnnealingState(walk)
@@ -126,10 +122,8 @@ def cost_of(t: Tables, walk: Walk, limit: int) -> int:
     excess = overflow(t, plan)
     if excess > 0:
         return MISFIT + excess
-    fill_areas(t, plan.option, t.least_area, t.least_size, plan.us, walk.scratch.area)
-    absent = surely_absent(t, plan.option, plan.relation, plan.us)
-    bound = bound_of(t, plan.us, absent, plan.overlap, walk.scratch, limit + 1)
-    return bound if bound > limit else list_schedule(t, plan.us, plan.overlap, plan.agenda)
+    bound = own_bound(t, plan, limit + 1)
+    return bound if bound > limit else max(bound, time_by_rule(t, plan.us, plan.overlap, plan.agenda))
 
 
 @compiled

@@ -1,14 +1,14 @@
 """Symmetries: permutations of the calls after which the problem is the same.
 
 Calls of equal options with the same predecessors and successors (several reward models) can be swapped, and so can
-pairs of them with the moves between (two critics, each scoring and being trained). Makespans then differ only by whom
-ties favour, so one bound that leaves these ties open holds for all plans that are the same up to a permutation.
+pairs of them with the moves between (two critics, each scoring and being trained). Times then differ only by whom the
+order of nodes favours, which bounds know nothing of: one holds for all plans that are the same up to a permutation.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -100,7 +100,12 @@ def _keeps(problem: Problem, swap: Permutation) -> bool:
         return False
     moved = {node.name: problem.nodes[goes[index]].name for index, node in enumerate(problem.nodes)}
     edges = set(problem.edges)
-    return {Edge(moved[edge.source], moved[edge.target], edge.lag) for edge in edges} == edges
+    return {_moved(edge, moved) for edge in edges} == edges
+
+
+def _moved(edge: Edge, moved: Mapping[str, str]) -> Edge:
+    without = None if edge.without is None else moved[edge.without]
+    return Edge(moved[edge.source], moved[edge.target], edge.lag, without)
 
 
 def _same(first: ProblemNode, second: ProblemNode) -> bool:
@@ -124,9 +129,3 @@ def not_before(group: Sequence[Permutation], order: Sequence[int]) -> list[int]:
             if all(goes[before] == before for before in kept) and goes[call] != call:
                 earlier[goes[call]] |= 1 << call
     return earlier
-
-
-def wins_ties(group: Sequence[Sequence[int]]) -> list[list[bool]]:
-    """Whether, as [a, b], node a goes before b when both become ready at once: by number, in all permutations."""
-    nodes = range(len(group[0]))
-    return [[all(goes[a] < goes[b] for goes in group) for b in nodes] for a in nodes]

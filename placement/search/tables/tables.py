@@ -14,17 +14,13 @@ import numpy as np
 
 from prefect_rlhf.placement.search.compiled import Ints, starts, word
 from prefect_rlhf.placement.search.problem import LinkNode, PairNode, PlannedCall, Problem, ProblemNode, calls_of
-from prefect_rlhf.placement.search.tables.dependencies import (
-    NEVER,
-    dependency_arrays,
-    least_lags,
-    num_dependencies,
-)
+from prefect_rlhf.placement.search.tables.dependencies import NEVER, least_lags, num_dependencies
 from prefect_rlhf.placement.search.tables.groups import groups_of, option_arrays
-from prefect_rlhf.placement.search.tables.symmetry import node_permutation, symmetries, wins_ties
+from prefect_rlhf.placement.search.tables.symmetry import symmetries
 
 UNDECIDED, DISJOINT, OVERLAP, EQUAL = -1, 0, 1, 2
 CALL, PAIR, LINK = 0, 1, 2
+GRAPH_ORDER, READY_FIRST = 0, 1
 
 
 class Tables(NamedTuple):
@@ -34,6 +30,8 @@ class Tables(NamedTuple):
     num_nodes: int
     num_devices: int
     iterations: int
+    rule: int  # GRAPH_ORDER or READY_FIRST
+    in_flight: int  # iterations
     most_bytes: int  # of the largest device
     # nodes [V]
     node_kind: Ints  # CALL, PAIR or LINK
@@ -80,22 +78,22 @@ class Tables(NamedTuple):
     lies_within: Ints  # [K, K]: whether a mesh of the first class lies inside each of the second that it overlaps
     tells_equal: Ints  # [C, C]: whether EQUAL differs from OVERLAP for this pair
     symmetry: Ints  # [S, C]: permutations of the calls, see `symmetry`; the first changes nothing
-    wins_ties: Ints  # [V]: set of nodes that it goes before when both become ready at once, however calls change places
     # dependencies
     edge_start: Ints  # [V + 1]
     edge_target: Ints
     edge_lag: Ints
     num_dependencies: Ints  # [iterations * V]: of each run
+    without: Ints  # [E, 4]: source, target and lag of each edge that only holds without a move, and that move
     # orders that hold whatever the plan, as sets of nodes
     ordered_once: Ints  # [V]: those ordered against it within one iteration
     ordered_always: Ints  # [V]: those of which every run is ordered against every run of it
     anchor: Ints  # [A]
     anchor_lag: Ints
     anchor_cycle: Ints  # [A]: the anchor and all between it and its next run that must wait for it
+    anchor_slips: Ints  # [A]: those that may run after its next run, but not after the one that follows
     anchor_followers: Ints  # [A]: the anchor and all that waits for it in its iteration
     cycle_ordered: Ints  # [A, V]: those of the cycle that are ordered against it
-    depends_on: Ints  # [3, V]: its direct dependencies, by lag: 0, 1, more
-    ready_last: Ints  # [V]: the nodes of which the last run has ended when it is ready
+    after_last: Ints  # [V]: those of which every run waits for its run in the iteration before
 
 
 def build_tables(problem: Problem) -> Tables:
@@ -107,16 +105,17 @@ def build_tables(problem: Problem) -> Tables:
         num_nodes=len(problem.nodes),
         num_devices=problem.num_devices,
         iterations=problem.iterations,
+        rule=GRAPH_ORDER if problem.rule == "graph_order" else READY_FIRST,
+        in_flight=problem.in_flight,
         most_bytes=max(problem.device_bytes),
         **_node_arrays(problem, calls, groups),
         **option_arrays(problem, groups),
         **_least_arrays(problem),
         **_mesh_arrays(problem),
         tells_equal=_tells_equal(problem, calls),
-        **_symmetry_arrays(problem),
+        symmetry=_ints(symmetries(problem)),
         **_edge_arrays(problem),
         **_order_arrays(least_lags(problem), problem.iterations),
-        **dependency_arrays(problem),
     )
 
 
@@ -247,20 +246,16 @@ def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
     return tells
 
 
-def _symmetry_arrays(problem: Problem) -> dict[str, Ints]:
-    group = symmetries(problem)
-    node_group = [goes for goes in (node_permutation(problem, calls) for calls in group) if goes is not None]
-    return {"symmetry": _ints(group), "wins_ties": _ints([word(row) for row in wins_ties(node_group)])}
-
-
 def _edge_arrays(problem: Problem) -> dict[str, Ints]:
     position = {node.name: index for index, node in enumerate(problem.nodes)}
-    edges = sorted({(position[e.source], position[e.target], e.lag) for e in problem.edges})
+    edges = sorted({(position[e.source], position[e.target], e.lag) for e in problem.edges if e.without is None})
+    without = [(position[e.source], position[e.target], e.lag, position[e.without]) for e in problem.edges if e.without]
     return {
         "edge_start": starts([sum(source == node for source, _, _ in edges) for node in range(len(position))]),
         "edge_target": _ints([target for _, target, _ in edges]),
         "edge_lag": _ints([lag for _, _, lag in edges]),
         "num_dependencies": num_dependencies(problem, problem.iterations),
+        "without": np.array(without, dtype=np.int64).reshape(-1, 4),
     }
 
 
@@ -273,9 +268,12 @@ def _order_arrays(lags: Ints, iterations: int) -> dict[str, Ints]:
     return {
         "ordered_once": _ints([word(row) for row in once]),
         "ordered_always": _ints([word(row) for row in always]),
+        "after_last": _ints([word([_waits_for_last(lags, u, v) for v in nodes]) for u in nodes]),
         "anchor": _ints(anchors),
         "anchor_lag": _ints([int(lags[anchor, anchor]) for anchor in anchors]),
         "anchor_cycle": _ints([word([v in cycle for v in nodes]) for cycle in cycles]),
+        "anchor_slips": _ints([word([v not in cycle and _slips(lags, anchor, v) for v in nodes])
+                               for anchor, cycle in zip(anchors, cycles, strict=True)]),
         "anchor_followers": _ints([word(_followers(lags, anchor)) for anchor in anchors]),
         "cycle_ordered": _ints([[word([_ordered_in(cycle, lags, u, v) for v in nodes]) for u in nodes]
                                 for cycle in cycles]),
@@ -309,9 +307,20 @@ def _followers(lags: Ints, anchor: int) -> list[bool]:
     return [bool(node == anchor or lags[anchor, node] == 0) for node in range(len(lags))]
 
 
+def _waits_for_last(lags: Ints, node: int, other: int) -> bool:
+    """Whether every run of the other waits for the node's run in the iteration before."""
+    return bool(lags[node, other] == 1 or (lags[node, other] == 0 and 1 in (lags[node, node], lags[other, other])))
+
+
+def _slips(lags: Ints, anchor: int, node: int) -> bool:
+    """Whether a node waits for the anchor's run, and not the next but the one after that waits for the node."""
+    return bool(lags[anchor, anchor] == 1 and lags[anchor, node] == 0 and lags[node, anchor] <= 2)
+
+
 def _ordered_in(cycle: dict[int, int], lags: Ints, node: int, other: int) -> bool:
     """Whether one of two nodes waits for the other's run in the cycle."""
     if node not in cycle or other not in cycle or node == other:
         return False
     apart = cycle[other] - cycle[node]
-    return bool(lags[node, other] <= apart or lags[other, node] <= -apart)
+    ahead, behind = apart - lags[node, other], -apart - lags[other, node]  # iterations beyond what is waited for
+    return any(more >= 0 and more % lags[node, node] == 0 for more in (ahead, behind))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from prefect_rlhf.flows.training.searched_plan import summary
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware
 from prefect_rlhf.placement.cost.node import NodeCosts
@@ -93,12 +94,13 @@ def test_no_preset_is_faster_than_the_plan(name):
 
 @pytest.mark.parametrize("name", ["ppo", "remax", "dpo"])
 def test_the_estimate_is_the_time_of_the_plans_augmented_graph(name):
-    """Counted here by hand: five steps in a row after the first, which brings no new weights."""
+    """Counted here by hand: from the end of one step in the middle of many to that of the tenth after it."""
     graph, found = GRAPHS[name], planned(name)
     costs = NodeCosts(graph, found.plan, WORKLOAD, SOURCES)
-    slots = [one for one in schedule(augment(graph, found.plan, 6), costs.seconds).slots if one.seconds > 0]
-    began = min(one.start for one in slots if one.node.step >= 1)
-    assert found.seconds == pytest.approx((max(one.end for one in slots) - began) / 5)
+    slots = schedule(augment(graph, found.plan, 30), costs.seconds).slots
+    first, last = (max(one.end for one in slots if one.node.step == step) for step in (10, 20))
+    assert found.seconds == pytest.approx((last - first) / 10)
+    assert found.estimate.cold_seconds == pytest.approx(max(one.end for one in slots if one.node.step < 5))
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -187,6 +189,21 @@ def test_reals_heuristic_has_reals_micro_batches():
     assert result.plan is not None
     cuts = {result.plan[call.name].micro_batches for call in rows if call.kind != "compute" and call.every is None}
     assert cuts == {8}
+
+
+@pytest.mark.parametrize("name", ["ppo", "remax"])
+def test_with_older_weights_a_plan_is_no_slower_than_with_fresh_ones(name):
+    """What waits for less can be planned as if it waited."""
+    stale = replace(GRAPHS[name], staleness=1)
+    found = plan_graph(question(stale), budget_seconds=0.5)
+    assert found.lower_bound_seconds <= found.seconds <= planned(name).seconds * (1 + 1e-3)
+
+
+def test_a_plan_below_its_bound_is_said_to_be():
+    """An estimate or a bound that is wrong is not hidden in a gap of nothing."""
+    found = replace(planned("dpo"), lower_bound_seconds=2 * planned("dpo").seconds)
+    assert found.beats_bound and not planned("dpo").beats_bound
+    assert "BELOW the bound" in summary(found) and "BELOW" not in summary(planned("dpo"))
 
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan")])

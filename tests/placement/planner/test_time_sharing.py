@@ -16,7 +16,7 @@ from prefect_rlhf.placement.planner.plan_problem import FORBIDDEN, PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
-from prefect_rlhf.placement.schedule.estimate import ITERATIONS, estimate
+from prefect_rlhf.placement.schedule.estimate import estimate
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.problem import PairNode
 from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, model, plans, ppo
@@ -53,7 +53,7 @@ def test_with_enough_memory_no_trained_model_leaves():
 def bound_seconds() -> float:
     """With room for everything, so that no plan is left out for its memory."""
     problem = PlanSpace.of(question(replace(TWO_DEVICES, device_memory_bytes=80 * GIB))).least.problem
-    return search(problem, 1.0).lower_bound_seconds / ITERATIONS
+    return search(problem, 1.0).lower_bound_seconds
 
 
 @given(drawn=plans(GRAPH, TWO_DEVICES))

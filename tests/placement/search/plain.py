@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from math import ceil
+from random import Random
 
+from prefect_rlhf.placement.schedule.list_schedule import Job, list_schedule
+from prefect_rlhf.placement.schedule.schedule import steady_seconds
 from prefect_rlhf.placement.search.problem import Choice, LinkNode, PairNode, PlannedCall, Problem
 
 
@@ -112,8 +116,73 @@ def occupied(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | P
     return set().union(*(devices(problem, plan, end) for end in ends))
 
 
+Run = tuple[int, int]  # an iteration and the number of a node
+
+
+def waits_of(problem: Problem, plan: Mapping[str, Choice], iterations: int) -> dict[Run, set[Run]]:
+    """What each run of a node that takes time waits for: through those that take none."""
+    absent = {node.name for node in problem.nodes if is_absent(problem, plan, node)}
+    number = {node.name: index for index, node in enumerate(problem.nodes)}
+    direct: dict[Run, set[Run]] = {(i, n): set() for i in range(iterations) for n in range(len(number))}
+    for edge in problem.edges:
+        for iteration in range(iterations):
+            later = iteration + edge.lag, number[edge.target]
+            if later in direct and (edge.without is None or edge.without in absent):
+                direct[later].add((iteration, number[edge.source]))
+
+    def resolved(run: Run) -> set[Run]:
+        through = [resolved(other) if problem.nodes[other[1]].name in absent else {other} for other in direct[run]]
+        return set().union(*through)
+
+    return {run: resolved(run) for run in direct if problem.nodes[run[1]].name not in absent}
+
+
+def is_absent(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> bool:
+    return duration(problem, plan, node) == 0 and not isinstance(node, PlannedCall)
+
+
+def period(problem: Problem, plan: Mapping[str, Choice]) -> int:
+    """As a run's device locks would have it, by the scheduler of augmented graphs."""
+    waits = waits_of(problem, plan, problem.iterations)
+    runs = sorted(waits)
+    submissions = range(problem.in_flight, problem.iterations)
+    position = {run: index for index, run in enumerate(runs)}
+    bits: dict[object, int] = {}
+    jobs = []
+    for iteration, number in runs:
+        node = problem.nodes[number]
+        mask = sum(1 << bits.setdefault(one, len(bits)) for one in occupied(problem, plan, node))
+        after = [position[run] for run in waits[iteration, number]]
+        after += [len(runs) + iteration - problem.in_flight] if iteration in submissions else []
+        jobs.append(Job(mask, float(duration(problem, plan, node)), tuple(after)))
+    for step in submissions:
+        over = [position[run] for run in runs if run[0] <= step - problem.in_flight]
+        jobs.append(Job(0, 0.0, tuple(over)))
+    ends = [0.0] * problem.iterations
+    for (iteration, _), job, start in zip(runs, jobs, list_schedule(jobs), strict=False):
+        ends[iteration] = max(ends[iteration], start + job.seconds)
+    return ceil(steady_seconds(list(itertools.accumulate(ends, max)), problem.in_flight - 1) - 1e-6)
+
+
+def makespan_in_random_order(problem: Problem, plan: Mapping[str, Choice], iterations: int, random: Random) -> int:
+    """Place one ready run after another, as late ones as come up, on devices that are then free."""
+    waits = waits_of(problem, plan, iterations)
+    where = {run: occupied(problem, plan, problem.nodes[run[1]]) for run in waits}
+    rank = [random.random() for _ in problem.nodes]
+    patience = random.choice([0.0, 0.5, 3.0, 1000.0])  # iterations that a run may be ahead for its rank
+    ended: dict[Run, int] = {}
+    free: dict[object, int] = {}
+    while len(ended) < len(waits):
+        ready = [run for run in waits if run not in ended and waits[run] <= ended.keys()]
+        run = min(ready, key=lambda run: run[0] + patience * rank[run[1]] + random.random() * 0.01)
+        times = [*(ended[other] for other in waits[run]), *(free.get(one, 0) for one in where[run])]
+        ended[run] = max(times, default=0) + duration(problem, plan, problem.nodes[run[1]])
+        free |= dict.fromkeys(where[run], ended[run])
+    return max(ended.values())
+
+
 def makespan(problem: Problem, plan: Mapping[str, Choice]) -> int:
-    """List scheduling on devices: a node is absent when it is a move that takes no time.
+    """ReaL's list scheduling on devices: a node is absent when it is a move that takes no time.
 
     "The last node placed on any overlapping mesh" is about whole meshes: a later node need not share the very devices
     of an earlier one for its call's mesh to be in use.

@@ -16,16 +16,19 @@ from prefect_rlhf.placement.search.problem import (
     PlannedCall,
     Problem,
     ProblemNode,
+    Rule,
     calls_of,
 )
+from prefect_rlhf.placement.search.tables.dependencies import least_lags
 from prefect_rlhf.placement.strategy import Strategy
 
 LINE = 4
+PERIOD_ITERATIONS = 16
 MESHES = tuple(Interval(start, start + size, f"{start}+{size}") for size in (1, 2, 4) for start in range(0, LINE, size))
 
 
-def random_problem(seed: int) -> Problem:
-    """The same seed gives the same problem."""
+def random_problem(seed: int, rule: Rule = "ready_first") -> Problem:
+    """The same seed gives the same problem, by either rule; but under a run's an edge may hold without a move only."""
     random = Random(seed)
     uneven = random.random() < 0.3
     classes = _classes(uneven)
@@ -33,15 +36,21 @@ def random_problem(seed: int) -> Problem:
     moves = [node for index in range(random.randrange(4)) for node in _move(random, index, calls)]
     nodes = _shuffled_in_order(random, [*calls, *moves])
     capacity = random.choice([90, 120, 200])
-    return Problem(
+    edges, iterations = list(_edges(random, nodes)), random.choice([1, 2, 3, 4])
+    problem = Problem(
         name=f"random {seed}",
         device_bytes=(capacity,) * 2 + (capacity - 30 * uneven,) * 2,
         meshes=MESHES,
         mesh_classes=classes,
         nodes=tuple(nodes),
-        edges=tuple(_edges(random, nodes)),
-        iterations=random.choice([1, 2, 3, 4]),
+        edges=tuple(edges),
+        iterations=iterations,
+        rule="ready_first",
     )
+    if rule == "ready_first":
+        return problem
+    overwrites = _overwrites(random, problem)
+    return replace(problem, rule=rule, edges=(*edges, *overwrites), iterations=PERIOD_ITERATIONS)
 
 
 def _classes(uneven: bool) -> tuple[tuple[int, ...], ...]:
@@ -95,20 +104,34 @@ def _edges(random: Random, nodes: list[ProblemNode]) -> list[Edge]:
     return edges
 
 
+def _overwrites(random: Random, problem: Problem) -> list[Edge]:
+    """A wait that holds only without a move: of a call for an earlier one of its iteration, the next or the last."""
+    position = {node.name: index for index, node in enumerate(problem.nodes)}
+    moves = [node.name for node in problem.nodes if not isinstance(node, PlannedCall)]
+    first, second = sorted(random.sample(range(len(problem.calls)), 2))
+    source, target, lag = problem.calls[first].name, problem.calls[second].name, random.choice([-1, 0, 1])
+    in_circle = lag + least_lags(problem)[position[target], position[source]] <= 0
+    return [Edge(source, target, lag, random.choice(moves))] if moves and not in_circle else []
+
+
 def with_twins(problem: Problem) -> Problem:
     """The same with a second one of its last call that is in some move or none, and of the moves with it."""
     twin = problem.calls[-1]
     new = {node.name: f"{node.name} again" for node in problem.nodes if twin.name in calls_of(node)}
     added = [_renamed(node, new) for node in problem.nodes if node.name in new]
-    pairs = [(edge, Edge(new.get(edge.source, edge.source), new.get(edge.target, edge.target), edge.lag))
-             for edge in problem.edges]  # fmt: skip
+    pairs = [(edge, _moved(edge, new)) for edge in problem.edges]
     return replace(
         problem,
         name=f"{problem.name} with twins",
         nodes=tuple(_in_topological_order([*problem.nodes, *added], {edge for both in pairs for edge in both})),
         edges=tuple(dict.fromkeys(edge for both in pairs for edge in both)),
-        iterations=min(2, problem.iterations),
+        iterations=min(2, problem.iterations) if problem.rule == "ready_first" else problem.iterations,
     )
+
+
+def _moved(edge: Edge, new: dict[str, str]) -> Edge:
+    source, target = (new.get(name, name) for name in (edge.source, edge.target))
+    return Edge(source, target, edge.lag, edge.without and new.get(edge.without, edge.without))
 
 
 def _renamed(node: ProblemNode, new: dict[str, str]) -> ProblemNode:

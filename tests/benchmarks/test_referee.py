@@ -1,0 +1,30 @@
+"""No plan that may run is below its question's bound: the planner's real questions, asked and attacked."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from benchmarks.referee import QUESTIONS, judge
+
+LINES = [line for line in QUESTIONS.read_text().splitlines() if line.strip()]
+SMALL = [line for line in LINES if "1x8:h100" in line and not line.startswith("grpo")]
+
+
+def test_the_small_questions_are_with_and_without_older_weights():
+    assert {True, False} == {"staleness" in line for line in SMALL}
+
+
+@pytest.mark.parametrize("line", SMALL)
+def test_no_plan_of_a_small_question_is_below_its_bound(line):
+    """Neither the answer, nor a preset, nor plans drawn around them and anywhere."""
+    verdict = judge(line, 15, 1.0, Random(len(line)))
+    assert (verdict.violations, verdict.plans > 15) == (0, True)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("line", [line for line in LINES if line not in SMALL])
+def test_no_plan_of_any_question_is_below_its_bound(line):
+    verdict = judge(line, 60, 2.0, Random(len(line)))
+    assert verdict.violations == 0
