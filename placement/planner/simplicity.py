@@ -1,0 +1,81 @@
+"""The simplest plan among those that are nearly the fastest: the estimates are no better than that.
+
+A plan is as complex as the things that a person has to be told about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
+from prefect_rlhf.placement.planner.neighbours import changed_plan, neighbours
+from prefect_rlhf.placement.planner.plan_problem import PlanSpace
+from prefect_rlhf.placement.planner.question import Question
+
+NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
+FULL = 0.95  # of a device's memory: above it a longer row, or what nobody counted, does not fit
+TRIED = 4  # simpler placements of each call, those that take least time, in each round
+ROUNDS = 3
+
+
+def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate) -> int:
+    """Count what has to be said of a plan.
+
+    One each: for a mesh; for a strategy on a mesh; for a copy of weights that comes and goes; for a call whose tensor-
+    parallel groups, or whose pipelines, cross nodes; and for a device that is nearly full.
+    """
+    fullest = certificate.fullest
+    is_full = fullest is not None and fullest.num_bytes > FULL * fullest.device_bytes
+    return _structure(question, plan) + is_full
+
+
+def simplest(
+    question: Question, space: PlanSpace, fastest: ExecutionPlan, others: Iterable[tuple[ExecutionPlan, float]]
+) -> ExecutionPlan:
+    """Return the simplest plan that takes at most 3% more than `fastest`; of equally simple ones the fastest.
+
+    `others` are plans that fit, with their seconds. From the simplest of them on, calls move one at a time to where
+    other calls are.
+    """
+    least = question.seconds(fastest)
+    nearly = [(fastest, least), *(pair for pair in others if pair[1] <= least * (1 + NEARLY))]
+    ranked = [(complexity(question, plan, question.certificate(plan)), seconds, plan) for plan, seconds in nearly]
+    best = min(ranked, key=lambda entry: entry[:2])
+    for _ in range(ROUNDS):
+        simpler = []
+        for plan in _with_calls_moved(question, space, best[2]):
+            if _structure(question, plan) > best[0] or (seconds := question.seconds(plan)) > least * (1 + NEARLY):
+                continue
+            certificate = question.certificate(plan)
+            if certificate.fits:
+                simpler.append((complexity(question, plan, certificate), seconds, plan))
+        before, best = best, min([best, *simpler], key=lambda entry: entry[:2])
+        if best[0] == before[0]:
+            break
+    return best[2]
+
+
+def _structure(question: Question, plan: ExecutionPlan) -> int:
+    placed = [placement for _, placement in plan.placements if placement.engine != "python"]
+    meshes = {placement.mesh for placement in placed}
+    strategies = {(placement.mesh, placement.strategy) for placement in placed}
+    crossing = sum(
+        (placement.strategy.tp > placement.mesh.devices_per_node)
+        + (placement.strategy.pp > 1 and placement.mesh.num_nodes > 1)
+        for placement in placed
+    )
+    return len(meshes) + len(strategies) + len(offloaded_parts(question.graph, plan)) + crossing
+
+
+def _with_calls_moved(question: Question, space: PlanSpace, plan: ExecutionPlan) -> Iterator[ExecutionPlan]:
+    """Yield plans in which one call has the mesh of another, the fastest few of each call first."""
+    meshes = {placement.mesh for _, placement in plan.placements if placement.engine != "python"}
+    users = instances(question.graph, plan)
+    for call, ranked in neighbours(plan, space).items():
+        there = (placement for placement, has_room in ranked if has_room and placement.mesh in meshes)
+        for placement in islice(there, TRIED):
+            changed = changed_plan(question, plan, call, placement)
+            if changed is not None and len(instances(question.graph, changed)) <= len(users):
+                yield changed

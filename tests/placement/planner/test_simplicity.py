@@ -1,0 +1,35 @@
+"""Of plans that take nearly the same time the simplest is the answer, and what simplicity costs is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.planner.simplicity import NEARLY, complexity, simplest
+from tests.placement.planner.test_planner import GRAPHS, planned, question
+from tests.strategies import GIB, placed
+
+LARGE = ClusterShape("large", 1, 2, 80 * GIB)
+
+
+def test_each_thing_that_has_to_be_said_of_a_plan_counts_once():
+    """Flattening: one mesh, one strategy. The reference on half of it: another mesh, its strategy, then an offload."""
+    asked = question(GRAPHS["ppo"], LARGE)
+    plan = preset("flattening", GRAPHS["ppo"], LARGE, LARGE.whole)
+    counts = []
+    for changes in ({}, {"mesh": "n0:0", "dp": 1}, {"offload": "all"}):
+        plan = placed(plan, "ref_inference", **changes)
+        counts.append(complexity(asked, plan, asked.certificate(plan)))
+    assert counts == [2, 4, 5]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_simplest_plan_fits_is_no_more_complex_and_takes_little_longer(name):
+    asked, found = question(GRAPHS[name]), planned(name)
+    others = [(one.plan, one.estimate.seconds) for one in found.presets if one.plan is not None]
+    chosen = simplest(asked, found.space, found.plan, others)
+    assert asked.fits(chosen)
+    assert asked.seconds(chosen) <= asked.seconds(found.plan) * (1 + NEARLY)
+    counts = [complexity(asked, plan, asked.certificate(plan)) for plan in (chosen, found.plan)]
+    assert counts[0] <= counts[1]
