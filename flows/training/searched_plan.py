@@ -8,6 +8,7 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import COLD_ITERATIONS
 from prefect_rlhf.placement.table import table
 
+SHOWN_SHARE = 0.0005  # of a gap's part: less is shown as 0.0%
 PROVED_GAP = 0.0005  # up to which the bound proves the plan itself
 
 
@@ -42,7 +43,9 @@ def _against_bound(planned: Planned) -> str:
     bound = f"the bound ({planned.lower_bound_seconds:.4g} s)"
     if planned.beats_bound:
         return f"{-planned.gap:.1%} BELOW {bound}, below which no plan is: one of the two is wrong, please report it"
-    return f"{max(0.0, planned.gap):.1%} above {bound}, below which no plan is"
+    parts = (f"{share:+.1%} {words}" for words, share in planned.gap_parts.items() if abs(share) >= SHOWN_SHARE)
+    why = "; ".join(parts)
+    return f"{max(0.0, planned.gap):.1%} above {bound}, below which no plan is{f': {why}' if why else ''}"
 
 
 def plan_file(planned: Planned, plan: ExecutionPlan) -> str:

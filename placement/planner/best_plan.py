@@ -19,6 +19,7 @@ from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.planner.restrictions import pinned
+from prefect_rlhf.placement.planner.simplicity import simplest
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
 from prefect_rlhf.placement.search.driver import Method, Progress
 
@@ -51,11 +52,23 @@ def plan_graph(
     starts = _fastest(timed, STALE_STARTS if question.graph.staleness else 1)
     improved = (improve_locally(question, replace(start, name="auto"), space) for start in starts)
     best = min(improved, key=question.seconds)
-    plan = keep_resident_where_free(question, _place_computations(question, best))
+    fastest = _finished(question, best)
+    simple = simplest(question, space, fastest, timed)
+    plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"))
     bound = [finding.bound for finding in findings if finding.bound is not None][-1]
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
-    return Planned(plan, estimate, certificate, bound.lower_bound_seconds, bound.binding, bound, presets, space)
+    return Planned(
+        plan,
+        estimate,
+        certificate,
+        bound.lower_bound_seconds,
+        bound.binding,
+        bound,
+        presets,
+        space,
+        question.seconds(fastest),
+    )
 
 
 def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
@@ -72,6 +85,11 @@ def _fastest(timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[E
     for plan, _ in sorted(timed, key=lambda pair: pair[1]):
         different.setdefault(plan.placements, plan)
     return list(different.values())[:count]
+
+
+def _finished(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
+    """The plan with its computations where they are done soonest, and with what may stay on its devices there."""
+    return keep_resident_where_free(question, _place_computations(question, plan))
 
 
 def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPlan:

@@ -28,7 +28,8 @@ class Planned:
     """The best plan that was found in `space`, and all that is known of it.
 
     `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, in whatever order its
-    nodes start. `binding` says why, in words.
+    nodes start. `binding` says why, in words. `fastest_seconds` are of the fastest plan that was found; the plan may
+    take a little more and be simpler.
     """
 
     plan: ExecutionPlan
@@ -39,6 +40,7 @@ class Planned:
     search: SearchResult
     presets: tuple[PresetResult, ...]
     space: PlanSpace
+    fastest_seconds: float
 
     @property
     def seconds(self) -> float:
@@ -54,6 +56,21 @@ class Planned:
     def gap(self) -> float:
         """By how much of the lower bound the plan is above it."""
         return self.seconds / self.lower_bound_seconds - 1
+
+    @property
+    def gap_parts(self) -> dict[str, float]:
+        """The gap by what leaves it open, each a share of the bound; together they are the gap.
+
+        The search, of its own problem; what the problem does not count, such as the fullest device's bytes and moves
+        of rows; and the choice of a simpler plan.
+        """
+        bound = self.lower_bound_seconds
+        searched = min(max(bound, self.search.seconds), self.fastest_seconds)
+        return {
+            "left open by the search": searched / bound - 1,
+            "by memory and moves that the bound does not count": (self.fastest_seconds - searched) / bound,
+            "for a simpler plan": (self.seconds - self.fastest_seconds) / bound,
+        }
 
     def rows(self, *others: PresetResult) -> list[dict[str, str]]:
         """Return a row for the plan, for each of `others`, and for every preset, for a table."""
