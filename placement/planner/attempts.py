@@ -17,7 +17,7 @@ from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.restrictions import divisions
-from prefect_rlhf.placement.planner.solution import fitting, solution, solve_fitting
+from prefect_rlhf.placement.planner.solution import TIGHTER, fitting, solution, solve_fitting
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
@@ -27,7 +27,6 @@ CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
 SMALLER = (0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
-TIGHTER = (1.0, 0.99, 0.98, 0.96, 0.94, 0.9, 0.8)  # where models take turns, and little room is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,8 @@ def search_presets(request: SearchRequest) -> Finding:
 def search_fullest_devices(request: SearchRequest) -> Finding:
     """Search all plans again, counting the fullest device of each mesh."""
     budget_seconds = CAUTIOUS_SHARE * request.budget_seconds
-    return _finding(solve_fitting(request.question, request.space.most, budget_seconds, request.method))
+    question, problem = request.question, request.space.most
+    return _finding(solve_fitting(question, problem, budget_seconds, request.method, shares=TIGHTER))
 
 
 def search_less_memory(request: SearchRequest) -> Finding:

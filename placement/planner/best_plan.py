@@ -67,7 +67,7 @@ def plan_graph(
         bound,
         presets,
         space,
-        question.seconds(fastest),
+        min(question.seconds(fastest), estimate.seconds),
     )
 
 

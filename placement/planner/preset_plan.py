@@ -18,7 +18,7 @@ from prefect_rlhf.placement.planner.candidates import Candidate, Candidates, Cos
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace, restricted_problem
 from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.question import Question
-from prefect_rlhf.placement.planner.solution import solve_fitting
+from prefect_rlhf.placement.planner.solution import TIGHTER, solve_fitting
 from prefect_rlhf.placement.plans.check import violations
 from prefect_rlhf.placement.plans.presets import Preset, preset_named
 from prefect_rlhf.placement.strategy import Strategy
@@ -89,7 +89,7 @@ def preset_result(question: Question, space: PlanSpace, name: str, budget_second
     """Search the best strategies of those that a preset admits, on the meshes that it gives to the calls."""
     try:
         for problem in preset_problems(preset_named(name), question.site.mesh, space):
-            plan = solve_fitting(question, problem, budget_seconds, name=name)
+            plan = solve_fitting(question, problem, budget_seconds, name=name, shares=TIGHTER)
             if plan is not None:
                 return PresetResult(name, plan, question.estimate(plan))
     except RlhfError as error:

@@ -10,6 +10,9 @@ from prefect_rlhf.placement.planner.plan_problem import PlanProblem
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.search.driver import Method, SearchResult, search
 
+TIGHTER = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.85, 0.8)
+"""Shares of memory to search in, where a problem counts nearly all that a certificate does."""
+
 
 def fitting(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
     """Return the plan if it fits, else without prefetch if that does, else None."""
