@@ -95,9 +95,10 @@ class Case:
         return replace(self.execution.of(placement), recompute=self.recompute)
 
     def _candidates(self, call: Call, context: CostContext) -> Iterator[Candidate]:
-        """Those that fit; of a call that generates, on the paper's engine."""
+        """Those that fit and stay on their devices; of a call that generates, on the paper's engine."""
         for candidate in fitting_candidates(call, context):
-            if call.kind != "generate" or candidate.placement.engine in self.engines:
+            stays = candidate.placement.offload == "none"
+            if stays and (call.kind != "generate" or candidate.placement.engine in self.engines):
                 yield candidate
 
     def searched(self) -> TimedPlan | None:

@@ -51,8 +51,8 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
 
     Raises InvalidInput for what is no cluster, and for a described device that is in none of its nodes.
 
-    >>> parse_cluster("1x8:a100-40+1x8:v100-32")[1]
-    NodeGroup(num_nodes=1, devices_per_node=8, device='v100-32')
+    >>> [group.device for group in parse_cluster("1x8:a100-40+1x8:v100-32")]
+    ['a100-40', 'v100-32']
     """
     groups = []
     for part in text.split("+"):

@@ -73,8 +73,8 @@ class Devices:
 
     def _check_late(self, node: Node) -> None:
         """What comes back late is on no device on which something else computes."""
-        if "compute" not in node.resources:
-            return
+        if "compute" not in node.resources or node.kind in ("reload", "offload"):
+            return  # a copy that stops its devices computes nothing: a reallocate needs two of them there
         whole, optimizers = self.comes_and_goes - self.away, self.optimizers_come_and_go - self.optimizers_away
         for visitor in self.late & (whole | optimizers):
             used = visitor in (node.instance, node.source, node.target)

@@ -194,7 +194,7 @@ def test_frozen_roles_are_offloaded_where_memory_is_short():
     fitting = {}
     for quarters in range(126, 150):
         cluster = ClusterShape("small", 1, 2, quarters << 18)
-        plan = preset("flattening", ppo(), cluster, cluster.whole, max_sequence_length=64)
+        plan = preset("flattening", ppo(), cluster, cluster.whole, max_sequence_length=64, backend="cpu")
         off = sum(placement.offload != "none" for _, placement in plan.placements)
         fitting.setdefault((plan["actor_train_step"].strategy.dp, off), quarters)
     assert fitting[2, 2] < fitting[2, 0]
@@ -203,5 +203,5 @@ def test_frozen_roles_are_offloaded_where_memory_is_short():
 def test_a_plan_that_cannot_fit_is_refused_with_what_fills_the_memory():
     tiny = ClusterShape("tiny", 1, 2, 1 << 20)
     with pytest.raises(PlanDoesNotFit, match=r"memory of n0:0: got .* MiB at ") as error:
-        preset("flattening", ppo(), tiny, tiny.whole)
+        preset("flattening", ppo(), tiny, tiny.whole, backend="cpu")
     assert "actor.megatron n0:0-1 dp2: optimizer" in error.value.report
