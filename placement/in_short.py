@@ -10,7 +10,7 @@ MOST_OF_A_LINE = 1000  # whatever else it says
 
 
 class _Short(Repr):
-    """As reprlib has it, but generous, and for integers that Python refuses to write out."""
+    """What reprlib has, but generous, and for integers that Python refuses to write out."""
 
     def __init__(self) -> None:
         super().__init__()

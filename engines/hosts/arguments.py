@@ -67,7 +67,7 @@ def arguments(
 
 
 def _trl(function: Callable[..., Any], rows: Sequence[Row], log_metric: Callable[[str, float], None]) -> dict[str, Any]:
-    """As `GRPOTrainer._calculate_rewards` of TRL 1.16: columns as lists, completions as chats where prompts are."""
+    """Give what TRL 1.16 gives: columns as lists, completions as chats where prompts are."""
     columns = dict.fromkeys(name for row in rows for name in row if name not in _TRL_HIDES)
     given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in columns}
     given["prompts"] = [row["prompt"] for row in rows]
@@ -90,7 +90,7 @@ def _log_nothing(column: str, values: Sequence[Any]) -> None:
 
 
 def _verl(row: Row) -> dict[str, Any]:
-    """As `NaiveRewardManager.run_single` of verl 0.9.1."""
+    """Give what verl 0.9.1 gives (`NaiveRewardManager.run_single`)."""
     if "ground_truth" in row:
         truth = row["ground_truth"]
     elif "reward_model" in row:

@@ -66,7 +66,7 @@ class VllmEngine:
         return layers
 
     def weights_written(self) -> None:
-        """On CPU, have the new weights packed before use; keys and values of the old ones no generate reads anyway."""
+        """Have the new weights packed before use on CPU; keys and values of the old ones no generate reads anyway."""
         if self._cpu is not None:
             self._cpu.weights_written()
 

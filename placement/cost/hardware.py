@@ -151,7 +151,7 @@ class Links:
         return self.host if span == "host" else self.device
 
 
-def _rented(
+def _printed(
     name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
 ) -> Datasheet:
     """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that its driver reports."""
@@ -159,32 +159,25 @@ def _rented(
 
 
 _RENTED = (
-    _rented("l40s", 362, 91.6, 864, 44.5, 32, 32, "NVIDIA L40S datasheet: PCIe 4 x16, no NVLink"),
-    _rented("a10", 125, 31.2, 600, 22.0, 32, 32, "NVIDIA A10 datasheet: PCIe 4 x16, no NVLink"),
-    _rented("rtx4090", 165, 82.6, 1008, 23.5, 32, 32, "NVIDIA Ada architecture whitepaper, RTX 4090: PCIe 4 x16"),
-    _rented("b200", 2250, 75, 8000, 178.4, 900, 64, "NVIDIA DGX B200 datasheet: NVLink 5, PCIe 5 x16"),
-    _rented("mi300x", 1307, 163.4, 5300, 191.5, 448, 64, "AMD Instinct MI300X data sheet: 7 Infinity Fabric links"),
+    _printed("l40s", 362, 91.6, 864, 44.5, 32, 32, "NVIDIA L40S datasheet: PCIe 4 x16, no NVLink"),
+    _printed("a10", 125, 31.2, 600, 22.0, 32, 32, "NVIDIA A10 datasheet: PCIe 4 x16, no NVLink"),
+    _printed("rtx4090", 165, 82.6, 1008, 23.5, 32, 32, "NVIDIA Ada architecture whitepaper, RTX 4090: PCIe 4 x16"),
+    _printed("b200", 2250, 75, 8000, 178.4, 900, 64, "NVIDIA DGX B200 datasheet: NVLink 5, PCIe 5 x16"),
+    _printed("mi300x", 1307, 163.4, 5300, 191.5, 448, 64, "AMD Instinct MI300X data sheet: 7 Infinity Fabric links"),
 )
 """Others that people rent."""
-
-
-def _kind(
-    name: str, half: float, full: float, memory: float, gib: float, link: float, host: float, source: str
-) -> Datasheet:
-    """Read TFLOP/s and GB/s as datasheets print them, links per direction, and the GiB that CUDA reports."""
-    return Datasheet(name, half * 1e12, full * 1e12, memory * 1e9, int(gib * GIB), link * 1e9, host * 1e9, source)
 
 
 DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
     {
         kind.name: kind
         for kind in (
-            _kind("h100", 989, 67, 3350, 79.1, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
-            _kind("h200", 989, 67, 4800, 139.7, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
-            _kind("a100-80", 312, 19.5, 2039, 79.1, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
-            _kind("a100-40", 312, 19.5, 1555, 39.4, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
-            _kind("v100-32", 125, 15.7, 900, 31.7, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
-            _kind("v100-16", 125, 15.7, 900, 15.7, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
+            _printed("h100", 989, 67, 3350, 79.1, 450, 64, "NVIDIA H100 datasheet, SXM5: NVLink 4, PCIe 5 x16"),
+            _printed("h200", 989, 67, 4800, 139.7, 450, 64, "NVIDIA H200 datasheet, SXM: NVLink 4, PCIe 5 x16"),
+            _printed("a100-80", 312, 19.5, 2039, 79.1, 300, 32, "NVIDIA A100 80GB datasheet, SXM: NVLink 3, PCIe 4"),
+            _printed("a100-40", 312, 19.5, 1555, 39.4, 300, 32, "NVIDIA A100 40GB datasheet, SXM: NVLink 3, PCIe 4"),
+            _printed("v100-32", 125, 15.7, 900, 31.7, 150, 16, "NVIDIA V100 datasheet, SXM2 32GB: NVLink 2, PCIe 3"),
+            _printed("v100-16", 125, 15.7, 900, 15.7, 150, 16, "NVIDIA V100 datasheet, SXM2 16GB: NVLink 2, PCIe 3"),
             Datasheet("cpu", 0.0, 0.0, 0.0, 0, 0.0, 0.0, "measured by a profile only", measured=True),
             *_RENTED,
         )

@@ -54,7 +54,7 @@ class Planned:
 
     @property
     def gap(self) -> float:
-        """By how much of the lower bound the plan is above it."""
+        """The share of the lower bound by which the plan is above it."""
         return self.seconds / self.lower_bound_seconds - 1
 
     @property

@@ -61,7 +61,7 @@ class ArrowColumn:
 
     @property
     def kind(self) -> ColumnKind:
-        """Of the type, in a dictionary of its words' type."""
+        """The kind of the type; of a dictionary, that of its words."""
         type_ = decoded(self.type)
         if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
             return "number"
@@ -100,7 +100,7 @@ class PlainColumn:
 
     @cached_property
     def kind(self) -> ColumnKind:
-        """Of all values."""
+        """The kind that all values have, null apart."""
         types = {type(value) for value in self.values if value is not None}
         if types and types <= {bool, int, float}:
             return "number"

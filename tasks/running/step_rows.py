@@ -141,7 +141,7 @@ class StepRows:
 
     @cached_property
     def _uses_by_call(self) -> Mapping[str, Counter[tuple[Device, RowKey]]]:
-        """Of each call and the transfers that feed it, the same in every step; in the first one all calls run."""
+        """Uses by each call and the transfers that feed it, the same in every step; in the first one all calls run."""
         nodes: dict[str, list[Node]] = {call.name: [] for call in self._graph}
         for node in unrolled_nodes(self._graph, self._plan, StepRange(1), (0,)):
             if node.call is not None:

@@ -14,15 +14,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.schedule.list_schedule import Job, list_schedule
 from prefect_rlhf.placement.search.driver import search
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
-from prefect_rlhf.placement.search.problem import (
-    Edge,
-    Interval,
-    LinkNode,
-    Option,
-    PairNode,
-    PlannedCall,
-    Problem,
-)
+from prefect_rlhf.placement.search.problem import Edge, Interval, LinkNode, Option, PairNode, PlannedCall, Problem
 from prefect_rlhf.placement.search.tables.tables import build_tables
 from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.search import plain
