@@ -9,11 +9,13 @@ from typing import Any
 
 from prefect_rlhf.engines.hosts.call import late
 from prefect_rlhf.engines.hosts.function import HostFunction
+from prefect_rlhf.engines.hosts.load import at
 from prefect_rlhf.engines.hosts.messages import Begun, Done, Job, Loaded, Loading, Refused, Said, Start
 from prefect_rlhf.engines.hosts.process import WorkerProcess
 from prefect_rlhf.engines.hosts.work import Call, Work
 from prefect_rlhf.placement.blame import described
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.in_short import in_short, one_line
 
 _GRACE = 1.0  # seconds for an async call to be ended by its own event loop first
 
@@ -71,16 +73,18 @@ class Hand:
 
     def lost(self, work: Work | None, how: str) -> None:
         """Take in that the worker is lost. Raises InvalidInput where it was importing."""
+        printed = self.process.printed()
+        last_words = f"; it printed last {in_short(one_line(printed))}" if printed else ""
         if self.loaded is None:
             function = self._start.functions[self._loading]
-            raise InvalidInput(function.field, function.function, f"a module that can be imported: {how}")
+            raise InvalidInput(function.field, function.function, f"a module that can be imported: {how}{last_words}")
         if work is None or self.idle:
             return
         begun = [self._calls[number] for number in self._begun]
         not_begun = [call for number, call in self._calls.items() if number not in self._begun]
         first = (begun or not_begun)[0]
         place = self._loaded[first.function].place
-        work.lose(begun, not_begun, f"{how} ({place})" if place else how)
+        work.lose(begun, not_begun, at(how, place) + last_words)
 
     def lost_late(self, work: Work | None) -> None:
         """Take in that the worker gave no sign in time, and was killed."""

@@ -95,6 +95,11 @@ def _print(row):
     return 1
 
 
+def _print_and_die(row):
+    print("no memory left\nat all")
+    os.abort()
+
+
 class _Unwritable(Exception):
     def __str__(self):
         raise RuntimeError("not this either")
@@ -123,6 +128,7 @@ BEHAVIOURS = {
     "list": lambda row: [1.0],
     "no pickle": lambda row: lambda: 1.0,
     "print": _print,
+    "print and die": _print_and_die,
 }
 
 

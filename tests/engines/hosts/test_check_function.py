@@ -45,7 +45,10 @@ def test_a_function_that_cannot_be_called_is_refused(written, signature, expecte
         ("import math\nmath.sqrt(-1)", "ValueError: math domain error ({file}:2 in <module>)"),
         ("def f(row):\nreturn 1", "({file}:2)"),
         ("import sys\nsys.exit(3)", "SystemExit: 3 ({file}:2 in <module>)"),
-        ("import os\nos._exit(3)", "its process ended with status 3"),
+        (
+            "import os\nprint('no licence')\nos._exit(3)",
+            "its process ended with status 3; it printed last 'no licence'",
+        ),
         ("import os\nos.kill(os.getpid(), 9)", "its process died by SIGKILL"),
         ("while True: pass", "no sign from its process for 2 s"),
     ],

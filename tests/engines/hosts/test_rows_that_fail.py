@@ -28,6 +28,7 @@ REASONS = {
     "text": f"returned '1.0' of type str, not a number ({HERE})",
     "list": f"returned [1.0] of type list, not a number ({HERE})",
     "no pickle": "of type function, not a number",
+    "print and die": f"its process died by SIGABRT ({HERE}); it printed last 'no memory left at all Fatal Python",
 }
 
 
