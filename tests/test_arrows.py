@@ -53,7 +53,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "running": "checkpoints data server .",
         "data": ".",
         "rl": "data .",
-        "checkpoints": "",
+        "checkpoints": ".",
         "server": "",
         "profiling": "",
         ".": "",

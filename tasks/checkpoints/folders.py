@@ -36,7 +36,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
-from prefect_rlhf.tasks.checkpoints.run_identity import first_difference
+from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, with_defaults
 
 MANIFEST = "checkpoint.json"
 LATEST = "latest"
@@ -200,7 +200,7 @@ def check_resumable(
 
     There must be something to do: steps, or for a run that has not `has_ended` what comes after its last one.
     """
-    difference = first_difference(checkpoint.manifest.identity, identity)
+    difference = first_difference(with_defaults(checkpoint.manifest.identity, graph), identity)
     if difference is not None:
         path, saved, now = difference
         raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")

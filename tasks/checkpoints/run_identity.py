@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any
 
-from prefect_rlhf.placement.graph import Call, DataflowGraph
+from pydantic import ValidationError
+
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Operation
+from prefect_rlhf.tasks.operations import Bound
+
+ORIGIN = ("path", "new_head")
+"""Fields of a model that matter only to where its version 0 comes from."""
 
 
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
@@ -17,7 +24,8 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
     """
     models = {model.role: asdict(model) for model in graph.models}
     for model in models.values():
-        del model["path"], model["new_head"]  # matter only to where version 0 comes from
+        for name in ORIGIN:
+            del model[name]
     content = {
         "algorithm": graph.name,
         "seed": seed,
@@ -28,6 +36,25 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
         "calls": {call.name: _call(call) for call in graph},
     }
     plain: dict[str, Any] = json.loads(json.dumps(content))
+    return plain
+
+
+def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str, Any]:
+    """Return a saved identity, with defaults for the fields that the version which wrote it did not have.
+
+    They are those of what stands at the same place in `graph`, so a field that came later is no difference unless
+    this run uses it.
+    """
+    groups: Mapping[str, Mapping[str, object]] = {
+        "models": {model.role: model for model in graph.models},
+        "datasets": {dataset.name: dataset for dataset in graph.datasets},
+        "calls": {call.name: call for call in graph},
+    }
+    filled = {
+        group: {name: _filled(saved, now.get(name)) for name, saved in identity.get(group, {}).items()}
+        for group, now in groups.items()
+    }
+    plain: dict[str, Any] = json.loads(json.dumps({**identity, **filled}, default=asdict))
     return plain
 
 
@@ -44,6 +71,28 @@ def first_difference(left: Any, right: Any, path: str = "") -> tuple[str, Any, A
                 return difference
         return None
     return None if left == right else (path, left, right)
+
+
+def _filled(saved: Any, now: object) -> Any:
+    if isinstance(now, Operation):
+        return saved | {"settings": _filled_settings(saved["settings"], now)}
+    if isinstance(now, tuple) and isinstance(saved, list) and len(now) == len(saved):
+        return [_filled(one, other) for one, other in zip(saved, now, strict=True)]
+    if not is_dataclass(now) or not isinstance(saved, Mapping):
+        return saved
+    default = {field.name: field.default for field in fields(now) if field.default is not MISSING}
+    known = {name: _filled(value, getattr(now, name, None)) for name, value in saved.items()}
+    return {name: value for name, value in default.items() if name not in ORIGIN} | known
+
+
+def _filled_settings(saved: Any, now: Operation) -> Any:
+    """Return settings as their class completes them; as they are where it does not take them any more."""
+    if not now.settings_type:
+        return saved
+    try:
+        return type(Bound(now).settings).model_validate_json(json.dumps(saved)).model_dump(mode="json")
+    except ValidationError:
+        return saved
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -1,0 +1,74 @@
+"""The identity of a run across versions: what came later is as it is by default, and nothing else is."""
+
+from dataclasses import replace
+from functools import reduce
+
+import pytest
+
+from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity, with_defaults
+from prefect_rlhf.tasks.rl.hyperparameters import PPO
+from prefect_rlhf.tasks.rl.losses import ppo_clip
+from tests.strategies import ppo
+from tests.tasks import row_world
+
+
+def graph(algo=None, **optimizer):
+    """PPO whose actor is trained with the real loss, its settings and optimizer as given."""
+    made = row_world.with_operations(ppo())
+    bound = ppo_clip(algo or PPO())
+    calls = (replace(call, operation=bound.operation) if call.name == "actor_train_step" else call for call in made)
+    models = (replace(model, optimizer=OptimizerSpec(**optimizer)) for model in made.models)
+    return replace(made, calls=tuple(calls), models=tuple(models))
+
+
+def written_without(identity, path):
+    """The identity as a version wrote it that did not know the field at a dotted path."""
+    *places, field = path.split(".")
+    del reduce(lambda place, name: place[int(name) if name.isdigit() else name], places, identity)[field]
+    return identity
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "models.actor.shape.biases",
+        "models.actor.shape.not_run",
+        "models.actor.optimizer.betas",
+        "datasets.prompts.columns",
+        "calls.actor_train_step.temperature",
+        "calls.actor_train_step.inputs.0.rows_each",
+        "calls.actor_train_step.operation.settings.old_logprobs",
+        "calls.actor_train_step.operation.settings.update",
+        "calls.actor_train_step.operation.settings.actor_optimizer.warmup_steps",
+    ],
+)
+def test_a_field_that_came_later_changes_nothing_at_its_default(path):
+    """Of shapes, datasets, calls and settings, at any depth."""
+    now = graph()
+    saved = written_without(run_identity(now, 1, None), path)
+    assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "now"),
+    [
+        ("models.actor.optimizer", graph()),
+        ("models.actor.optimizer.warmup_steps", graph(warmup_steps=3)),
+        ("calls.actor_train_step.operation.settings.old_logprobs", graph(PPO(old_logprobs="recompute"))),
+    ],
+)
+def test_a_field_that_came_later_is_named_where_it_is_used(path, now):
+    saved = written_without(run_identity(now, 1, None), path)
+    assert first_difference(with_defaults(saved, now), run_identity(now, 1, None))[0] == path
+
+
+@pytest.mark.parametrize(
+    "path", ["models.actor.shape.head", "calls.gone", "calls.actor_train_step.operation.settings.gone"]
+)
+def test_a_field_that_is_no_more_is_a_difference(path):
+    now = graph()
+    saved = run_identity(now, 1, None)
+    *places, field = path.split(".")
+    reduce(dict.__getitem__, places, saved)[field] = 7
+    assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) == (path, 7, None)
