@@ -1,6 +1,6 @@
 """A rank that times its engines: passes through layers, what is around them, weights on their way, messages.
 
-All ranks of a gang time the same thing at the same moment, as a call's ranks work: they share memory and links.
+Ranks of a gang time the same thing at the same moment, as a call's ranks work: they share memory and links.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class PassSeconds:
     """Seconds of one call of an engine: until its first layer, in the layers, and in what follows them.
 
     `ends` follows a forward: the head, of a generation the choice of tokens and all until the next pass. A generation
-    has `decode`, of one step, and a train_step `backward`, both in the layers; `after` is until the call returns.
+    has `decode`, of one step, and a train_step `backward`, both in the layers; `after` is until the call returns, and
+    `call` the whole of it.
     """
 
     before: float
@@ -52,11 +53,15 @@ class PassSeconds:
     after: float = 0.0
     backward: float = 0.0
     decode: float = 0.0
+    call: float = 0.0
 
 
 @final
 class ProfilingRank:
-    """A rank as rlhf/profile uses it. Methods are called on all ranks at once, unless they say otherwise."""
+    """A rank as rlhf/profile uses it. Methods are called on all ranks at once, unless they say otherwise.
+
+    Where `busy` says how many ranks work, those from that one on wait for them and do nothing.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -76,12 +81,12 @@ class ProfilingRank:
         """Build as a run does."""
         return self._work.build(command)
 
-    def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int) -> PassSeconds:
+    def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
         """Time log-probabilities of rows of which the second half is the response."""
         engine = cast(TrainingEngine, self._engines[instance])
-        return self._timed(engine, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats)
+        return self._timed(engine, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats, busy)
 
-    def train(self, instance: ModelInstance, rows: int, length: int, repeats: int) -> PassSeconds:
+    def train(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
         """Time one optimizer step over one micro-batch of such rows."""
         engine = cast(TrainingEngine, self._engines[instance])
 
@@ -90,9 +95,9 @@ class ProfilingRank:
             columns = {"mask": sequences.response_mask_BT()}
             engine.train(sequences, columns, summed_logprobs, TrainSettings("logprobs"))
 
-        return self._timed(engine, step, repeats)
+        return self._timed(engine, step, repeats, busy)
 
-    def generate(self, instance: ModelInstance, rows: int, context: int, repeats: int) -> PassSeconds:
+    def generate(self, instance: ModelInstance, rows: int, context: int, repeats: int, busy: int) -> PassSeconds:
         """Time a few tokens after prompts that fill most of the context."""
         engine = cast(GenerationEngine, self._engines[instance])
         sampling = SamplingSettings(STEPS, stop_at_eos=False)
@@ -101,7 +106,7 @@ class ProfilingRank:
             prompts = _tokens(rows, max(1, context - STEPS // 2)).tolist()
             engine.generate(prompts, sampling, list(range(rows)))
 
-        return self._timed(engine, call, repeats)
+        return self._timed(engine, call, repeats, busy)
 
     def repack(self, instance: ModelInstance) -> float:
         """Measure how much longer the first generation takes after weights were written."""
@@ -161,16 +166,20 @@ class ProfilingRank:
         self._engines[command.instance] = built = build_engine(command, rank)
         return built
 
-    def _timed(self, engine: Any, call: Callable[[], object], repeats: int) -> PassSeconds:
-        """Return medians over calls after the first, which warms up."""
+    def _timed(self, engine: Any, call: Callable[[], object], repeats: int, busy: int) -> PassSeconds:
+        """Return medians over calls after the first, which warms up; nothing on ranks that are not busy."""
         calls = []
         for _ in range(repeats + 1):
             self._together()
+            if self.rank >= busy:
+                continue
             with clocked(engine.layers) as clock:
                 began = now()
                 call()
                 ended = now()
             calls.append(_parts(began, ended, clock.forwards, clock.backwards))
+        if not calls:
+            return PassSeconds(0.0, 0.0, 0.0)
         names = PassSeconds.__dataclass_fields__
         return PassSeconds(**{name: median(getattr(seconds, name) for seconds in calls[1:]) for name in names})
 
@@ -210,15 +219,16 @@ def _parts(
     """Split a call's seconds. Raises EngineFailed when no pass went through its layers."""
     if not forwards:
         raise EngineFailed("no pass went through the layers that are timed")
-    (first, left), steps = forwards[0], forwards[1:]
+    (first, left), steps, call = forwards[0], forwards[1:], ended - began
     if backwards:
         (entered, done), *_ = backwards
-        return PassSeconds(first - began, left - first, entered - left, ended - done, backward=done - entered)
+        return PassSeconds(first - began, left - first, entered - left, ended - done, done - entered, call=call)
     if steps:
         gaps = [after[0] - before[1] for before, after in zip(forwards, steps, strict=False)]
         decode = median(end - start for start, end in steps)
-        return PassSeconds(first - began, left - first, median(gaps), ended - forwards[-1][1], decode=decode)
-    return PassSeconds(first - began, left - first, ended - left)
+        after = ended - forwards[-1][1]
+        return PassSeconds(first - began, left - first, median(gaps), after, decode=decode, call=call)
+    return PassSeconds(first - began, left - first, ended - left, call=call)
 
 
 def _sequences(rows: int, length: int) -> Sequences:

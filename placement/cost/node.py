@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.cost.call_bytes import static_bytes
+from prefect_rlhf.placement.cost.contention import Demand, SharedWork, SlowDown, working_share
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.moves import (
     disk_seconds,
@@ -25,6 +27,8 @@ from prefect_rlhf.placement.rows.moves import row_transfers
 
 _CALLS = ("generate", "inference", "train_step")
 _MOVES = ("transfer", "reallocate", "offload", "reload", "checkpoint", "commit")
+_SLOWED_MOVES = ("transfer", "reallocate", "offload", "reload", "checkpoint")
+"""Those of which a profile knows how they share their hosts: none that goes to disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,32 @@ class NodeCosts:
                 self._costs[key] = self._move(node) + Seconds(orchestration=self.sources.orchestration_seconds)
         return self._costs[key]
 
+    def demand(self, node: Node) -> Demand:
+        """Return what a node asks of its hosts; one on data, or behind the steps, asks nothing that is known."""
+        cost, devices = self.cost(node), _devices_on_hosts(node)
+        share = cost.worked / cost.total if cost.total else 0.0
+        if node.kind not in _CALLS:
+            return Demand(devices, share if node.kind in _SLOWED_MOVES else 0.0, self._slow_down(node))
+        working = working_share(cost)
+        return Demand({host: working * count for host, count in devices.items()}, share, self._slow_down(node))
+
+    def _slow_down(self, node: Node) -> SlowDown | None:
+        """What others do to a node; of devices of several kinds, to those of the first."""
+        hardware = self.sources.hardware(node.meshes[0])[0]
+        if node.kind in _CALLS:
+            assert node.call is not None and node.call.role is not None and node.instance is not None  # has a model
+            work: SharedWork = node.call.kind  # type: ignore[assignment]  # one of _CALLS
+            return self.sources.slow_down(work, node.instance.engine, hardware, self._sizes(node.call.role))
+        return self.sources.slow_down("move", "megatron", hardware) if node.kind in _SLOWED_MOVES else None
+
     def _move(self, node: Node) -> Seconds:
+        cost, slow_down = self._alone(node), self._slow_down(node)
+        if slow_down is None:
+            return cost
+        return cost._replace(transfer=cost.transfer * slow_down.factor(max(_devices_on_hosts(node).values())))
+
+    def _alone(self, node: Node) -> Seconds:
+        """The seconds of what is no call with a model, were each of its devices alone on its host."""
         if node.kind == "compute" and node.call is not None and node.call.host_seconds is not None:
             return Seconds(call=node.call.host_seconds)
         if node.kind not in _MOVES:
@@ -109,3 +138,8 @@ class NodeCosts:
             for stage in {0, instance.strategy.pp - 1}
         )
         return max(static.optimizer + (static.weights if whole else 0) for static in by_stage)
+
+
+def _devices_on_hosts(node: Node) -> dict[int, float]:
+    """How many devices a node has on each host."""
+    return {host: float(count) for host, count in Counter(device.node for device in node.devices).items()}

@@ -14,6 +14,7 @@ from typing import Literal, final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.cost.collectives import CollectiveGroup, all_reduce_seconds, replicas_seconds
+from prefect_rlhf.placement.cost.contention import SharedWork, SlowDown
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -69,6 +70,7 @@ class Profile:
     where that is the device; `num_devices` is how many of them worked at once, since they share memory and links.
     `call_seconds` is what a call of each kind in each engine takes besides its layers. Per parameter: `adam_seconds` of
     one optimizer step, `written_seconds` of a fingerprint, `packed_seconds` of vLLM's packing, where it does.
+    `slow_downs` say what the same takes with fewer devices busy; without them it takes as long.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -85,6 +87,11 @@ class Profile:
     packed_seconds: float = 0.0
     processor: str = ""
     num_devices: int = 1
+    slow_downs: tuple[SlowDown, ...] = ()
+
+    def slow_down(self, work: SharedWork, engine: EngineKind) -> SlowDown | None:
+        """Return what was measured of one kind of work; None where nothing was."""
+        return next((one for one in self.slow_downs if (one.work, one.engine) == (work, engine)), None)
 
     def to_json(self) -> str:
         """Return it as JSON, readable."""

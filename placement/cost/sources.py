@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from prefect_rlhf.placement.cost.call import call_cost
+from prefect_rlhf.placement.cost.contention import SharedWork, SlowDown, working_share
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import Hardware, Links
@@ -55,8 +56,28 @@ class CostSources:
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
         """Return the seconds of a call whose shares run side by side, each on one kind of node."""
-        costs = (call_cost(work, execution, self.times(sizes, node, execution.engine)) for work, node in shares)
+        costs = (self._on_its_host(work, execution, sizes, node) for work, node in shares)
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
+
+    def slow_down(
+        self, work: SharedWork, engine: EngineKind, hardware: Hardware, sizes: ModelSizes | None = None
+    ) -> SlowDown | None:
+        """Return what busy devices of a host do to a kind of work, of a model or of any; None where nobody knows."""
+        measured = self._profiles(hardware, sizes)
+        return measured[0].slow_down(work, engine) if measured else None
+
+    @property
+    def knows_contention(self) -> bool:
+        """Whether devices of one host are known to slow each other."""
+        return any(profile.slow_downs for profile in self.profiles)
+
+    def _on_its_host(self, work: CallWork, execution: Execution, sizes: ModelSizes, node: Hardware) -> Seconds:
+        """The seconds of a call beside which nothing runs. A profile's times are those with all devices busy."""
+        cost = call_cost(work, execution, self.times(sizes, node, execution.engine))
+        slow_down = self.slow_down(work.kind, execution.engine, node, sizes)
+        if slow_down is None:
+            return cost
+        return cost.times(slow_down.factor(execution.devices_per_node * working_share(cost)) / slow_down.of_all)
 
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
         """Return what it costs that an instance's weights were written, besides the writing."""
@@ -64,7 +85,7 @@ class CostSources:
         return max(self.times(sizes, node, instance.engine).written(parameters) for node in nodes)
 
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
-        """Return the slower of each link among the nodes of some meshes."""
+        """Return the slower of each link among the nodes of some meshes, for a device beside which none is busy."""
         by_kind = [
             self._links(kind)
             for kind in dict.fromkeys(kind for mesh in meshes for kind in self.distinct_hardware(mesh))
@@ -97,16 +118,26 @@ class CostSources:
         return tuple(replace(node, network=slowest) for node in nodes)
 
     def _links(self, hardware: Hardware) -> Links:
-        measured = [profile.links for profile in self.profiles if profile.device == hardware.device.name]
-        return measured[0] if measured else hardware.links()
+        measured = self._profiles(hardware)
+        if not measured:
+            return hardware.links()
+        slow_down = self.slow_down("move", "megatron", hardware)
+        return measured[0].links if slow_down is None else measured[0].links.faster(slow_down.of_all)
+
+    def _profiles(self, hardware: Hardware, sizes: ModelSizes | None = None) -> tuple[Profile, ...]:
+        """The profiles of a kind of device, of one model or of all."""
+        return tuple(
+            profile
+            for profile in self.profiles
+            if profile.device == hardware.device.name
+            and (sizes is None or ModelSizes.of_shape(profile.shape, sizes.head, profile.dtype) == sizes)
+        )
 
     def _make(self, sizes: ModelSizes, hardware: Hardware, engine: EngineKind) -> LayerTimes:
-        device = hardware.device.name
-        profiles = [profile for profile in self.profiles if profile.device == device]
-        if not profiles:
+        if not self._profiles(hardware):
             return DatasheetTimes.of(sizes, hardware)
-        for profile in profiles:
-            if ModelSizes.of_shape(profile.shape, sizes.head, profile.dtype) == sizes:
-                return ProfiledTimes(profile, sizes, engine)
+        if profiles := self._profiles(hardware, sizes):
+            return ProfiledTimes(profiles[0], sizes, engine)
+        device = hardware.device.name
         asked = f"{sizes.num_layers} layers of {sizes.hidden} in {sizes.dtype}"
         raise InvalidInput(f"profiles of {device}", f"none of {asked}", "one for each model: run rlhf/profile")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from statistics import median
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import Node, subject_of
+from prefect_rlhf.placement.cost.contention import Demand
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -47,7 +50,8 @@ def estimate(
 ) -> Estimate:
     """Time a legal plan of the graph; evaluation, which runs every so many steps only, is left out."""
     trained, plan = without_evaluation(graph, plan)
-    return estimate_with(trained, plan, NodeCosts(trained, plan, workload, sources).seconds, iterations)
+    costs = NodeCosts(trained, plan, workload, sources)
+    return estimate_with(trained, plan, costs.seconds, iterations, costs.demand if sources.knows_contention else None)
 
 
 def estimate_with(
@@ -55,10 +59,11 @@ def estimate_with(
     plan: ExecutionPlan,
     seconds: Callable[[Node], float],
     iterations: int = ITERATIONS,
+    demand: Callable[[Node], Demand] | None = None,
 ) -> Estimate:
-    """Time a plan of which each node takes `seconds`; its graph has no evaluation."""
+    """Time a plan of which each node takes `seconds`, by itself where `demand` is asked; it has no evaluation."""
     first = max((edge.lag for edge in graph.version_edges()), default=1)
-    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds), first)
+    return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, demand), first)
 
 
 def training(graph: DataflowGraph) -> DataflowGraph:
@@ -78,8 +83,8 @@ class Prediction:
     """`schedule` has the nodes of a run, or of its first steps, with what the controller adds to each.
 
     `seconds_by_subject` is what a node's ranks work, whatever its step (see `subject_of`), without what the controller
-    adds (`orchestration_seconds` for each node). Nodes that no source of times knows are not in it; in the schedule
-    they are orchestration alone.
+    adds (`orchestration_seconds` for each node); where others on its hosts slow it, the median of the steps. Nodes that
+    no source of times knows are not in it; in the schedule they are orchestration alone.
     """
 
     schedule: Schedule
@@ -104,6 +109,18 @@ def predict(
     Raises InvalidInput for devices or models without times.
     """
     costs = NodeCosts(augmented.graph, augmented.plan, workload, sources)
+    made = schedule(augmented, costs.seconds, costs.demand if sources.knows_contention else None)
     worked = {subject_of(node.id): costs.worked_seconds(node) for node in (*augmented, *later)}
     timed = {subject: seconds for subject, seconds in worked.items() if seconds is not None}
-    return Prediction(schedule(augmented, costs.seconds), timed, sources.orchestration_seconds)
+    if sources.knows_contention:
+        more = _slowed_seconds(made, costs)
+        timed = {subject: seconds + more.get(subject, 0.0) for subject, seconds in timed.items()}
+    return Prediction(made, timed, sources.orchestration_seconds)
+
+
+def _slowed_seconds(made: Schedule, costs: NodeCosts) -> Mapping[str, float]:
+    """The seconds by which others on its hosts slow each subject, as the median of its nodes."""
+    slowed: dict[str, list[float]] = defaultdict(list)
+    for slot in made.slots:
+        slowed[subject_of(slot.node.id)].append(slot.seconds - costs.seconds(slot.node))
+    return {subject: median(seconds) for subject, seconds in slowed.items()}

@@ -5,9 +5,12 @@ A later one may pass only where they share nothing: what a run's device locks do
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+TimesLonger = Callable[[Sequence[int]], Sequence[float]]
+"""Asked of the jobs that run at once, how many times longer than by itself each of them takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +29,58 @@ def list_schedule(jobs: Sequence[Job]) -> list[float]:
     >>> list_schedule([first, other, second])
     [0.0, 0.0, 3.0]
     """
-    starts = [0.0] * len(jobs)
+    return [span.start for span in job_spans(jobs)]
+
+
+class Span(NamedTuple):
+    """Seconds at which a job starts and ends."""
+
+    start: float
+    end: float
+
+
+def job_spans(jobs: Sequence[Job], times_longer: TimesLonger | None = None) -> list[Span]:
+    """Return when jobs start and end, while those that run at once slow each other as `times_longer` says.
+
+    >>> job_spans([Job(0b01, 2.0), Job(0b10, 3.0)], lambda running: [len(running)] * len(running))
+    [Span(start=0.0, end=4.0), Span(start=0.0, end=5.0)]
+    """
+    spans = [Span(0.0, 0.0)] * len(jobs)
     waiting = _Waiting(jobs)
     queue = sorted(waiting.ready())
-    running: list[tuple[float, int]] = []
+    running: dict[int, _Running] = {}
     busy, now = 0, 0.0
     while queue or running:
-        for index in (begun := _may_start(queue, jobs, busy)):
-            starts[index] = now
+        begun = _may_start(queue, jobs, busy)
+        for index in sorted(begun):
+            running[index] = _Running(now, now + jobs[index].seconds)
             busy |= jobs[index].resources
-            heapq.heappush(running, (now + jobs[index].seconds, index))
         queue = [index for index in queue if index not in begun]
-        now = running[0][0]
-        while running and running[0][0] <= now:
-            _, index = heapq.heappop(running)
+        if times_longer is not None:
+            now_running = tuple(running)
+            for index, longer in zip(now_running, times_longer(now_running), strict=True):
+                running[index] = running[index].slowed(now, longer)
+        now = min(job.end for job in running.values())
+        for index in [index for index, job in running.items() if job.end <= now]:
+            spans[index] = Span(running.pop(index).start, now)
             busy &= ~jobs[index].resources
             queue.extend(waiting.ended(index))
         queue.sort()
-    return starts
+    return spans
+
+
+class _Running(NamedTuple):
+    """A job that runs: its start, its end if nothing changes, and how many times longer it takes now."""
+
+    start: float
+    end: float
+    longer: float = 1.0
+
+    def slowed(self, now: float, longer: float) -> _Running:
+        """The job from now on; what is left of it takes so many times longer than by itself."""
+        if longer == self.longer:
+            return self
+        return _Running(self.start, now + (self.end - now) / self.longer * longer, longer)
 
 
 def critical_path_seconds(jobs: Sequence[Job]) -> float:

@@ -13,9 +13,10 @@ from itertools import accumulate, pairwise
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
+from prefect_rlhf.placement.cost.contention import Demand, times_longer
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Device
-from prefect_rlhf.placement.schedule.list_schedule import Job, list_schedule
+from prefect_rlhf.placement.schedule.list_schedule import Job, TimesLonger, job_spans
 
 STEPS_IN_FLIGHT = 4
 """Steps that a run has submitted at most: two groups of two. What never waits for weights gets no further ahead."""
@@ -81,17 +82,22 @@ class Schedule:
         return {slot.node.id: slot.seconds for slot in self.slots}
 
 
-def schedule(augmented: AugmentedGraph, seconds: Mapping[str, float] | Callable[[Node], float]) -> Schedule:
+def schedule(
+    augmented: AugmentedGraph,
+    seconds: Mapping[str, float] | Callable[[Node], float],
+    demand: Callable[[Node], Demand] | None = None,
+) -> Schedule:
     """Place every node in time; `seconds` by node id, or asked of each node. Raises InvalidInput where one is missing.
 
     Nodes that share a device exclude each other; an offload or reload occupies its devices' host links instead, and a
-    commit their ways to disk.
+    commit their ways to disk. Where `demand` is asked, `seconds` are those beside which nothing runs, and nodes on
+    disjoint devices of one host slow each other.
     """
     jobs = _jobs(augmented.nodes, seconds)
-    starts = list_schedule(_as_submitted(augmented.nodes, jobs))
-    placed = zip(augmented.nodes, jobs, starts[: len(jobs)], strict=True)
-    slots = (Slot(node, start, start + job.seconds) for node, job, start in placed)
-    return Schedule(tuple(slots), augmented.num_steps)
+    longer = None if demand is None else _times_longer([demand(node) for node in augmented.nodes])
+    spans = job_spans(_as_submitted(augmented.nodes, jobs), longer)
+    placed = zip(augmented.nodes, spans[: len(jobs)], strict=True)
+    return Schedule(tuple(Slot(node, span.start, span.end) for node, span in placed), augmented.num_steps)
 
 
 def steady_seconds(ends: Sequence[float], drained: int = 1) -> float:
@@ -135,6 +141,17 @@ def slack_seconds(schedule: Schedule) -> Mapping[str, float]:
         for resource in slot.node.occupies:
             by_resource[resource] = min(by_resource[resource], start)
     return slack
+
+
+def _times_longer(demands: Sequence[Demand]) -> TimesLonger:
+    """What nodes that run at once do to each other; submissions, which come after all nodes, do and suffer nothing."""
+
+    def longer(running: Sequence[int]) -> Sequence[float]:
+        slowed = times_longer([demands[index] for index in running if index < len(demands)])
+        by_node = iter(slowed)
+        return [next(by_node) if index < len(demands) else 1.0 for index in running]
+
+    return longer
 
 
 def _jobs(nodes: Sequence[Node], seconds: Mapping[str, float] | Callable[[Node], float]) -> list[Job]:

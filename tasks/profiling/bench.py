@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from prefect_rlhf.engines.commands import BuildCommand
+from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, ProfilingRank
@@ -112,12 +112,26 @@ class Bench:
         return [results[rank] for rank in sorted(results)]
 
     def passes(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
-        """Time a call; return the mean over ranks of its parts."""
+        """Time a call on all ranks at once; return the mean over ranks of its parts."""
         self.step(f"{engine} {method}: {rows} x {length} tokens")
         repeats = 1 if rows * length >= MANY_TOKENS else REPEATS
-        by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats))
+        by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats, self.gang.size))
         names = PassSeconds.__dataclass_fields__
         return PassSeconds(**{name: mean(getattr(seconds, name) for seconds in by_rank) for name in names})
+
+    def call_seconds(self, method: str, engine: EngineKind, rows: int, length: int, busy: int) -> float:
+        """Time a whole call on the first `busy` ranks at once, while the others wait: the mean over them."""
+        self.step(f"{engine} {method} on {busy} devices at once")
+        by_rank: list[PassSeconds] = self.each(
+            method, lambda rank: (self.instance(rank, engine), rows, length, REPEATS, busy)
+        )
+        return mean(seconds.call for seconds in by_rank[:busy])
+
+    def move(self, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsCommand:
+        """Return the command that moves weights from a rank's trained copy to another copy."""
+        trained, read = self.instance(source, "megatron"), self.instance(target, engine, role)
+        source_layout, target_layout = (layout_of(instance, self.model, self.lease) for instance in (trained, read))
+        return MoveWeightsCommand(trained, read, 0, source_layout, target_layout, self.lease.devices())
 
     def build(self, engine: EngineKind, sizes: Sizes, role: str = "model") -> None:
         """Build a copy on each rank; without CUDA graphs, whose replays nobody sees pass through layers."""

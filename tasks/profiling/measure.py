@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from prefect_rlhf.engines.commands import MoveWeightsCommand, RankReport
+from prefect_rlhf.engines.commands import RankReport
 from prefect_rlhf.engines.profiling.profiling_rank import STEPS
+from prefect_rlhf.placement.cost.contention import SlowDown
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Measurement, ModelPiece, Profile, Subject
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, Sizes, open_bench, part_of
+from prefect_rlhf.tasks.profiling.contention import number_of_probes, time_contention
 
 FEW_TOKENS = 256  # up to which what is around the layers of a call is taken as what it always is
 MESSAGE_BYTES = tuple(1 << power for power in range(12, 25, 2))
@@ -46,6 +47,7 @@ def measure(subject: Subject, sizes: Sizes, say: Say) -> Profile:
             if tp == min(sizes.tensor_parallel):
                 time_weights(bench, findings)
                 time_messages(bench, findings)
+                findings.slow_downs = time_contention(bench, sizes)
             time_layers(bench, tp, sizes, findings)  # last: it trains behind the back of those who move weights
     return findings.profile(subject)
 
@@ -55,7 +57,7 @@ def number_of_measurements(subject: Subject, sizes: Sizes) -> int:
     layers = (2 + len(ENGINES)) * len(sizes.rows) * len(sizes.lengths)
     groups = len(group_sizes(subject.num_devices))
     messages = groups * (len(MESSAGE_BYTES) + len(SHARED_PARAMETERS))
-    return len(sizes.tensor_parallel) * layers + 4 + messages
+    return len(sizes.tensor_parallel) * layers + 4 + messages + number_of_probes(subject.num_devices)
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ class Findings:
     heads: dict[tuple[ModelPiece, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     samples: dict[tuple[EngineKind, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     latency: float = 0.0
+    slow_downs: tuple[SlowDown, ...] = ()
 
     def keep(
         self, piece: ModelPiece, tp: int, rows: int, length: int, seconds: float, engine: EngineKind = "megatron"
@@ -115,6 +118,7 @@ class Findings:
             packed_seconds=median(self.packed),
             processor=subject.processor,
             num_devices=subject.num_devices,
+            slow_downs=self.slow_downs,
         )
 
 
@@ -164,12 +168,12 @@ def time_weights(bench: Bench, findings: Findings) -> None:
     size, elements = bench.gang.size, num_parameters(bench.model)
     num_bytes = elements * ModelSizes.of(bench.model).item
     bench.step("weights within a device")
-    within = [bench.each("reallocate", lambda rank: (_move(bench, rank, rank, "vllm", "model"),)) for _ in range(2)][-1]
+    within = [bench.each("reallocate", lambda rank: (bench.move(rank, rank, "vllm", "model"),)) for _ in range(2)][-1]
     _keep_moves(within, num_bytes, elements, "device", findings)
     bench.step("weights to another device")
     if size > 1:  # every second rank to the one after it, all at once; the first time a route is made
         pairs = [(rank, rank + 1) for rank in range(0, size - 1, 2)]
-        commands = {rank: (_move(bench, *pair, "megatron", "copy"),) for pair in pairs for rank in pair}
+        commands = {rank: (bench.move(*pair, "megatron", "copy"),) for pair in pairs for rank in pair}
         moved = [bench.call("reallocate", commands) for _ in range(2)][-1]
         _keep_moves(moved[1::2], num_bytes, elements, "node", findings)
     bench.step("weights to the host and back")
@@ -180,13 +184,6 @@ def time_weights(bench: Bench, findings: Findings) -> None:
     findings.packed += [
         seconds / elements for seconds in bench.each("repack", lambda rank: (bench.instance(rank, "vllm"),))
     ]
-
-
-def _move(bench: Bench, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsCommand:
-    """Return the command that moves weights from a rank's trained copy to another copy."""
-    trained, read = bench.instance(source, "megatron"), bench.instance(target, engine, role)
-    source_layout, target_layout = (layout_of(instance, bench.model, bench.lease) for instance in (trained, read))
-    return MoveWeightsCommand(trained, read, 0, source_layout, target_layout, bench.lease.devices())
 
 
 def _keep_moves(reports: Iterable[RankReport], num_bytes: int, elements: int, link: str, findings: Findings) -> None:

@@ -64,6 +64,14 @@ def test_what_weights_and_links_cost_is_measured(profile):
     assert profile.packed_seconds >= 0
 
 
+def test_the_same_work_is_timed_alone_and_beside_the_other_device(profile):
+    """Every kind of call in every engine, and a move of weights."""
+    works = {(one.work, one.engine): one.busy for one in profile.slow_downs}
+    kinds = ("inference", "train_step", "generate", "move")
+    assert works == {(kind, "megatron"): (1, 2) for kind in kinds} | {("generate", "vllm"): (1, 2)}
+    assert all(seconds > 0 for one in profile.slow_downs for seconds in one.seconds)
+
+
 def test_a_part_has_no_more_layers_than_the_model():
     assert part_of(SHAPE, 2, "bfloat16").num_layers == 4
     assert part_of(SHAPE, 2, "bfloat16").num_kv_heads == 1

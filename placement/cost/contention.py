@@ -1,0 +1,101 @@
+"""How much longer work takes where devices of one host are busy at once: they share its processor, memory and links.
+
+A profile has the seconds of each kind of work on 1, 2, ... devices of a host at once. Who works on a mesh is slowed by
+the mesh's own devices, and by those that are busy with something else on the same host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field
+
+from prefect_rlhf.placement.cost.seconds import Seconds
+from prefect_rlhf.placement.cost.workload import ModelCallKind
+from prefect_rlhf.placement.plan import EngineKind
+
+SharedWork = Literal[ModelCallKind, "move"]
+"""A kind of call, or moving weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDown:
+    """Seconds of one kind of work in one engine, `seconds[i]` while `busy[i]` devices of a host do it at once.
+
+    `busy` grows from 1; the last are all devices that were profiled.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    work: SharedWork
+    engine: EngineKind
+    busy: Annotated[tuple[int, ...], Field(min_length=1)]
+    seconds: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+
+    def factor(self, busy: float) -> float:
+        """Return how many times longer than alone it takes while so many devices are busy, itself among them.
+
+        In between it is interpolated, and more than all that were profiled slow no further. It never falls, so that
+        more of them never make anything faster, whatever noise was measured.
+
+        >>> SlowDown("train_step", "megatron", (1, 2, 4), (1.0, 0.9, 2.0)).factor(3)
+        1.5
+        """
+        highest = tuple(accumulate(self.seconds, max))
+        return float(np.interp(busy, self.busy, highest)) / highest[0]
+
+    @property
+    def of_all(self) -> float:
+        """The factor while all devices that were profiled are busy."""
+        return self.factor(self.busy[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a node asks of its hosts while it runs.
+
+    `devices`: on each host (a node of the cluster), how many of its devices work at once, on average over its ranks'
+    work; what it takes by itself is counted with those. `share` of its seconds is that work; the controller has the
+    rest. `slow_down` is None where nobody knows what others do to it.
+    """
+
+    devices: Mapping[int, float]
+    share: float
+    slow_down: SlowDown | None = None
+
+    def times_longer(self, others: Mapping[int, float]) -> float:
+        """Return how many times longer than by itself it takes beside so many other busy devices on each host."""
+        if self.slow_down is None:
+            return 1.0
+        slowest = max(
+            (self.slow_down.factor(own + others.get(host, 0.0)) / self.slow_down.factor(own))
+            for host, own in self.devices.items()
+        )
+        return 1.0 + self.share * (slowest - 1.0)
+
+
+def working_share(cost: Seconds) -> float:
+    """Return the share of its ranks' seconds in which a device of a call works: in a bubble it waits for the others."""
+    return 1.0 - cost.pipeline_bubble / cost.worked if cost.worked else 0.0
+
+
+def times_longer(demands: Sequence[Demand]) -> list[float]:
+    """Return, of what runs at once, how many times longer than by itself each takes.
+
+    >>> slow = SlowDown("inference", "megatron", (1, 2), (1.0, 1.5))
+    >>> times_longer([Demand({0: 1.0}, 1.0, slow), Demand({0: 1.0}, 1.0), Demand({1: 1.0}, 1.0, slow)])
+    [1.5, 1.0, 1.0]
+    """
+    loads = [{host: demand.share * devices for host, devices in demand.devices.items()} for demand in demands]
+    whole: dict[int, float] = {}
+    for load in loads:
+        for host, busy in load.items():
+            whole[host] = whole.get(host, 0.0) + busy
+    return [
+        demand.times_longer({host: whole[host] - busy for host, busy in load.items()})
+        for demand, load in zip(demands, loads, strict=True)
+    ]
