@@ -96,7 +96,8 @@ def _print(row):
 
 
 def _print_and_die(row):
-    print("no memory left\nat all")
+    sys.stdout.write("no memory left\nat all\n")
+    sys.stdout.flush()
     os.abort()
 
 
