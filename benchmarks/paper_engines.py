@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, final
 
-from prefect_rlhf.placement.cost.collectives import share_seconds
+from prefect_rlhf.placement.cost.collectives import all_reduce_seconds, share_seconds
 from prefect_rlhf.placement.cost.execution import Execution, Tokens, at_most
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 
@@ -52,6 +52,26 @@ class RealExecution(Execution):
         group = self.dp_group()
         summed = share_seconds(num_parameters * self.gradient_bytes, group, times.links)
         return summed + share_seconds(num_parameters * times.sizes.item, group, times.links)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class MegatronLmExecution(Execution):
+    """Megatron-LM in 2021: stages send what tp splits, gradients are summed in 16 bits.
+
+    Narayanan et al. 2021, section 4.1 (scatter/gather), and the defaults of its code with `--fp16`.
+    """
+
+    gradient_bytes: ClassVar[int] = 2
+
+    @property
+    def boundary_split(self) -> int:
+        """Each device sends its part, and the devices of the next stage gather them over their own links."""
+        return self.strategy.tp
+
+    def replicas_seconds(self, num_parameters: int, times: LayerTimes) -> float:
+        """Seconds of an all-reduce of gradients: as long as both halves of it; every replica steps for itself."""
+        return all_reduce_seconds(num_parameters * self.gradient_bytes, self.dp_group(), times.links)
 
 
 @dataclass(frozen=True, slots=True)

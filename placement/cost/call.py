@@ -137,7 +137,7 @@ class _CallSeconds:
         if self.execution.strategy.pp == 1:
             return Seconds()
         sizes = self.times.sizes
-        num_bytes = tokens * sizes.hidden * sizes.item / self.execution.sequence_split
+        num_bytes = tokens * sizes.hidden * sizes.item / self.execution.boundary_split
         passed = self.times.links.seconds(num_bytes, self.execution.pp_span()) + self.times.exchange()
         return Seconds(pp_communication=passed)
 

@@ -28,7 +28,7 @@ ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and w
 @final
 @dataclass(frozen=True, slots=True)
 class DatasheetTimes:
-    """Implements LayerTimes."""
+    """Implements LayerTimes. `attended` is the share of all pairs of tokens that attention multiplies: causal, half."""
 
     sizes: ModelSizes
     links: Links
@@ -37,6 +37,7 @@ class DatasheetTimes:
     passes: float
     graph_layer_seconds: float
     eager_layer_seconds: float
+    attended: float = 0.5
 
     @classmethod
     def of(cls, sizes: ModelSizes, hardware: Hardware) -> DatasheetTimes:
@@ -59,7 +60,7 @@ class DatasheetTimes:
         return self.call_seconds
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
-        """See LayerTimes. Causal attention sees half of the context on average."""
+        """See LayerTimes."""
         return self._layer(rows, length, tp, split, passes=1)
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
@@ -116,7 +117,7 @@ class DatasheetTimes:
 
     def _layer(self, rows: float, length: float, tp: int, split: int, passes: int) -> Seconds:
         sizes, tokens = self.sizes, rows * length
-        flops = tokens * (2 * sizes.layer_matrices + 2 * sizes.queries * length) / tp
+        flops = tokens * (2 * sizes.layer_matrices + 4 * self.attended * sizes.queries * length) / tp
         compute = passes * flops / self.flops
         weights = passes * sizes.layer_matrices / tp * sizes.item / self.links.device
         moved = passes * self.passes * tokens * sizes.hidden * sizes.item / split / self.links.device

@@ -72,6 +72,11 @@ class Execution:
         """The number of parts that [tokens, hidden] is split into outside of matrix products."""
         return 1
 
+    @property
+    def boundary_split(self) -> int:
+        """The number of parts in which the devices of a stage send [tokens, hidden] to the next stage."""
+        return self.sequence_split
+
     def head_tokens(self, prompt: Tokens, response: Tokens) -> Tokens:
         """Return the tokens of a row that reach the head, of so many in its prompt and its response."""
         return response
