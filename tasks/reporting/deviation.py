@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
@@ -15,11 +16,28 @@ STEPS_COMPARED = STEPS + 1  # the first only says when the next one began
 LEAST_SHARE = 0.1  # of the predicted seconds of a step
 
 
-def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> NodeComparison | None:
-    """Return the node whose work differs most from its prediction, as the steps do; None while they are near it.
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """Seconds of a step, measured and predicted, and the node that makes most of the difference."""
 
-    They are not where each of the last three takes over 10% more than predicted, or each over 10% less. `spans` are
-    the task runs of the last `STEPS_COMPARED` steps.
+    step_seconds: float
+    predicted_seconds: float
+    node: NodeComparison
+
+    def __str__(self) -> str:
+        share, node = self.step_seconds / self.predicted_seconds - 1, self.node
+        return (
+            f"the last {STEPS} steps took {self.step_seconds:.3g} s each, {share:+.0%} on the predicted "
+            f"{self.predicted_seconds:.3g} s; most of it in {node.subject}: {node.measured_seconds:.3g} s, "
+            f"predicted {node.predicted_seconds:.3g} s"
+        )
+
+
+def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> Deviation | None:
+    """Return how the last three steps differ from their prediction; None while they are near it.
+
+    They are not where each of them takes over 10% more than predicted, or each over 10% less. `spans` are the task runs
+    of the last `STEPS_COMPARED` steps.
     """
     ends = step_ends(spans) if spans else []
     seconds = [later - earlier for earlier, later in pairwise(ends)][-STEPS:]
@@ -28,18 +46,8 @@ def deviation(predicted: Prediction, spans: Sequence[TaskRunSpan]) -> NodeCompar
     if len(seconds) < STEPS or not (longer or shorter):
         return None
     rows = [row for row in compare(predicted, spans)[:-1] if row.predicted_seconds is not None]
-    return max(rows, key=lambda row: _excess(row) if longer else -_excess(row), default=None)
-
-
-def deviation_line(predicted: Prediction, spans: Sequence[TaskRunSpan], node: NodeComparison) -> str:
-    """Return the sentence about a deviation and the node that `deviation` found."""
-    step = median([later - earlier for earlier, later in pairwise(step_ends(spans))][-STEPS:])
-    share = step / predicted.seconds_per_step - 1
-    return (
-        f"the last {STEPS} steps took {step:.3g} s each, {share:+.0%} on the predicted "
-        f"{predicted.seconds_per_step:.3g} s; most of it in {node.subject}: {node.measured_seconds:.3g} s, "
-        f"predicted {node.predicted_seconds:.3g} s"
-    )
+    node = max(rows, key=lambda row: _excess(row) if longer else -_excess(row), default=None)
+    return Deviation(median(seconds), predicted.seconds_per_step, node) if node is not None else None
 
 
 def _excess(row: NodeComparison) -> float:

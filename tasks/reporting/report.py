@@ -26,7 +26,7 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
-from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation, deviation_line
+from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation
 from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -105,11 +105,11 @@ class RunReport:
         """Say once that steps take more or less than predicted, and where; again when it is another node."""
         if self.predicted is None or self._journal is None:
             return
-        spans = self._journal.last_steps(STEPS_COMPARED)
-        node = deviation(self.predicted, spans)
-        if node is not None and node.subject != self._deviates:
-            self._log.warning("%s", deviation_line(self.predicted, spans, node))
-        self._deviates = "" if node is None else node.subject
+        found = deviation(self.predicted, self._journal.last_steps(STEPS_COMPARED))
+        node = found.node.subject if found is not None else ""
+        if node and node != self._deviates:
+            self._log.warning("%s", found)
+        self._deviates = node
 
     def _after_last_step(self, metrics: Mapping[str, float]) -> None:
         """Write what the last evaluation found, if there was one: it belongs to no step."""
