@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -44,6 +44,10 @@ class Port:
     source: str
     keys: tuple[str, ...]
     rows_each: int = 1
+
+    def source_rows(self, rows: Iterable[int]) -> list[int]:
+        """Return the row of the source that each of the call's `rows` was made of."""
+        return [row // self.rows_each for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,7 @@ def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[st
             read = datasets[port.source].read(command.row_ids)
             columns.append({key: [torch.as_tensor(value) for value in read[key]] for key in keys})
         else:
-            numbers_there = [row // port.rows_each for row in command.rows]
+            numbers_there = port.source_rows(command.rows)
             columns.append({key: store.get(command.step, port.source, key, numbers_there) for key in keys})
     source = datasets.get(rows.dataset)
     dataset = RowsOfDataset(source, command.row_ids) if source is not None else None
@@ -138,5 +138,5 @@ def read_prompts(command: CallCommand, store: RowStore, datasets: Mapping[str, R
     port = next(port for port in command.call.inputs if "prompt_tokens" in port.keys)
     if port.source in datasets:
         return datasets[port.source].read(command.row_ids)["prompt_tokens"]
-    rows = [row // port.rows_each for row in command.rows]
+    rows = port.source_rows(command.rows)
     return [tokens.tolist() for tokens in store.get(command.step, port.source, "prompt_tokens", rows)]
