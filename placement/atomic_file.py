@@ -23,19 +23,21 @@ def writing(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Let `write` make something beside `path`, then rename it, in place of what is there; return `path`.
 
-    Nobody sees half of it, even when several processes write at once; nothing is left of a write that raises.
+    Nobody sees half of it, even when several processes write at once; nothing is left of a write that raises. Raises
+    OutputFailed, which names `path`.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    _remove(part)  # of an earlier process with this id, which was killed
-    try:
-        write(part)
-    except BaseException:
-        _remove(part)
-        raise
-    if part.is_dir() and not part.is_symlink():
-        _remove(path)  # a folder replaces only an empty one
-    return part.replace(path)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(part)  # of an earlier process with this id, which was killed
+        try:
+            write(part)
+        except BaseException:
+            _remove(part)
+            raise
+        if part.is_dir() and not part.is_symlink():
+            _remove(path)  # a folder replaces only an empty one
+        return part.replace(path)
 
 
 def _remove(path: Path) -> None:

@@ -10,7 +10,6 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch import Tensor
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.tensor_files import write_tensors
 from prefect_rlhf.engines.weights.views import within
+from prefect_rlhf.placement.atomic_file import writing
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 
@@ -66,9 +66,10 @@ def part_key(kind: str, parameter: str, region: Region) -> str:
 def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[StatePart]) -> int:
     """Write a shard and its index, through to the disk; return the bytes. The parts are in host memory.
 
-    Raises OSError, which names the file, for a disk that is full.
+    Raises OutputFailed, which names the file, for a disk that is full.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"shard-{number:05d}.safetensors"
     by_key = {part_key(part.kind, part.parameter, part.region): part for part in parts}
     shapes = {key: tuple(stop - start for start, stop in part.region) for key, part in by_key.items()}
@@ -80,7 +81,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
             checksums[key] = checksum(values)
             yield key, values
 
-    with _named(file):
+    with writing(file):
         write_tensors(file, shapes, "float32", tensors())
         flush_to_disk(file)
     content = {"num_updates": num_updates, "num_bytes": file.stat().st_size, "checksums": checksums}
@@ -181,8 +182,8 @@ def checksum(values: Tensor) -> str:
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write through to the disk. Raises OSError, which names the file, for a disk that is full."""
-    with _named(file):
+    """Write through to the disk. Raises OutputFailed, which names the file, for a disk that is full."""
+    with writing(file):
         file.write_text(json.dumps(content, indent=1) + "\n")
         flush_to_disk(file)
 
@@ -194,16 +195,6 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Name the file in an error of `write` or `fsync`, which does not say it."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = str(file)
-        raise
 
 
 def _parse(file: Path, key: str, value: str) -> StoredPart:

@@ -60,7 +60,7 @@ class HostCopy:
     def write(self, folder: Path) -> int:
         """Write this rank's shard into a role's folder; return the bytes. Runs beside calls.
 
-        Raises OSError, which names the file, for a disk that is full.
+        Raises OutputFailed, which names the file, for a disk that is full.
         """
         if self._unwritten is None:
             raise RlhfError(f"{self._command.instance.name}: nothing was copied that is not yet on disk")

@@ -18,7 +18,7 @@ from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.measured_plan import trials_json
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
-from prefect_rlhf.placement.atomic_file import write_atomically, writing
+from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
 from prefect_rlhf.placement.cost.state_bytes import copied_bytes
@@ -127,8 +127,7 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
         report.stopped(run)
         stop.leave()
     report.finished()
-    with writing(run_dir.parent / "latest"):
-        write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
+    write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
     result = {"run_dir": str(run_dir), "models": trained_models(run)}
     journal.keep(RESULT, json.dumps(result))
     return result

@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, RankReport, Restore
 from prefect_rlhf.engines.weights.versions import Fingerprint, Fingerprints
+from prefect_rlhf.placement.atomic_file import writing
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError, StaleWeights
 from prefect_rlhf.tasks.checkpoints.folders import beside, finish, folder_of, keep_newest
@@ -99,10 +100,8 @@ class Checkpointing:
         frozen = {m.role: self.fingerprints.content(m.role, 0) for m in graph.models if not graph.trained_by(m.role)}
         fingerprints = {**frozen, **self._copied.pop(node.step)}
         identity = run_identity(graph, run.seed, run.checkpoint_every)
-        try:
-            states = self._states.written_after(node.step)
+        states = self._states.written_after(node.step)
+        with writing(folder_of(run.run_dir, version)):
             finish(graph, run.plan, run.run_dir, version, identity, fingerprints, states)
             keep_newest(run.run_dir, run.keep_checkpoints)
-        except OSError as error:
-            raise RlhfError(f"{node.title}: {error}") from error
         return replace(outcome_of(reports), seconds=time.perf_counter() - began)

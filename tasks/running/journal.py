@@ -76,8 +76,7 @@ class Journal:
 
     def keep(self, name: str, text: str) -> None:
         """Write a file of the run's folder; a reader never sees half of it."""
-        with writing(self.run_dir / name):
-            write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
+        write_atomically(self.run_dir / name, lambda part: part.write_text(text, encoding="utf-8"))
 
     def go_on_from(self, step: int, earlier: Path) -> list[Mapping[str, float]]:
         """Begin with what an earlier run wrote of the steps under `step`, where its folder is still there.

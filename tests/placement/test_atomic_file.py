@@ -3,6 +3,7 @@
 import pytest
 
 from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.placement.errors import OutputFailed
 
 
 def test_a_file_replaces_the_one_before(tmp_path):
@@ -39,6 +40,6 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path, half):
         raise OSError("disk full")
 
     write_atomically(tmp_path / "plan.yaml", lambda part: part.write_text("whole"))
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OutputFailed, match=r"plan\.yaml cannot be written: disk full"):
         write_atomically(tmp_path / "plan.yaml", dies_in_the_middle)
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("plan.yaml", "whole")]

@@ -9,6 +9,7 @@ import torch
 
 from prefect_rlhf.engines.compute import Context
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.placement.errors import OutputFailed
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, record_rollouts, remove_rollouts_from, write_rows
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.settings import Settings
@@ -70,7 +71,7 @@ def test_no_half_written_file_has_the_name_of_a_whole_one(context, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("prefect_rlhf.tasks.data.rollouts.pq.write_table", dies_in_the_middle)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(OutputFailed, match="disk full"):
         record_rollouts.function(ROLLOUT, SCORES, ADVANTAGES, Settings(), context)
     assert list(context.run_dir.rglob("*.parquet")) == []
 
