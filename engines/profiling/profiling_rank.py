@@ -6,7 +6,7 @@ Ranks of a gang time the same thing at the same moment, as a call's ranks work: 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, cast, final
@@ -43,8 +43,8 @@ class PassSeconds:
     """Seconds of one call of an engine: until its first layer, in the layers, and in what follows them.
 
     `ends` follows a forward: the head, of a generation the choice of tokens and all until the next pass. A generation
-    has `decode`, of one step, and a train_step `backward`, both in the layers; `after` is until the call returns, and
-    `call` the whole of it.
+    has `decode`, of one step, and a train_step `backward`, both in the layers; `after` is until the call returns,
+    `call` is the whole of it, and `together` lasts until the last rank's has returned.
     """
 
     before: float
@@ -54,6 +54,7 @@ class PassSeconds:
     backward: float = 0.0
     decode: float = 0.0
     call: float = 0.0
+    together: float = 0.0
 
 
 @final
@@ -172,12 +173,15 @@ class ProfilingRank:
         for _ in range(repeats + 1):
             self._together()
             if self.rank >= busy:
+                self._together()
                 continue
             with clocked(engine.layers) as clock:
                 began = now()
                 call()
                 ended = now()
-            calls.append(_parts(began, ended, clock.forwards, clock.backwards))
+            self._together()
+            parts = _parts(began, ended, clock.forwards, clock.backwards)
+            calls.append(replace(parts, together=now() - began))
         if not calls:
             return PassSeconds(0.0, 0.0, 0.0)
         names = PassSeconds.__dataclass_fields__

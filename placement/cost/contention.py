@@ -18,6 +18,7 @@ from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.plan import EngineKind
 
+Positive = Annotated[float, Field(gt=0)]
 SharedWork = Literal[ModelCallKind, "move"]
 """A kind of call, or moving weights."""
 
@@ -26,7 +27,8 @@ SharedWork = Literal[ModelCallKind, "move"]
 class SlowDown:
     """Seconds of one kind of work in one engine, `seconds[i]` while `busy[i]` devices of a host do it at once.
 
-    `busy` grows from 1; the last are all devices that were profiled.
+    They last until the last of those devices is done. `busy` grows from 1 to all devices that were profiled. `profiled`
+    is what the profile's other times of that work add up to: the mean over all devices at once.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -34,7 +36,8 @@ class SlowDown:
     work: SharedWork
     engine: EngineKind
     busy: Annotated[tuple[int, ...], Field(min_length=1)]
-    seconds: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1)]
+    seconds: Annotated[tuple[Positive, ...], Field(min_length=1)]
+    profiled: Positive
 
     def factor(self, busy: float) -> float:
         """Return how many times longer than alone it takes while so many devices are busy, itself among them.
@@ -42,16 +45,15 @@ class SlowDown:
         In between it is interpolated, and more than all that were profiled slow no further. It never falls, so that
         more of them never make anything faster, whatever noise was measured.
 
-        >>> SlowDown("train_step", "megatron", (1, 2, 4), (1.0, 0.9, 2.0)).factor(3)
+        >>> SlowDown("train_step", "megatron", (1, 2, 4), (1.0, 0.9, 2.0), 1.9).factor(3)
         1.5
         """
         highest = tuple(accumulate(self.seconds, max))
         return float(np.interp(busy, self.busy, highest)) / highest[0]
 
-    @property
-    def of_all(self) -> float:
-        """The factor while all devices that were profiled are busy."""
-        return self.factor(self.busy[-1])
+    def of_profiled(self, busy: float) -> float:
+        """Return what it takes with so many busy devices, in parts of the profile's own times."""
+        return self.factor(busy) * self.seconds[0] / self.profiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +88,7 @@ def working_share(cost: Seconds) -> float:
 def times_longer(demands: Sequence[Demand]) -> list[float]:
     """Return, of what runs at once, how many times longer than by itself each takes.
 
-    >>> slow = SlowDown("inference", "megatron", (1, 2), (1.0, 1.5))
+    >>> slow = SlowDown("inference", "megatron", (1, 2), (1.0, 1.5), 1.5)
     >>> times_longer([Demand({0: 1.0}, 1.0, slow), Demand({0: 1.0}, 1.0), Demand({1: 1.0}, 1.0, slow)])
     [1.5, 1.0, 1.0]
     """

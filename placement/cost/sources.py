@@ -77,7 +77,7 @@ class CostSources:
         slow_down = self.slow_down(work.kind, execution.engine, node, sizes)
         if slow_down is None:
             return cost
-        return cost.times(slow_down.factor(execution.devices_per_node * working_share(cost)) / slow_down.of_all)
+        return cost.times(slow_down.of_profiled(execution.devices_per_node * working_share(cost)))
 
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
         """Return what it costs that an instance's weights were written, besides the writing."""
@@ -122,7 +122,7 @@ class CostSources:
         if not measured:
             return hardware.links()
         slow_down = self.slow_down("move", "megatron", hardware)
-        return measured[0].links if slow_down is None else measured[0].links.faster(slow_down.of_all)
+        return measured[0].links if slow_down is None else measured[0].links.faster(1 / slow_down.of_profiled(1))
 
     def _profiles(self, hardware: Hardware, sizes: ModelSizes | None = None) -> tuple[Profile, ...]:
         """The profiles of a kind of device, of one model or of all."""

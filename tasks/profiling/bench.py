@@ -119,13 +119,16 @@ class Bench:
         names = PassSeconds.__dataclass_fields__
         return PassSeconds(**{name: mean(getattr(seconds, name) for seconds in by_rank) for name in names})
 
-    def call_seconds(self, method: str, engine: EngineKind, rows: int, length: int, busy: int) -> float:
-        """Time a whole call on the first `busy` ranks at once, while the others wait: the mean over them."""
+    def busy_call(self, method: str, engine: EngineKind, rows: int, length: int, busy: int) -> tuple[float, float]:
+        """Time a whole call on the first `busy` ranks at once, while the others wait.
+
+        Return the seconds until the last of them is done, and the mean over them.
+        """
         self.step(f"{engine} {method} on {busy} devices at once")
         by_rank: list[PassSeconds] = self.each(
             method, lambda rank: (self.instance(rank, engine), rows, length, REPEATS, busy)
         )
-        return mean(seconds.call for seconds in by_rank[:busy])
+        return max(seconds.together for seconds in by_rank[:busy]), mean(seconds.call for seconds in by_rank[:busy])
 
     def move(self, source: int, target: int, engine: EngineKind, role: str) -> MoveWeightsCommand:
         """Return the command that moves weights from a rank's trained copy to another copy."""

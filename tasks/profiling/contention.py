@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import mean, median
 
 from prefect_rlhf.engines.commands import RankReport
@@ -38,17 +39,25 @@ def time_contention(bench: Bench, sizes: Sizes) -> tuple[SlowDown, ...]:
         return ()
     rows, length = min(MOST_ROWS, sizes.rows[-1]), sizes.lengths[-1]
     busy = numbers_busy(bench.gang.size)
-    moves = tuple(_move_seconds(bench, count) for count in busy)  # before weights are trained unseen
+    moves = _slow_down("move", "megatron", busy, [_busy_move(bench, count) for count in busy])  # before any training
     calls = (
-        SlowDown(work, engine, busy, tuple(bench.call_seconds(method, engine, rows, length, count) for count in busy))
+        _slow_down(work, engine, busy, [bench.busy_call(method, engine, rows, length, count) for count in busy])
         for work, engine, method in _CALLS
     )
-    return (SlowDown("move", "megatron", busy, moves), *calls)
+    return (moves, *calls)
 
 
-def _move_seconds(bench: Bench, busy: int) -> float:
-    """The seconds to bring trained weights to vLLM on each of the first devices at once."""
+def _slow_down(
+    work: SharedWork, engine: EngineKind, busy: tuple[int, ...], timed: Sequence[tuple[float, float]]
+) -> SlowDown:
+    """The value of (seconds until the last is done, mean) for each number of busy devices."""
+    return SlowDown(work, engine, busy, tuple(last for last, _ in timed), timed[-1][1])
+
+
+def _busy_move(bench: Bench, busy: int) -> tuple[float, float]:
+    """Time bringing trained weights to vLLM on each of the first devices at once, as `busy_call` does a call."""
     bench.step(f"weights within a device on {busy} devices at once")
     commands = {rank: (bench.move(rank, rank, "vllm", "model"),) for rank in range(busy)}
     moved: list[list[RankReport]] = [bench.call("reallocate", commands) for _ in range(REPEATS)]
-    return median(mean(report.seconds - report.fingerprint_seconds for report in reports) for reports in moved)
+    seconds = [[report.seconds - report.fingerprint_seconds for report in reports] for reports in moved]
+    return median(map(max, seconds)), median(map(mean, seconds))

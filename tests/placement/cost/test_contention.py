@@ -31,7 +31,7 @@ SHARED = replace(
     num_devices=4,
     call_seconds=(),
     measurements=PROFILE.measurements + IN_VLLM,
-    slow_downs=tuple(SlowDown(*work, *HALF_A_CORE) for work in WORKS),
+    slow_downs=tuple(SlowDown(*work, *HALF_A_CORE, 2.5) for work in WORKS),
 )
 NODE = Hardware(DATASHEETS["h100"], 4)
 ALL_BUSY, KNOWN = (CostSources((NODE,), (profile,)) for profile in (replace(SHARED, slow_downs=()), SHARED))
@@ -51,6 +51,13 @@ def test_a_call_takes_what_its_own_devices_leave_each_other(devices, factor):
     assert cost(KNOWN, devices, Strategy(devices)).total == pytest.approx(alone * factor)
 
 
+def test_a_call_takes_as_long_as_its_last_device():
+    """A profile's times are means; where the last is later than those, a call ends with it."""
+    late = tuple(replace(one, profiled=2.0) for one in SHARED.slow_downs)
+    known = CostSources((NODE,), (replace(SHARED, slow_downs=late),))
+    assert cost(known, 4, Strategy(4)).total == pytest.approx(1.25 * cost(ALL_BUSY, 4, Strategy(4)).total)
+
+
 def test_a_stage_that_waits_for_another_leaves_it_the_processor():
     """Of four stages with one micro-batch one works at a time; they differ by the head of the last."""
     pipeline = cost(KNOWN, 4, Strategy(pp=4))
@@ -60,7 +67,7 @@ def test_a_stage_that_waits_for_another_leaves_it_the_processor():
 @given(SECONDS, st.floats(0, 6), st.floats(0, 6))
 def test_more_busy_devices_never_make_anything_faster(seconds, first, second):
     """Whatever noise was measured; so what a call takes by itself is the least that it takes."""
-    slow_down = SlowDown("train_step", "megatron", (1, 2, 4), tuple(seconds))
+    slow_down = SlowDown("train_step", "megatron", (1, 2, 4), tuple(seconds), 1.0)
     fewer, more = (slow_down.factor(busy) for busy in sorted((first, second)))
     assert slow_down.factor(0) == slow_down.factor(1) == 1.0
     assert fewer <= more
@@ -69,7 +76,7 @@ def test_more_busy_devices_never_make_anything_faster(seconds, first, second):
 
 
 def test_only_what_is_on_the_same_host_slows_and_waiting_for_the_controller_slows_nobody():
-    slow_down = SlowDown("inference", "megatron", *HALF_A_CORE)
+    slow_down = SlowDown("inference", "megatron", *HALF_A_CORE, 2.5)
     here, there, waits = Demand({0: 2.0}, 1.0, slow_down), Demand({1: 2.0}, 1.0, slow_down), Demand({0: 2.0}, 0.0)
     assert times_longer([here, there, waits]) == [1.0, 1.0, 1.0]
     assert times_longer([here, here]) == [2.0, 2.0]
