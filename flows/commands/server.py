@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from prefect import get_client
-from prefect.settings import get_current_settings
+from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS as START_LIMIT
+from prefect.settings import get_current_settings, temporary_settings
 
 from prefect_rlhf.placement.errors import InvalidInput
+
+START_SECONDS = 120
+"""Limit of a temporary server's start, where nobody set one: Prefect's 20 are too little on a busy machine."""
 
 
 def check_server() -> None:
@@ -13,7 +17,7 @@ def check_server() -> None:
     url = get_current_settings().api.url
     error: Exception | None
     try:
-        with get_client(sync_client=True) as client:
+        with temporary_settings(set_defaults={START_LIMIT: START_SECONDS}), get_client(sync_client=True) as client:
             error = client.api_healthcheck()
     except RuntimeError as raised:  # Prefect's temporary server did not start in time
         error = raised
