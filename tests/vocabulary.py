@@ -12,6 +12,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+import prefect_rlhf
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
@@ -29,7 +30,8 @@ from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 PAGE = Path(__file__).parents[1] / "docs" / "vocabulary.md"
 HEAD = """# Vocabulary
 
-All that the file of an algorithm may name, with what the code says of it. [Write an algorithm](authoring.md) has one.
+All that the file of an algorithm may name, by `from prefect_rlhf import ...`, with what the code says of it.
+[Write an algorithm](authoring.md) has one.
 `python -m tests.vocabulary` writes this page from docstrings and fields.
 
 Shapes: B rows, T response tokens, S tokens of prompt and response.
@@ -45,19 +47,19 @@ MODULES = [losses, rewards, advantages, importance, rollouts, evaluation]
 def page() -> str:
     """Return the page."""
     sections = [
-        ("Calls", "Of `prefect_rlhf.tasks.calls`.", map(function_text, WORDS)),
+        ("Calls", "The words of a flow's body.", map(function_text, WORDS)),
         ("Parameters of a flow", "As the form shows them.", map(fields_text, PARAMETERS)),
         ("Settings", docstring(Settings), map(fields_text, SETTINGS)),
         ("Rows", "What losses and computations are given, and what they return.", map(class_text, ROWS)),
-        ("Decorators", "Of `prefect_rlhf.tasks.operations`.", map(function_text, [loss, computation])),
+        ("Decorators", "For losses and computations of your own.", map(function_text, [loss, computation])),
         (
             "Losses",
-            "Of `prefect_rlhf.tasks`. `settings` is what each needs; a subclass with more fields will do.",
+            "`settings` is what each needs; a subclass with more fields will do.",
             operators("loss"),
         ),
         (
             "Computations",
-            f"Of `prefect_rlhf.tasks`. A computation gets its inputs in order, then `settings`{offered()}.",
+            f"A computation gets its inputs in order, then `settings`{offered()}.",
             operators("computation"),
         ),
         ("For computations of your own", "What the shipped ones are made of.", map(function_text, HELPERS)),
@@ -85,7 +87,7 @@ def fields_text(kind: Any) -> str:
         shown = "required" if kind.model_fields[name].is_required() else "empty" if default in (None, "") else default
         rows.append(f"| `{name}` | {shown} | {bounds(schema)} | {schema.get('description', '')} |")
     table = ["| field | default | allowed | meaning |", "|---|---|---|---|", *rows]
-    return "\n".join([f"### {kind.__name__}", f"Of `{kind.__module__}`. {docstring(kind)}", "", *table, ""])
+    return "\n".join([f"### {kind.__name__}", docstring(kind), "", *table, ""])
 
 
 def bounds(schema: dict[str, Any]) -> str:
@@ -103,7 +105,7 @@ def bounds(schema: dict[str, Any]) -> str:
 
 def class_text(kind: type) -> str:
     """Return a class with its docstring, its fields with their comments, and its own methods."""
-    lines = [f"### {kind.__name__}", f"Of `{kind.__module__}`. {docstring(kind)}", ""]
+    lines = [f"### {kind.__name__}", docstring(kind), ""]
     if is_dataclass(kind):
         comments = dict(re.findall(r"^    (\w+): [^\n]*?  # ([^\n]*)$", inspect.getsource(kind), re.MULTILINE))
         for name, annotation in inspect.get_annotations(kind).items():
@@ -143,8 +145,8 @@ def operator_row(operator: Operator[..., Any]) -> str:
     made = operator.output if operator.kind == "loss" else ", ".join(operator.outputs) or "metrics alone"
     pairs = "; pairs stay together" if operator.rows_per_item == 2 else ""
     text = " ".join(docstring(operator.function).split())
-    where = operator.function.__module__.removeprefix("prefect_rlhf.tasks.")
-    return f"| `{where}.{operator.name}` | {inputs} | {made}{pairs} | {settings} | {text} |"
+    name = next(name for name in dir(prefect_rlhf) if getattr(prefect_rlhf, name) is operator)
+    return f"| `{name}` | {inputs} | {made}{pairs} | {settings} | {text} |"
 
 
 def offered() -> str:

@@ -1,0 +1,134 @@
+"""What the package shows to authors of algorithms, rewards and computations; everything else may change its place."""
+
+from __future__ import annotations
+
+from prefect_rlhf.blocks.dataset import Preferences, Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.engines.compute import Computed, Context, saved_state
+from prefect_rlhf.engines.engine import Loss, LossTerms
+from prefect_rlhf.engines.hosts.check import check_function
+from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
+from prefect_rlhf.engines.hosts.function import HostFunction
+from prefect_rlhf.engines.hosts.pool import HostPool
+from prefect_rlhf.engines.hosts.settings import HostSettings
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.flows.forms.reward import Reward, check_reference, with_reward_weights
+from prefect_rlhf.flows.rlhf_flow import find_flow, rlhf_flow
+from prefect_rlhf.flows.training.inputs import open_source
+from prefect_rlhf.placement.errors import GraphError, InvalidInput, RlhfError
+from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
+from prefect_rlhf.tasks.data.rollouts import lists, record_rollouts, text_columns, write_rows
+from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
+from prefect_rlhf.tasks.operations import computation, loss
+from prefect_rlhf.tasks.rl.advantages import gae, grpo_advantages, remax_advantages
+from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation
+from prefect_rlhf.tasks.rl.groups import group_scores, groups_of
+from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, KLControl, PolicyGradient, ReMax
+from prefect_rlhf.tasks.rl.importance import importance_weights
+from prefect_rlhf.tasks.rl.kl import kl_estimate
+from prefect_rlhf.tasks.rl.losses import (
+    bradley_terry,
+    log_sigmoid,
+    pair_terms,
+    policy_gradient,
+    ppo_clip,
+    token_terms,
+    value_clip,
+    weighted_policy_gradient,
+)
+from prefect_rlhf.tasks.rl.losses import dpo as dpo_loss
+from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
+from prefect_rlhf.tasks.rl.masked import masked_mean, response_mask, row_means, row_sums, whiten
+from prefect_rlhf.tasks.rl.old_policy import old_policy
+from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
+from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards
+from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
+
+__all__ = [
+    # the words of a flow's body
+    "rlhf_flow",
+    "generate",
+    "inference",
+    "score",
+    "compute",
+    "train_step",
+    # its parameters
+    "Model",
+    "Prompts",
+    "Preferences",
+    "Reward",
+    "HostRewards",
+    "RewardFunction",
+    "Staleness",
+    # settings
+    "Settings",
+    "Sampling",
+    "Optimizer",
+    "Update",
+    "KLControl",
+    "KLTerm",
+    "Importance",
+    "Overlong",
+    "PolicyGradient",
+    "PPO",
+    "GRPO",
+    "ReMax",
+    "DPO",
+    # losses and computations of your own
+    "loss",
+    "computation",
+    "Batch",
+    "Computed",
+    "Context",
+    "Loss",
+    "LossTerms",
+    "saved_state",
+    # losses that are there
+    "ppo_clip",
+    "value_clip",
+    "policy_gradient",
+    "weighted_policy_gradient",
+    "grpo_loss",
+    "dpo_loss",
+    "bradley_terry",
+    # computations that are there
+    "gae",
+    "grpo_advantages",
+    "remax_advantages",
+    "kl_penalised_rewards",
+    "compare_logprobs",
+    "importance_weights",
+    "record_rollouts",
+    "record_evaluation",
+    "pair_accuracy",
+    # what they are made of
+    "token_terms",
+    "pair_terms",
+    "log_sigmoid",
+    "kl_estimate",
+    "response_mask",
+    "masked_mean",
+    "row_means",
+    "row_sums",
+    "whiten",
+    "groups_of",
+    "group_scores",
+    "lists",
+    "text_columns",
+    "write_rows",
+    # helpers of a body
+    "old_policy",
+    "check_reference",
+    "with_reward_weights",
+    # what a notebook or a test asks for
+    "find_flow",
+    "open_source",
+    "HostFunction",
+    "HostPool",
+    "HostSettings",
+    "HostFunctionFailed",
+    "check_function",
+    "RlhfError",
+    "GraphError",
+    "InvalidInput",
+]

@@ -1,0 +1,50 @@
+"""The names of the package's door with their signatures, as tests/door.txt freezes them.
+
+`python -m tests.door` writes them anew, when a change is meant.
+"""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import prefect_rlhf
+from prefect_rlhf.tasks.operations import Operator
+from prefect_rlhf.tasks.settings import Settings
+
+FROZEN = Path(__file__).with_suffix(".txt")
+
+
+def door() -> str:
+    """Return each public name with what it takes, a line each."""
+    return "".join(f"{name}{taken(getattr(prefect_rlhf, name))}\n" for name in sorted(dir(prefect_rlhf)))
+
+
+def taken(thing: Any) -> str:
+    """Return the parameters of a function or class, or the fields of settings; a default shows as `=`."""
+    if isinstance(thing, Operator):
+        return f" is a {thing.kind} of {', '.join(inspect.signature(thing.function).parameters)}"
+    if isinstance(thing, type) and issubclass(thing, Settings):
+        return f" has {', '.join(name + '=' * (not field.is_required()) for name, field in _fields(thing))}"
+    if isinstance(thing, type) and issubclass(thing, Exception):
+        return f" is an error, of {', '.join(base.__name__ for base in thing.__bases__)}"
+    if not isinstance(thing, type) and not inspect.isfunction(thing):
+        return " is a type of parameters"
+    parameters = [
+        parameter.replace(annotation=parameter.empty, default=parameter.empty if _is_required(parameter) else ...)
+        for parameter in inspect.signature(thing).parameters.values()
+    ]
+    return str(inspect.Signature(parameters)).replace("=Ellipsis", "=")
+
+
+def _fields(kind: type[Settings]) -> Any:
+    return kind.model_fields.items()
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return parameter.default is inspect.Parameter.empty
+
+
+if __name__ == "__main__":
+    FROZEN.write_text(door())

@@ -1,0 +1,66 @@
+"""The public door: authors import from `prefect_rlhf` alone, and what they import stays as it is."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+import prefect_rlhf
+from tests.door import FROZEN, door
+from tests.house import ROOMS, ROOT, files, imported
+
+PAGES_OF_AUTHORS = sorted({*(ROOT / "docs").glob("*.md"), ROOT / "README.md"} - {ROOT / "docs/heterogeneous.md"})
+"""That page is for who asks the planner from Python, whose values are no author's."""
+
+
+def fresh(program):
+    """What a fresh interpreter prints."""
+    words = [sys.executable, "-c", program]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout.split()
+
+
+def test_importing_the_package_loads_nothing_else():
+    heavy = "{'torch', 'megatron', 'vllm', 'transformers', 'prefect', 'pyarrow', 'numba'}"
+    assert fresh(f"import sys, prefect_rlhf; print(*({heavy} & sys.modules.keys()))") == []
+
+
+def test_no_name_of_the_door_loads_an_engine():
+    heavy = "{'torch', 'megatron', 'vllm', 'transformers'}"
+    all_names = "import sys, prefect_rlhf as p; [getattr(p, name) for name in dir(p)]"
+    assert fresh(f"{all_names}; print(*({heavy} & sys.modules.keys()))") == []
+
+
+def test_names_and_signatures_stay_as_they_are():
+    """`python -m tests.door` freezes them anew; CHANGELOG.md then says what authors must change."""
+    assert door() == FROZEN.read_text()
+
+
+def test_a_name_that_is_not_there_is_said_so():
+    with pytest.raises(AttributeError, match="module 'prefect_rlhf' has no attribute 'generat'"):
+        prefect_rlhf.generat  # noqa: B018
+
+
+@pytest.mark.parametrize("page", PAGES_OF_AUTHORS, ids=lambda page: page.name)
+def test_no_guide_imports_deeper_than_the_door(page):
+    programs = re.findall(r"```python[^\n]*\n(.*?)```", page.read_text(), re.DOTALL)
+    modules = {
+        node.module
+        for program in programs
+        for node in ast.walk(ast.parse(program))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("prefect_rlhf")
+    }
+    assert modules <= {"prefect_rlhf"}
+
+
+def test_no_room_goes_through_the_door():
+    """Rooms import each other's files; the door stands above them all."""
+    assert set(ROOMS) == {name.split(".")[0] for name in files()}
+    through = {
+        name
+        for name, path in files().items()
+        for other in imported(path)
+        if other == "prefect_rlhf.door" or re.fullmatch(rf"prefect_rlhf\.({'|'.join(dir(prefect_rlhf))})", other)
+    }
+    assert through == set()
