@@ -73,11 +73,11 @@ class PrefectSite:
         self.prefect("work-pool", "create", "mesh", "--type", "gpu-mesh")
         self.prefect("deploy", "--all")
 
-    def prefect(self, *arguments: str) -> str:
-        """Run the command line; returns its output."""
-        command = [str(PREFECT), *arguments]
+    def prefect(self, *arguments: str, cwd: Path | None = None) -> str:
+        """Run the command line, in the site's folder or another; returns its output."""
+        command, cwd = [str(PREFECT), *arguments], cwd or self.folder
         done = subprocess.run(
-            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=90, check=False
+            command, env=self.environment, cwd=cwd, capture_output=True, text=True, timeout=90, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
