@@ -1,13 +1,13 @@
 """Predicted and measured seconds of PPO steps under many plans on this machine; prints JSON as its last line.
 
-    python -m benchmarks.predict_plans [--ranks 2] [--steps 3] [--batch-size 16] [--plans NAME,...] [--profile again]
+    python -m benchmarks.predict_plans [--ranks 2] [--steps 3] [--batch-size 16] [--plans NAME ...] [--profile again]
         [--model FOLDER] [--prompts FILE]
 
 Real Prefect, gang, Megatron-core and vLLM on CPU ranks of one thread, four models of SmolLM2's shape, the demo's
 prompts; with 4 ranks, smaller random models whose heads 4 divides. Layers are profiled first (`prefect-rlhf profile`),
 unless that was done before; then each plan is predicted and run. A step's seconds are the median difference of the ends
-of steps after the first. `auto` is what the search finds on the profile. `calls` says the same of each node of a step,
-by the ranks' own clocks.
+of `--steps` steps after the first. `auto` is what the search finds on the profile. `calls` says the same of each node
+of a step, by the ranks' own clocks.
 """
 
 from __future__ import annotations
@@ -111,9 +111,14 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--model", default=PPOWork.model, help="of 2 ranks")
     parser.add_argument("--prompts", default=PPOWork.prompts, help="of 2 ranks")
-    parser.add_argument("--plans", help="only these, by name")
+    parser.add_argument("--plans", nargs="+", metavar="NAME", help="only these")
     parser.add_argument("--profile", choices=["again"], help="even if there is one")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    known = (*PRESETS, *PLANS[arguments.ranks], "auto")
+    for name in arguments.plans or ():
+        if name not in known:
+            parser.error(f"--plans: got {name!r}, expected some of {', '.join(map(repr, known))}")
+    return arguments
 
 
 def demo_work(work: PPOWork, folder: Path) -> PPOWork:
@@ -142,11 +147,11 @@ def ensure_profile(work: PPOWork, again: bool) -> None:
         print(profile_command.run([work.model, "--devices", str(work.threads), *sizes]))
 
 
-def plans(work: PPOWork, chosen: str | None, folder: Path) -> dict[str, str]:
+def plans(work: PPOWork, chosen: Sequence[str] | None, folder: Path) -> dict[str, str]:
     """The parameter `plan` of the flow for each plan: a preset's name, a file, `auto`."""
     files = {name: str(plan_file(compact, folder / f"{name}.json")) for name, compact in PLANS[work.threads].items()}
     values = {**{name: name for name in PRESETS}, **files, "auto": "auto"}
-    return {name: value for name, value in values.items() if chosen is None or name in chosen.split(",")}
+    return {name: value for name, value in values.items() if chosen is None or name in chosen}
 
 
 def predicted_and_measured(name: str, plan_parameter: str, work: PPOWork, folder: Path) -> dict[str, Any]:
