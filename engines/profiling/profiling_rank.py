@@ -173,15 +173,14 @@ class ProfilingRank:
         for _ in range(repeats + 1):
             self._together()
             if self.rank >= busy:
-                self._together()
+                self._last(0.0)
                 continue
             with clocked(engine.layers) as clock:
                 began = now()
                 call()
                 ended = now()
-            self._together()
             parts = _parts(began, ended, clock.forwards, clock.backwards)
-            calls.append(replace(parts, together=now() - began))
+            calls.append(replace(parts, together=self._last(ended) - began))
         if not calls:
             return PassSeconds(0.0, 0.0, 0.0)
         names = PassSeconds.__dataclass_fields__
@@ -200,6 +199,13 @@ class ProfilingRank:
         """Wait for the other ranks."""
         if self.size > 1:
             dist.barrier()
+
+    def _last(self, ended: float) -> float:
+        """Return the latest of all ranks' ends: processes of one host read one clock."""
+        last = torch.tensor([ended], dtype=torch.float64, device=_device())
+        if self.size > 1:
+            dist.all_reduce(last, op=dist.ReduceOp.MAX)
+        return last.item()
 
     def _group(self, size: int) -> dist.ProcessGroup:
         """Return this rank's group among those of `size` consecutive ranks."""
