@@ -16,7 +16,9 @@ from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.preset_plan import preset
+from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.schedule.estimate import estimate, estimate_with, predict
 from prefect_rlhf.placement.strategy import Strategy
 from tests.placement.cost.test_profile import PROFILE, SIZES
@@ -115,3 +117,13 @@ def test_slow_downs_survive_json_and_nonsense_is_refused():
     with pytest.raises(InvalidInput) as error:
         Profile.from_json(SHARED.to_json().replace("1.25", "-1.25", 1))
     assert "slow_downs" in str(error.value) and "greater than 0" in str(error.value)
+
+
+def test_no_plan_on_a_shared_host_is_below_the_bound_of_its_search():
+    """The search counts what calls do not do to each other; presets and the plan that is found are slowed by it."""
+    small = replace(SHARED, shape=GRAPH.model("actor").shape)
+    site = Site(CLUSTER, CLUSTER.whole, CostSources((NODE,), (small,)))
+    found = plan_graph(Question(GRAPH, site, Workload.fixed(64, 64)), budget_seconds=0.5)
+    assert found.lower_bound_seconds <= found.seconds * (1 + 1e-9)
+    timed = [preset.estimate.seconds for preset in found.presets if preset.estimate]
+    assert timed and min(timed) >= found.lower_bound_seconds
