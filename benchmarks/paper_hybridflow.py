@@ -19,7 +19,6 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.strategy import Strategy
@@ -87,18 +86,5 @@ def _generation_seconds(model: str, tp: int) -> float:
     copy = static_bytes(execution, sizes, False).static
     room = VLLM_SHARE * HARDWARE.device.memory_bytes - 2 * trained - 2 * frozen - copy
     transition = times.links.seconds((8 - tp) / (8 * tp) * sizes.num_parameters * sizes.item, "node")
-    fitting = replace(execution, rows_at_once=rows_that_fit(room, work, execution, sizes))
+    fitting = replace(execution, cache_bytes=int(room))
     return transition + call_cost(work, fitting, times).total
-
-
-def rows_that_fit(room_bytes: float, work: CallWork, execution: Execution, sizes: ModelSizes) -> int:
-    """Rows of a replica whose key-value cache fits into `room_bytes` of each device, for `Execution.rows_at_once`.
-
-    HybridFlow's best-effort allocation (section 8.4). Raises InvalidInput where not one row fits.
-    """
-    strategy = execution.strategy
-    row = sizes.stage_layers(strategy.pp) * sizes.cache_bytes_per_token(strategy.tp) * work.workload.longest
-    if room_bytes < row:
-        right = f"at least {row} for the key-value cache of one row; raise tp or pp, or take more devices"
-        raise InvalidInput("bytes left for generation", int(room_bytes), right)
-    return int(room_bytes // row)

@@ -60,7 +60,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """Build one model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given."""
+    """Build one model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given.
+
+    `max_rows` are the most of one generate. vLLM's cache has `cache_bytes`, or room for all of them at their longest.
+    """
 
     model: ModelSpec
     instance: ModelInstance
@@ -68,6 +71,7 @@ class BuildCommand:
     layout: Layout
     max_sequence_length: int
     max_rows: int
+    cache_bytes: int | None = None
     cuda_graphs: bool = True
     restore: Restore | None = None
 

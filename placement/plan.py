@@ -21,8 +21,9 @@ OffloadPart = Literal["all", "optimizer"]
 class Placement:
     """The mesh, strategy and engine of one call.
 
-    `micro_batches` is per data-parallel replica and mini-batch; with vLLM, the number of groups that a replica's rows
-    are generated in: the key-value cache holds one group. `offload` says what of the instance that this call uses is in
+    `micro_batches` is per data-parallel replica and mini-batch; vLLM has none. `cache_gib` are the GiB of vLLM's
+    key-value cache on each device (None: room for all rows of a replica at their longest); rows that find no room wait,
+    or are preempted. `offload` says what of the instance that this call uses is in
     host memory whenever no call is using it; with `prefetch` it comes back while the call before still runs, without it
     only when its devices have nothing else to do, so that no other call needs room beside it. `device_order` are the
     mesh's devices, by position, in the order of the strategy's coordinates; empty: as the mesh lists them. `python` is
@@ -36,6 +37,12 @@ class Placement:
     offload: Offload = "none"
     device_order: tuple[int, ...] = ()
     prefetch: bool = True
+    cache_gib: float | None = None
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bytes of vLLM's key-value cache on each device; None: room for all rows at their longest."""
+        return None if self.cache_gib is None else int(self.cache_gib * (1 << 30))
 
     @property
     def name(self) -> str:

@@ -54,7 +54,7 @@ FOUR_RANKS: Mapping[str, Compact] = MappingProxyType(
         "tp4": plan("0-3 tp4 engine=vllm", "0-3 dp2 tp2", "0-3 tp4", "0-3 tp2 dp2", "0-3 tp4", "0-3 dp2 tp2"),
         "pp4": plan("0-3 dp4 engine=vllm", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4", "0-3 pp4 micro_batches=2"),
         "dp2 tp2, micro-batches": plan(
-            "0-3 dp2 tp2 engine=vllm micro_batches=2",
+            "0-3 dp2 tp2 engine=vllm cache_gib=0.0002",
             "0-3 dp4",
             "0-3 dp2 tp2 micro_batches=2",
             "0-3 dp2 pp2 micro_batches=4",

@@ -79,7 +79,7 @@ class VllmEngine:
     ) -> Generated:
         """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop.
 
-        The engine was built for the rows of one of `micro_batches` at once; others begin as some end.
+        Those that find no room in the cache begin as others end; there are no `micro_batches`.
 
         Rows with the same prompt, a group's, compute its whole cache blocks once. Nothing is shared with earlier calls,
         so that in bfloat16 too a call answers as it would in a resumed run.

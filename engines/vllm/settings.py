@@ -9,14 +9,18 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.sampling.sampler import stream_seed
+from prefect_rlhf.placement.cost.paged_cache import check_cache, whole_cache_bytes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK, PASS_TOKENS
 from prefect_rlhf.placement.errors import InvalidInput
 
 
 def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
-    """Describe an engine with room for the command's rows at once, eager only on CPU.
+    """Describe an engine for all of the command's rows at once, as far as its cache has room; eager only on CPU.
 
-    Rows that begin alike share the keys and values of the whole blocks that they have in common.
+    A row that finds no room waits, and the latest of those that outgrow the cache is preempted. On CPU a prompt is not
+    cut into chunks: the number that is drawn after one would have to be put back, which CPU generators cannot do. Rows
+    that begin alike share the keys and values of the whole blocks that they have in common.
     """
     on_cuda = torch.cuda.is_available()
     length = command.max_sequence_length
@@ -33,6 +37,7 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
         max_model_len=length,
         max_num_seqs=command.max_rows,
         max_num_batched_tokens=max(length, min(command.max_rows * length, PASS_TOKENS)),
+        enable_chunked_prefill=on_cuda,
         kv_cache_memory_bytes=_cache_bytes(command),
         block_size=None if on_cuda else CACHE_BLOCK,  # vLLM's own 128 exceed most prompts
         enable_prefix_caching=True,
@@ -68,13 +73,13 @@ def check_command(command: BuildCommand) -> None:
         raise InvalidInput(f"{command.model.role}.head", command.model.head, "lm, to generate with vllm")
     if command.instance.strategy.pp != 1:
         raise InvalidInput(f"{command.instance.name}: pp", command.instance.strategy.pp, "1 with engine vllm")
+    sizes, tp = ModelSizes.of(command.model), command.instance.strategy.tp
+    check_cache(command.instance.name, command.cache_bytes, command.max_sequence_length, sizes, tp)
 
 
 def _cache_bytes(command: BuildCommand) -> int:
-    """Size the key-value cache for max_rows sequences of max_sequence_length at once, and vLLM's null block."""
-    shape, tp = command.model.shape, command.instance.strategy.tp
-    heads = max(1, shape.num_kv_heads // tp)
-    item_bytes: int = getattr(torch, command.model.dtype).itemsize
-    block_bytes = 2 * shape.num_layers * heads * shape.head_dim * item_bytes * CACHE_BLOCK
-    blocks_per_row = -(-command.max_sequence_length // CACHE_BLOCK)
-    return (command.max_rows * blocks_per_row + 2) * block_bytes
+    """Return the bytes of the cache: as said, or room for max_rows sequences of max_sequence_length at once."""
+    if command.cache_bytes is not None:
+        return command.cache_bytes
+    sizes, tp = ModelSizes.of(command.model), command.instance.strategy.tp
+    return whole_cache_bytes(command.max_rows, command.max_sequence_length, sizes, tp)

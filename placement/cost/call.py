@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prefect_rlhf.placement.cost.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
+from prefect_rlhf.placement.cost.paged_cache import in_flight, mean_context
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.workload import CallWork
 
@@ -63,17 +64,37 @@ class _CallSeconds:
         return (step + self._update()).times(work.epochs * work.mini_batches)
 
     def generate(self) -> Seconds:
-        """Prefill all prompts, then take one step per token for the rows that are still being generated."""
+        """Prefill all prompts, then take one step per token for the rows that are still being generated.
+
+        Rows that find no room in the cache come as others end.
+        """
         workload, rows = self.work.workload, self.work.replica_rows(self.execution.strategy.dp)
         portions, pieces = self.execution.pieces(rows // self.work.rows_per_item, train=False)
-        waves = portions * max(1.0, rows / portions / (self.execution.rows_at_once or max(1, rows)))
-        each = rows / waves / pieces
+        rows_of_portion = rows / portions
+        at_once = in_flight(
+            rows_of_portion, self.execution.cache_bytes, workload, self.times.sizes, self.execution.strategy.tp
+        )
+        each = at_once.first / pieces
         layer, hop = self._forward(each, workload.prompts.mean), self._to_next_stage(each * workload.prompts.mean)
         seconds = self._pipelined(layer, hop, self.times.sample(each, self.execution.strategy.tp), pieces)
         for first, end, running in workload.responses.still_running():
             context = workload.prompts.mean + (first + end) / 2
             seconds = seconds + self._decode_step(each * running, context, pieces).times(end - first)
-        return seconds.times(waves)
+        if rows_of_portion > at_once.first:
+            seconds = seconds + self._in_turn(rows_of_portion - at_once.first, at_once.later)
+        return seconds.times(portions)
+
+    def _in_turn(self, rows: float, at_once: float) -> Seconds:
+        """Generate `rows` that begin as others end, `at_once` of them in flight.
+
+        Whatever a row that ends leaves free is filled by prompts at once. As they grow, those that lose their blocks
+        compute them again: in all, at most as many tokens as the row had.
+        """
+        workload, tp = self.work.workload, self.execution.strategy.tp
+        layer, hop = self._forward(rows, workload.mean_length), self._to_next_stage(rows * workload.mean_length)
+        prefill = self._pipelined(layer, hop, self.times.sample(rows, tp), 1)
+        context = mean_context(workload)
+        return prefill + self._decode_step(at_once, context, 1).times(rows * workload.responses.mean / at_once)
 
     def _decode_step(self, rows: float, context: float, pieces: int) -> Seconds:
         """Make one token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from prefect_rlhf.placement.cost.execution import Execution
+from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.engine_constants import (
     ADAM_BYTES,
-    CACHE_BLOCK,
     COLUMN_BYTES,
     LOGITS_AT_ONCE_CPU,
     LOGITS_AT_ONCE_CUDA,
@@ -118,17 +118,16 @@ class _Active:
     on_cpu: bool
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
-        """Add the cache of all rows in flight, one forward pass of prompts, and the logits of a step."""
+        """Add the cache, one forward pass of prompts, and the logits of a step."""
         portions, _ = self.execution.pieces(self._items(self._replica_rows), train=False)
-        rows = -(-self._replica_rows // portions)
-        in_flight = min(rows, self.execution.rows_at_once or rows)
-        per_token = self._layers * self.sizes.cache_bytes_per_token(self._tp)
+        in_flight = -(-self._replica_rows // portions)
         prompts = in_flight * self.work.workload.prompts.longest
         if engine == "vllm":
-            blocks = in_flight * -(-self.max_length // CACHE_BLOCK) + 2
-            cached, in_pass = blocks * CACHE_BLOCK, min(prompts, max(PASS_TOKENS, self.max_length))
+            whole = whole_cache_bytes(in_flight, self.max_length, self.sizes, self._tp)
+            cached = whole if self.execution.cache_bytes is None else self.execution.cache_bytes
+            in_pass = min(prompts, max(PASS_TOKENS, self.max_length))
         else:
-            cached = in_flight * self.max_length
+            cached = in_flight * self.max_length * self._layers * self.sizes.cache_bytes_per_token(self._tp)
             in_pass = min(prompts, max(PASS_TOKENS, self.work.workload.prompts.longest))
         logits = in_flight * self.sizes.vocab * 3 * 4 if self._is_last else 0  # whole, and two copies to sample from
         if self._is_last:  # and what prompts have in the head before they are sampled from
@@ -138,7 +137,7 @@ class _Active:
             static,
             working=in_pass * self._forward_bytes,
             logits=logits,
-            kv_cache=cached * per_token,
+            kv_cache=cached,
             rows=self._replica_rows * self.max_length * (TOKEN_BYTES + COLUMN_BYTES),
         )
 

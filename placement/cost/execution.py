@@ -22,7 +22,7 @@ class Execution:
     An estimate of another system derives from it and overrides what that system's engine does differently.
 
     `recompute`: training keeps each layer's input only and runs its forward again (full recomputation).
-    `rows_at_once`: the most rows of a replica that generation keeps in flight (None: all); more come as others end.
+    `cache_bytes`: those of a paged key-value cache on each device, which rows in flight fill (None: room for all).
     `engine` is the one whose layers a profile is asked for.
     """
 
@@ -36,7 +36,7 @@ class Execution:
     devices_per_node: int = 1
     micro_batches: int = 1
     recompute: bool = False
-    rows_at_once: int | None = None
+    cache_bytes: int | None = None
     engine: EngineKind = "megatron"
 
     @classmethod
@@ -47,20 +47,17 @@ class Execution:
             placement.mesh.num_nodes,
             placement.mesh.devices_per_node,
             placement.micro_batches,
+            cache_bytes=placement.cache_bytes,
             engine=placement.engine,
         )
 
     def pieces(self, items: float, train: bool) -> tuple[int, int]:
         """Return (portions run one after the other, micro-batches in each that fill the pipeline) for so many items.
 
-        Megatron's micro-batches fill the pipeline. vLLM has none here: it keeps so much less of a replica's rows in
-        flight, and takes up others as some end.
-
         >>> Execution(Strategy(pp=4), micro_batches=8).pieces(64, train=True)
         (1, 8)
         """
-        pieces = at_most(self.micro_batches, items)
-        return (pieces, 1) if self.engine == "vllm" else (1, pieces)
+        return 1, at_most(self.micro_batches, items)
 
     @property
     def replays_graphs(self) -> bool:

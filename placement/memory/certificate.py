@@ -16,6 +16,8 @@ import networkx as nx
 
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
+from prefect_rlhf.placement.cost.paged_cache import check_cache
+from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
@@ -119,7 +121,10 @@ class Certificate:
 
 
 def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
-    """Certify a plan; three steps beyond the staleness stand for a run of any number."""
+    """Certify a plan; three steps beyond the staleness stand for a run of any number.
+
+    Raises InvalidInput for a key-value cache that does not hold the longest row.
+    """
     return certify(augment(graph, plan, graph.staleness + STEPS_CERTIFIED), workload, backend)
 
 
@@ -149,13 +154,14 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
 
 
 def _resident_bytes(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[Device, list[ResidentBytes]]:
-    """Bytes that instances keep on each device while they are there."""
+    """Bytes that instances keep on each device while they are there; raises InvalidInput for a cache below a row's."""
     resident: dict[Device, list[ResidentBytes]] = defaultdict(list)
     graph, plan = augmented.graph, augmented.plan
     for instance, calls in instances(graph, plan).items():
-        cuts = [plan[call.name].micro_batches for call in calls]
-        model, speeds = graph.model(instance.role), plan.cluster.node_speeds
-        for kept in instance_holdings(instance, calls, model, max_length, backend, speeds, cuts):
+        model, speeds, cache = graph.model(instance.role), plan.cluster.node_speeds, plan[calls[0].name].cache_bytes
+        field = f"plan.calls.{calls[0].name}"
+        check_cache(field, cache, max_length, ModelSizes.of(model), instance.strategy.tp)
+        for kept in instance_holdings(instance, calls, model, max_length, backend, speeds, cache):
             resident[kept.device].append(kept)
     return resident
 

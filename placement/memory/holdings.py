@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from math import lcm
 
+from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
-from prefect_rlhf.placement.engine_constants import ADAM_BYTES, CACHE_BLOCK, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.mesh import Backend, Device
@@ -28,7 +29,6 @@ _START = 64  # elements: Megatron aligns each weight in its flat buffer to this
 _BUCKET = 128  # and the buffer's end to a multiple of this and of dp
 _STEP_BYTES = 4  # Adam counts its steps for each weight
 _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
-_NULL_BLOCKS = 2  # of vLLM's cache: blocks beyond those that rows can fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +52,22 @@ def instance_holdings(
     max_length: int,
     backend: Backend,
     node_speeds: Sequence[float] = (),
-    micro_batches: Sequence[int] = (),
+    cache_bytes: int | None = None,
 ) -> tuple[ResidentBytes, ...]:
     """Count all that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.
 
-    Where nodes have speeds, replicas have rows in proportion to them. `micro_batches` are the calls' own: vLLM's cache
-    holds the rows of one at a time.
+    Where nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device,
+    or holds all rows at their longest.
     """
     trained = any(call.kind == "train_step" for call in calls)
     speeds = replica_speeds(instance, node_speeds)
-    dealt = [
-        [-(-count * call.rows_per_item // cuts) for count in counts(call.num_items, speeds)]
-        for call, cuts in zip(calls, micro_batches or (1,) * len(calls), strict=True)
-    ]
+    dealt = [[count * call.rows_per_item for count in counts(call.num_items, speeds)] for call in calls]
     rows = [max(of_replica) for of_replica in zip(*dealt, strict=True)]
     held = []
     for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True):
         if instance.engine == "vllm":
-            kept = _vllm(model, instance.strategy.tp, rows[at.dp], max_length, backend)
+            whole = whole_cache_bytes(rows[at.dp], max_length, ModelSizes.of(model), instance.strategy.tp)
+            kept = _vllm(model, instance.strategy.tp, whole if cache_bytes is None else cache_bytes, backend)
         else:
             kept = _megatron(model, instance, at.pp, trained)
         held += [ResidentBytes(device, instance, what, size) for what, size in kept if size]
@@ -96,17 +94,15 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
 
 
 @cache
-def _vllm(model: ModelSpec, tp: int, rows: int, max_length: int, backend: Backend) -> tuple[tuple[str, int], ...]:
-    """Weights with rotary tables, the cache for all rows at once, and on CPU the copies that products are made from."""
+def _vllm(model: ModelSpec, tp: int, cache_bytes: int, backend: Backend) -> tuple[tuple[str, int], ...]:
+    """Weights with rotary tables, the cache, and on CPU the copies that products are made from."""
     sizes, shape = ModelSizes.of(model), model.shape
     vocabulary = padded_vocabulary(model, "vllm", tp)
     tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0))
     tables = shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers
     linear = sizes.num_layers * sizes.layer_matrices // tp + vocabulary // tp * sizes.hidden
-    blocks = rows * -(-max_length // CACHE_BLOCK) + _NULL_BLOCKS
-    cached = blocks * CACHE_BLOCK * sizes.num_layers * sizes.cache_bytes_per_token(tp)
     packed = linear * sizes.item if backend == "cpu" else 0
-    return (("weights", tensors * sizes.item + tables), ("packed weights", packed), ("key-value cache", cached))
+    return (("weights", tensors * sizes.item + tables), ("packed weights", packed), ("key-value cache", cache_bytes))
 
 
 def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -> Iterator[int]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
+from prefect_rlhf.placement.cost.paged_cache import gib_above
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
@@ -16,6 +17,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement,
 from prefect_rlhf.placement.plans.check import check_plan
 
 REMEDIES_SHOWN = 5
+SMALLER_CACHES = (0.5, 0.25, 0.125)  # of vLLM's bytes
 CHANGES_AT_MOST = 6  # that are tried together
 
 
@@ -43,7 +45,7 @@ def remedies(
 
     def single(plan: ExecutionPlan, now: Certificate) -> Iterator[Remedy]:
         """Legal changes of one instance, or of one call's micro-batches, that bring the plan nearer to fitting."""
-        for change, changed in _changes(plan, graph, now.fullest.device if now.fullest else ""):
+        for change, changed in _changes(plan, graph, now):
             try:
                 check_plan(changed, graph, plan.cluster.whole)
                 after = certify_plan(changed, graph, workload, backend)
@@ -98,8 +100,11 @@ def _excess(remedy: Remedy) -> tuple[int, int]:
     return remedy.certificate.excess_bytes, remedy.peak_bytes
 
 
-def _changes(plan: ExecutionPlan, graph: DataflowGraph, device: str) -> Iterator[tuple[str, ExecutionPlan]]:
-    """Changes that might help a device: offload, split an instance there further, cut the rows of a call finer."""
+def _changes(
+    plan: ExecutionPlan, graph: DataflowGraph, certificate: Certificate
+) -> Iterator[tuple[str, ExecutionPlan]]:
+    """Changes that might help the fullest device: offload, split an instance there further, cut finer, cache less."""
+    device = certificate.fullest.device if certificate.fullest else ""
     there = {
         instance: calls
         for instance, calls in instances(graph, plan).items()
@@ -120,6 +125,16 @@ def _changes(plan: ExecutionPlan, graph: DataflowGraph, device: str) -> Iterator
             for call in calls:
                 count = 2 * plan[call.name].micro_batches
                 yield f"micro_batches {count} for {call.name}", with_changes(plan, [call], micro_batches=count)
+        elif cached := _cached(certificate, instance):
+            for share in SMALLER_CACHES:
+                gib = gib_above(cached * share)
+                yield f"cache_gib {gib:g} for {names}", with_changes(plan, calls, cache_gib=gib)
+
+
+def _cached(certificate: Certificate, instance: ModelInstance) -> int:
+    """Bytes of an instance's key-value cache on the fullest device; 0 where it is not there at its fullest moment."""
+    shares = certificate.fullest.shares if certificate.fullest else ()
+    return sum(share.num_bytes for share in shares if (share.owner, share.what) == (instance.name, "key-value cache"))
 
 
 def _offloads(

@@ -67,7 +67,7 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "pp": str(strategy.pp),
         "rows": str(call.num_rows),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
-        "micro-batches": "" if placement.engine == "python" else str(placement.micro_batches),
+        "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
         "offload": "" if placement.offload == "none" else placement.offload,
     }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import sqrt
 
 from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import GIB
+from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, gib_above, whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
@@ -25,6 +27,8 @@ from prefect_rlhf.placement.schedule.estimate import training
 from prefect_rlhf.placement.strategy import Strategy, strategies
 
 ENOUGH_MICRO_BATCHES = 64  # for time; more only where memory asks for them
+CACHE_STEP = sqrt(2)  # between the bytes of one cache and the next
+NOTHING = 1 / 64  # of what a plan may fill: a smaller cache leaves no room that counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +122,14 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     role = context.graph.model(call.role or "").role
     raise InvalidInput(
         field,
-        f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {nearest.placement.micro_batches} "
-        f"micro-batches)",
+        f"{needs:.1f} GiB on a device at best ({nearest.placement.strategy}, {_cut_in_words(nearest.placement)})",
         f"at most the {has:.1f} GiB that a plan may fill: {needs - has:.1f} GiB less, by more devices to split "
         f"{role} over, larger ones, shorter rows, or a smaller model",
     )
 
 
 def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
-    """Yield each way in which the call can run: strategy, engine, micro-batches, offload, and class of meshes.
+    """Yield each way in which the call can run: strategy, engine, micro-batches or cache, offload, class of meshes.
 
     Where a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step.
     """
@@ -134,7 +137,7 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
         mesh = context.space.first_of(mesh_class)
         for strategy in strategies_within_nodes(mesh):
             for engine in ENGINES[call.kind]:
-                resident = list(_cuts(call, Placement(mesh, strategy, engine), mesh_class, context))
+                resident = list(_ways(call, Placement(mesh, strategy, engine), mesh_class, context))
                 yield from resident
                 for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
                     yield from (_offloaded(call, option, part, context) for option in resident)
@@ -150,10 +153,10 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield, of those that differ in nothing but micro-batches, each that is faster or smaller than every other."""
+    """Yield, of those that differ in nothing but micro-batches or cache, each faster or smaller than every other."""
     alike: dict[Placement, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
-        alike[replace(candidate.placement, micro_batches=1)].append(candidate)
+        alike[replace(candidate.placement, micro_batches=1, cache_gib=None)].append(candidate)
     for group in alike.values():
         smallest: int | None = None
         for candidate in sorted(group, key=lambda c: (c.seconds, c.most.peak, c.placement.micro_batches)):
@@ -169,6 +172,15 @@ def candidate(call: Call, placement: Placement, context: CostContext) -> Candida
     return _candidate(call, placement, mesh_class, context)
 
 
+def _ways(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
+    """The candidates that differ in micro-batches, or with vLLM in the bytes of its cache."""
+    if whole.engine == "vllm":
+        if not any(violations(call, whole, context.graph)):
+            yield from _caches(call, whole, mesh_class, context)
+    else:
+        yield from _cuts(call, whole, mesh_class, context)
+
+
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
     """The candidates in 1, 2, 4, ... micro-batches, as far as a replica has items."""
     cuts, fits = 1, False
@@ -180,6 +192,27 @@ def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -
         fits = candidate.most.peak <= context.usable_bytes(mesh_class)
         yield candidate
         cuts *= 2
+
+
+def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
+    """The candidates with a cache for all rows as they are expected to grow, and ever smaller ones.
+
+    The smallest hold one row, or leave nothing that counts.
+    """
+    workload, tp = context.question.workload, whole.strategy.tp
+    sizes, usable = ModelSizes.of(context.graph.model(call.role or "")), context.usable_bytes(mesh_class)
+    works = different_works(CallWork.of(call, workload), whole, context.site.cluster.node_speeds)
+    rows = max(work.replica_rows(whole.strategy.dp) for work in works)
+    expected = expected_cache_bytes(rows, workload, sizes, tp)
+    least = max(whole_cache_bytes(1, workload.longest, sizes, tp), usable * NOTHING)
+    if expected == whole_cache_bytes(rows, workload.longest, sizes, tp):
+        yield _candidate(call, whole, mesh_class, context)
+        expected = int(expected / CACHE_STEP)
+    elif expected < least:
+        yield _candidate(call, replace(whole, cache_gib=gib_above(least)), mesh_class, context)
+    while expected >= least:
+        yield _candidate(call, replace(whole, cache_gib=gib_above(expected)), mesh_class, context)
+        expected = int(expected / CACHE_STEP)
 
 
 def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostContext) -> Candidate:
@@ -224,6 +257,12 @@ def _offloaded(call: Call, resident: Candidate, part: OffloadPart, context: Cost
 def stops_devices(placement: Placement, context: CostContext) -> bool:
     """Return whether the devices compute nothing while its copy of weights comes and goes: vLLM's on cuda."""
     return placement.engine == "vllm" and context.site.backend == "cuda"
+
+
+def _cut_in_words(placement: Placement) -> str:
+    if placement.engine != "vllm":
+        return f"{placement.micro_batches} micro-batches"
+    return "a cache for all rows" if placement.cache_gib is None else f"a cache of {placement.cache_gib:g} GiB"
 
 
 def _comes_for(call: Call, placement: Placement, context: CostContext) -> bool:

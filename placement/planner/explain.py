@@ -96,6 +96,8 @@ def explain(question: Question, planned: Planned) -> tuple[Explanation, ...]:
 def in_words(placement: Placement) -> str:
     """Return a placement in words, such as `n0:0-7 dp4 tp2 megatron, 8 micro-batches`."""
     cuts = f", {placement.micro_batches} micro-batches" if placement.micro_batches > 1 else ""
+    if placement.cache_gib is not None:
+        cuts = f", a cache of {placement.cache_gib:g} GiB"
     return f"{placement.name} {placement.engine}{cuts}"
 
 

@@ -13,13 +13,14 @@ from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem, PlanSpace
-from prefect_rlhf.placement.planner.question import Question, with_one_offload
+from prefect_rlhf.placement.planner.question import Question, with_copies_agreed
 from prefect_rlhf.placement.plans.check import check_plan
 from prefect_rlhf.placement.plans.completion import completed
 from prefect_rlhf.placement.search.alternatives import Alternative, alternatives
 from prefect_rlhf.placement.search.problem import Choice
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
+WHOLE_CACHE = 1e6  # GiB that stand for a cache of all rows
 PLACEMENTS_TRIED = 2  # of a call, by the local search
 STALE_PLACEMENTS_TRIED, STALE_ROUNDS = 6, 3  # where steps overlap: there moves of rows decide who goes first
 
@@ -74,21 +75,22 @@ def changed_plan(question: Question, plan: ExecutionPlan, call: str, placement: 
     device = (computes or [placement.mesh.devices()[0]])[0]
     try:
         changed = replace(plan, placements=completed(graph, chosen, mesh, device))
-        return aligned(check_plan(with_one_offload(changed, graph), graph, mesh), graph)
+        return aligned(check_plan(with_copies_agreed(changed, graph), graph, mesh), graph)
     except RlhfError:
         return None
 
 
 def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
-    """The candidate that the plan took, or the one most like it; what differs are micro-batches and offloads."""
+    """The candidate that the plan took, or the one most like it; others differ in cuts, caches, offloads."""
     options, meshes = problem.candidates[call], problem.problem.meshes
     mesh = next(index for index, interval in enumerate(meshes) if interval.label == placement.mesh.name)
 
-    def unlikeness(option: int) -> tuple[bool, bool, bool, int]:
+    def unlikeness(option: int) -> tuple[bool, bool, bool, float]:
         other = options[option].placement
         cuts = abs(other.micro_batches - placement.micro_batches)
+        caches = abs((other.cache_gib or WHOLE_CACHE) - (placement.cache_gib or WHOLE_CACHE))
         offloads = other.offload != placement.offload
-        return other.strategy != placement.strategy, other.engine != placement.engine, offloads, cuts
+        return other.strategy != placement.strategy, other.engine != placement.engine, offloads, cuts + caches
 
     on_mesh = [i for i, option in enumerate(options) if mesh in problem.problem.mesh_classes[option.mesh_class]]
     return Choice(min(on_mesh, key=unlikeness), mesh)

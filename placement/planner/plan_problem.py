@@ -100,7 +100,7 @@ class PlanSpace:
         """What a plan file may say and the search does not look at, in words: the bound holds for the rest."""
         several_nodes = self.context.site.mesh.num_nodes > 1
         parts = (
-            "numbers of micro-batches between powers of two",
+            "numbers of micro-batches between powers of two, and sizes of vLLM's cache between those tried",
             "tensor parallelism across nodes" if several_nodes else "",
             self.context.space.left_out,
         )

@@ -60,7 +60,7 @@ class Question:
         """
         first = next(iter(chosen.values())).mesh.devices()[0]
         placements = completed(self.graph, chosen, self.site.mesh, first)
-        plan = with_one_offload(ExecutionPlan(name, self.site.cluster, placements), self.graph)
+        plan = with_copies_agreed(ExecutionPlan(name, self.site.cluster, placements), self.graph)
         return aligned(check_plan(plan, self.graph, self.site.mesh), self.graph)
 
     def estimate(self, plan: ExecutionPlan) -> Estimate:
@@ -80,16 +80,18 @@ class Question:
         return self.certificate(plan).fits
 
 
-def with_one_offload(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
+def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
     """Return the plan with copies of weights that leave devices as much as any call that uses them asks for.
 
-    Of those that may not leave one device in turn, the first does.
+    Of those that may not leave one device in turn, the first does. A copy has the largest cache that a call asks for.
     """
     strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
     for calls in instances(graph, plan).values():
         offload = max((plan[call.name].offload for call in calls), key=strength.__getitem__)
         prefetch = offload == "none" or all(plan[call.name].prefetch for call in calls)
-        plan = with_changes(plan, calls, offload=offload, prefetch=prefetch)
+        caches = [plan[call.name].cache_gib for call in calls]
+        cache_gib = None if None in caches else max(cache for cache in caches if cache is not None)
+        plan = with_changes(plan, calls, offload=offload, prefetch=prefetch, cache_gib=cache_gib)
     for calls in sleepless(plan, graph):
         plan = with_changes(plan, calls, offload="none", prefetch=True)
     return plan

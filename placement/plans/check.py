@@ -112,8 +112,14 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     if engine not in ENGINES[call.kind]:
         right = " or ".join(ENGINES[call.kind])
         yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
-    if engine == "python" and placement.micro_batches > 1:
-        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, f"1: {engine} has none")
+    if engine != "megatron" and placement.micro_batches > 1:
+        instead = "; cache_gib says how much its rows may fill" if engine == "vllm" else ""
+        right = f"no such key: {engine} has none{instead}"
+        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, right)
+    if engine != "vllm" and placement.cache_gib is not None:
+        yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, f"no such key: {engine} fixes no cache")
+    if placement.cache_gib is not None and not placement.cache_gib > 0:
+        yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, "more than 0")
     if engine != "megatron" and placement.strategy.pp > 1:
         yield InvalidInput(_field(call.name, "pp"), placement.strategy.pp, f"1: {engine} runs no pipeline here")
     if engine == "python" and placement.offload != "none":
@@ -155,7 +161,7 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 
 def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    """Check that calls on one copy of weights agree on its offload, and that no copies differ in their order alone."""
+    """Check that calls on one copy of weights agree on its offload and cache, and no copies differ in order alone."""
     users = instances(graph, plan)
     first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
     for instance, calls in users.items():
@@ -172,6 +178,9 @@ def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
             if (early := plan[call.name].prefetch) != plan[calls[0].name].prefetch:
                 right = f"{str(not early).lower()} as for {calls[0].name}: both use the one copy {instance.name}"
                 raise InvalidInput(_field(call.name, "prefetch"), early, right)
+            if (cache := plan[call.name].cache_gib) != plan[calls[0].name].cache_gib:
+                right = f"{plan[calls[0].name].cache_gib} as for {calls[0].name}: both use the one copy {instance.name}"
+                raise InvalidInput(_field(call.name, "cache_gib"), cache, right)
         if offload == "optimizer" and all(call.kind != "train_step" for call in calls):
             right = f"none or all: nothing trains {instance.name}, so it has no optimizer"
             raise InvalidInput(_field(calls[0].name, "offload"), offload, right)

@@ -31,6 +31,7 @@ class CallEntry(BaseModel):
     micro_batches: int = Field(1, ge=1, le=MOST_DEVICES)
     offload: Offload = "none"
     prefetch: bool = True
+    cache_gib: float | None = Field(None, gt=0, le=MOST_DEVICES)
     order: list[Annotated[int, Field(ge=0, lt=MOST_DEVICES)]] = Field(default_factory=list)
 
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
@@ -38,7 +39,9 @@ class CallEntry(BaseModel):
         mesh = cluster.check_mesh(DeviceMesh.parse(self.mesh, f"{field}.mesh"), f"{field}.mesh")
         strategy = Strategy(self.dp, self.tp, self.pp)
         order = tuple(self.order)
-        return Placement(mesh, strategy, self.engine, self.micro_batches, self.offload, order, self.prefetch)
+        return Placement(
+            mesh, strategy, self.engine, self.micro_batches, self.offload, order, self.prefetch, self.cache_gib
+        )
 
     @classmethod
     def of(cls, placement: Placement) -> CallEntry:
@@ -52,12 +55,19 @@ class CallEntry(BaseModel):
             micro_batches=placement.micro_batches,
             offload=placement.offload,
             prefetch=placement.prefetch,
+            cache_gib=placement.cache_gib,
             order=list(placement.device_order),
         )
 
     def line(self) -> str:
-        """Return the entry on one line, without the plain order, and a prefetch of nothing."""
-        plain = {name for name, is_plain in (("order", not self.order), ("prefetch", self.prefetch)) if is_plain}
+        """Return the entry on one line, without what is as usual or does not apply."""
+        is_plain = {
+            "order": not self.order,
+            "prefetch": self.prefetch,
+            "cache_gib": self.cache_gib is None,
+            "micro_batches": self.engine == "vllm" and self.micro_batches == 1,
+        }
+        plain = {name for name, applies in is_plain.items() if applies}
         content = self.model_dump(mode="json", exclude=plain)
         return yaml.safe_dump(content, default_flow_style=True, sort_keys=False, width=10_000).strip()
 
@@ -67,7 +77,8 @@ class PlanFile(BaseModel):
 
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
     Without it a run chooses the order that moves the least weights. With `prefetch: false` what is offloaded comes back
-    only when its devices have nothing else to do: later, but no other call needs room beside it. `node_speeds` are the
+    only when its devices have nothing else to do: later, but no other call needs room beside it. `cache_gib` is the
+    size of vLLM's key-value cache on each device; without it all rows have room at their longest. `node_speeds` are the
     speeds of the devices of each node, relative to each other: replicas get rows in proportion. Without them all are as
     fast.
 

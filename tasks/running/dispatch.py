@@ -141,13 +141,13 @@ class Dispatcher:
             layout=self._layout(instance),
             restore=self.checkpointing.restore_of(instance.role) if is_trained else None,
             max_sequence_length=self.run.max_sequence_length,
-            max_rows=max(map(self._rows_at_once, calls)),
+            max_rows=max(map(self._fullest_rows, calls)),
+            cache_bytes=self._plan[calls[0].name].cache_bytes,
         )
 
-    def _rows_at_once(self, call: Call) -> int:
-        """Return the rows of the fullest replica, as many as generation keeps in flight."""
-        fullest = max(len(need.share.rows()) for need in self.rows.needs[call.name].values())
-        return -(-fullest // self._plan[call.name].micro_batches)
+    def _fullest_rows(self, call: Call) -> int:
+        """Return the rows of the fullest replica."""
+        return max(len(need.share.rows()) for need in self.rows.needs[call.name].values())
 
     def _layout(self, instance: ModelInstance) -> Layout:
         if instance not in self._layouts:

@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.paper_engines import HybridFlowExecution, RealExecution
-from benchmarks.paper_hybridflow import rows_that_fit
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.call_bytes import call_bytes, static_bytes
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
@@ -13,7 +12,6 @@ from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, Workload
-from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.strategy import Strategy
 
@@ -72,9 +70,3 @@ def test_sequence_parallelism_is_faster_where_tp_leaves_something_to_split(kind,
     )
     assert (split.total < base.total) == (strategy.tp > 1)
     assert (split.compute, split.tp_communication) == (base.compute, base.tp_communication)
-
-
-def test_a_cache_that_holds_no_row_is_refused_in_one_line():
-    work = CallWork("generate", 1024, Workload.fixed(1024, 1024))
-    with pytest.raises(InvalidInput, match="raise tp or pp, or take more devices"):
-        rows_that_fit(1e6, work, Execution(Strategy(16)), LLAMA)

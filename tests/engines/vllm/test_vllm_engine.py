@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +22,8 @@ from vllm_cases import (
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.engines.vllm.environment import survive_scan
+from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -113,6 +116,34 @@ def test_rows_of_a_group_share_their_prompts_prefill_with_each_other_and_with_no
     assert num_tokens == 2 * [prefill, *[8] * 15]
     alone = [engine.generate([prompt], SAMPLED, [seed]) for prompt, seed in zip(prompts, seeds, strict=True)]
     assert made[0].tokens == made[1].tokens == [answer.tokens[0] for answer in alone]
+
+
+@pytest.mark.parametrize("sampling", [SamplingSettings(60, stop_at_eos=False), SamplingSettings(60, 2.0)])
+def test_a_small_cache_gives_the_same_tokens(folders, engine, sampling):
+    """Rows wait for others, and lose their place and compute their keys and values again, at any length."""
+    command = build_command(folders[0])
+    cache_bytes = whole_cache_bytes(1, MAX_LENGTH, ModelSizes.of(command.model), 1)
+    small = VllmEngine(replace(command, cache_bytes=cache_bytes), 0)
+    num_tokens = {name: [] for name in ("small", "large")}
+    made = {}
+    for name, built in (("small", small), ("large", engine)):
+        seen = num_tokens[name]
+        hook = built.layers[0].register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0].shape[-1]))
+        try:
+            made[name] = built.generate(PROMPTS, sampling, SEEDS)
+        finally:
+            hook.remove()
+    assert made["small"].tokens == made["large"].tokens
+    for row, other in zip(made["small"].logprobs, made["large"].logprobs, strict=True):
+        assert row == pytest.approx(other, abs=1e-4)
+    assert sum(num_tokens["small"]) > sum(num_tokens["large"])  # some were computed again
+    assert len(num_tokens["small"]) > len(num_tokens["large"])
+
+
+def test_a_cache_for_less_than_a_row_is_refused_in_one_line(folders):
+    command = replace(build_command(folders[0]), cache_bytes=1 << 16)
+    with pytest.raises(InvalidInput, match=r"cache_gib: got 6.1.*e-05, expected at least .*: one row of 256 tokens"):
+        VllmEngine(command, 0)
 
 
 def test_seeds_are_any_whole_numbers(engine):

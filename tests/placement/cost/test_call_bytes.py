@@ -60,8 +60,8 @@ def test_vllm_reserves_whole_blocks_for_every_row():
     work = CallWork("generate", 8, Workload.fixed(100, 50))
     found = call_bytes(work, Execution(Strategy()), LLAMA, "vllm")
     assert found.kv_cache == (8 * 5 + 2) * 32 * 512 * 1024
-    few = call_bytes(work, replace(Execution(Strategy()), rows_at_once=2), LLAMA, "vllm")
-    assert few.kv_cache == (2 * 5 + 2) * 32 * 512 * 1024
+    few = call_bytes(work, replace(Execution(Strategy()), cache_bytes=1 << 30), LLAMA, "vllm")
+    assert few.kv_cache == 1 << 30
 
 
 @given(strategies, st.sampled_from([1, 2, 4]))

@@ -1,6 +1,7 @@
 """The cost of calls: what physics says of any model of it, and figures worked out by hand."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.datasheet import DatasheetTimes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware, datasheet
+from prefect_rlhf.placement.cost.paged_cache import expected_cache_bytes, whole_cache_bytes
 from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
@@ -230,9 +232,23 @@ def test_continuous_batching_pays_for_rows_that_still_run():
 
 def test_a_cache_too_small_for_all_rows_makes_generation_longer():
     execution = Execution(Strategy(8), 1, 8)
-    whole, halves = (cost(work("generate"), replace(execution, rows_at_once=rows)) for rows in (None, 32))
-    assert halves.launch == pytest.approx(2 * whole.launch)
+    room_for_half = whole_cache_bytes(32, work("generate").workload.longest, LLAMA, 1)
+    whole, halves = (cost(work("generate"), replace(execution, cache_bytes=room)) for room in (None, room_for_half))
+    assert halves.launch == pytest.approx(2 * whole.launch, rel=0.01)
     assert halves.total > whole.total
+
+
+@given(st.integers(1, 64), st.lists(st.tuples(st.integers(1, 400), st.floats(0.01, 1)), min_size=1, max_size=6))
+def test_a_larger_cache_never_makes_generation_longer(rows, shares):
+    """And one for the rows as they are expected to grow takes no longer than one for all at their longest."""
+    lengths = Workload(LengthDistribution.fixed(100), LengthDistribution.of(dict(shares)))
+    made, execution = CallWork("generate", rows, lengths), Execution(Strategy(), 1, 1, engine="vllm")
+    longest = whole_cache_bytes(rows, lengths.longest, LLAMA, 1)
+    expected = expected_cache_bytes(rows, lengths, LLAMA, 1)
+    caches = [whole_cache_bytes(1, lengths.longest, LLAMA, 1), expected // 4, expected // 2, expected, longest]
+    seconds = [cost(made, replace(execution, cache_bytes=cache)).total for cache in sorted(caches)]
+    assert all(more <= less * (1 + 1e-9) for less, more in pairwise(seconds))
+    assert cost(made, replace(execution, cache_bytes=expected)).total == pytest.approx(cost(made, execution).total)
 
 
 def test_zero_lengths_and_shares_are_refused():

@@ -15,16 +15,14 @@ from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Efficiency, Hardware
 from prefect_rlhf.placement.cost.node import NodeCosts
 from prefect_rlhf.placement.cost.sources import CostSources
-from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.known_models import known_shape
 from prefect_rlhf.placement.memory.bytes import usable_bytes
-from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.best_plan import plan_graph
-from prefect_rlhf.placement.planner.candidates import CostContext, candidate
+from prefect_rlhf.placement.planner.candidates import CostContext, candidate, fitting_candidates
 from prefect_rlhf.placement.planner.mesh_space import MeshSpace, meshes_of
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
@@ -244,19 +242,23 @@ def test_a_cache_that_does_not_hold_all_rows_is_no_obstacle():
     sources = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 8), 1)
     found = plan_graph(question(large(2048), node, Workload.fixed(1024, 1024), sources), budget_seconds=0.5)
     assert found.certificate.fits
-    assert (found.plan["actor_generate"].engine, found.plan["actor_generate"].micro_batches > 1) == ("vllm", True)
+    assert (found.plan["actor_generate"].engine, found.plan["actor_generate"].cache_gib is None) == ("vllm", False)
 
 
-def test_a_fourth_of_the_rows_at_once_has_a_fourth_of_the_cache():
-    """In what an engine is predicted to keep, which is what it is built for."""
-    (actor, *_) = large(64).models
-    instance = ModelInstance("actor", "vllm", TWO_DEVICES.whole, Strategy(dp=2))
-    (generate, *_) = large(64).calls
+def test_a_cache_is_for_rows_as_they_are_expected_to_grow():
+    """Of a thousand responses one is long: a plan has no room for a thousand of its length."""
+    node = ClusterShape("node", 1, 8, 80 * GIB)
+    sources = CostSources.equal_nodes(Hardware(DATASHEETS["h100"], 8), 1)
+    tail = LengthDistribution.of({128: 999, 4096: 1})
+    asked = question(large(1024), node, Workload(LengthDistribution.fixed(128), tail), sources)
+    context = CostContext.of(asked)
     caches = [
-        sum(one.num_bytes for one in held if one.what == "key-value cache")
-        for held in (instance_holdings(instance, (generate,), actor, 2048, "cuda", (), cuts) for cuts in ((1,), (4,)))
+        option.placement.cache_gib
+        for option in fitting_candidates(context.graph.call("actor_generate"), context)
+        if (option.placement.engine, option.placement.strategy) == ("vllm", Strategy(8))
     ]
-    assert caches[0] == pytest.approx(4 * caches[1], rel=0.05)  # each has vLLM's null blocks besides
+    assert max(cache for cache in caches if cache) * GIB < 2 * 128 * (128 + 128 + 32) * 512 * 1024
+    assert None not in caches
 
 
 def test_what_sleeps_between_uses_makes_room_for_a_cache():

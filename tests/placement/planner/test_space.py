@@ -18,6 +18,8 @@ from benchmarks.referee import QUESTIONS
 from prefect_rlhf.flows.commands.plan import parser, read_options
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
+from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes
+from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
@@ -41,8 +43,19 @@ def drawn_order(draw: random.Random, call: Call, placed: Placement, question: Qu
 
 
 def drawn_micro_batches(draw: random.Random, call: Call, placed: Placement, question: Question) -> int:
-    """Any number that a replica has items for, small ones as often as large ones."""
+    """Any number that a replica has items for, small ones as often as large ones; vLLM has none."""
+    if placed.engine == "vllm":
+        return 1
     return round(2 ** draw.uniform(0, log2(max(1, call.most_items(placed.strategy.dp)))))
+
+
+def drawn_cache(draw: random.Random, call: Call, placed: Placement, question: Question) -> float | None:
+    """vLLM's for all rows or for any number of them, small ones as often as large ones."""
+    if placed.engine != "vllm" or draw.random() < 0.3:
+        return None
+    rows = round(2 ** draw.uniform(0, log2(max(1, call.most_items(placed.strategy.dp)))))
+    sizes = ModelSizes.of(question.graph.model(call.role or ""))
+    return gib_above(whole_cache_bytes(rows, question.workload.longest, sizes, placed.strategy.tp))
 
 
 DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]] = {
@@ -53,6 +66,7 @@ DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]
     "offload": lambda draw, call, placed, asked: draw.choice(("none", "all", "optimizer")),
     "prefetch": lambda draw, call, placed, asked: draw.random() < 0.5,
     "device_order": drawn_order,
+    "cache_gib": drawn_cache,
 }
 """How each field of a placement is drawn, of a call whose earlier fields are drawn already."""
 
@@ -76,7 +90,7 @@ def drawn_plan(draw: random.Random, question: Question, known: ExecutionPlan, pa
         plan = replace(known, placements=tuple(placements.items()))
         for users in instances(question.graph, plan).values():  # what they share is the same for all
             first = plan[users[0].name]
-            alike = {"offload": first.offload, "prefetch": first.prefetch, "device_order": first.device_order}
+            alike = {field: getattr(first, field) for field in ("offload", "prefetch", "device_order", "cache_gib")}
             placements |= {user.name: replace(placements[user.name], **alike) for user in users}
         path.write_text(plan_yaml(replace(plan, placements=tuple(placements.items()))))
         try:

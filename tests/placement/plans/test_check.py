@@ -113,7 +113,17 @@ BAD = {
     "micro-batches of a computation": (
         placed(GOOD, "advantages", micro_batches=2),
         GRAPH,
-        "python has none",
+        "got 2, expected no such key: python has none",
+    ),
+    "micro-batches of vllm": (
+        placed(GOOD, "actor_generate", micro_batches=4),
+        GRAPH,
+        "actor_generate.micro_batches: got 4, expected no such key: vllm has none; cache_gib says how much its rows",
+    ),
+    "a cache of megatron": (
+        placed(GOOD, "ref_inference", cache_gib=4.0),
+        GRAPH,
+        "ref_inference.cache_gib: got 4.0, expected no such key: megatron fixes no cache",
     ),
     "more mini-batches than rows": (
         GOOD,

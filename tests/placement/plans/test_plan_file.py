@@ -50,8 +50,7 @@ def test_a_file_has_one_line_per_call(tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(GOOD))
     assert plan_yaml(read_plan(path, CLUSTER)) == (
-        "name: mine\ncalls:\n  actor_generate: "
-        "{mesh: 'n0:0-1', engine: vllm, dp: 2, tp: 1, pp: 1, micro_batches: 1, offload: none}\n"
+        "name: mine\ncalls:\n  actor_generate: {mesh: 'n0:0-1', engine: vllm, dp: 2, tp: 1, pp: 1, offload: none}\n"
     )
 
 

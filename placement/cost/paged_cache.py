@@ -1,0 +1,103 @@
+"""vLLM's key-value cache: blocks of tokens that rows fill as they grow, and how many rows it keeps in flight.
+
+Rows begin while there is room for their prompts. Where those in flight outgrow the cache the latest is preempted: it
+loses its blocks, and computes them again when it comes back.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil, floor, log10
+from typing import NamedTuple
+
+from prefect_rlhf.placement.cost.hardware import GIB
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.engine_constants import CACHE_BLOCK
+from prefect_rlhf.placement.errors import InvalidInput
+
+NULL_BLOCKS = 2  # that no row fills: one is vLLM's own
+
+
+class InFlight(NamedTuple):
+    """Rows of a replica in flight: of those that begin together, and later, when each took the place of another."""
+
+    first: float
+    later: float
+
+
+def block_bytes(sizes: ModelSizes, tp: int) -> int:
+    """Return the bytes of a block of all layers on one device."""
+    return CACHE_BLOCK * sizes.num_layers * sizes.cache_bytes_per_token(tp)
+
+
+def whole_cache_bytes(rows: int, length: int, sizes: ModelSizes, tp: int) -> int:
+    """Return the bytes on each device of a cache in which `rows` of `length` tokens are in flight at once."""
+    return (rows * _blocks(length) + NULL_BLOCKS) * block_bytes(sizes, tp)
+
+
+def expected_cache_bytes(rows: int, workload: Workload, sizes: ModelSizes, tp: int) -> int:
+    """Return the bytes on each device of a cache that so many rows, begun together, are expected to fill at most."""
+    blocks = max(_blocks(workload.longest), int(rows * _tokens_of_a_row(workload).first) // CACHE_BLOCK + 1)
+    return min((blocks + NULL_BLOCKS) * block_bytes(sizes, tp), whole_cache_bytes(rows, workload.longest, sizes, tp))
+
+
+def gib_above(num_bytes: float) -> float:
+    """Return GiB as a plan file has them: three digits, no less than so many bytes.
+
+    >>> gib_above(12345678901), gib_above(1 << 20)
+    (11.5, 0.000977)
+    """
+    gib = num_bytes / GIB
+    digits = 2 - floor(log10(gib))
+    return ceil(gib * 10**digits) / 10**digits if digits >= 0 else float(ceil(gib))
+
+
+def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSizes, tp: int) -> None:
+    """Raise InvalidInput for a cache that has no room for one row of `length` tokens."""
+    least = whole_cache_bytes(1, length, sizes, tp)
+    if cache_bytes is not None and cache_bytes < least:
+        right = f"at least {gib_above(least):g}: one row of {length} tokens"
+        raise InvalidInput(f"{field}.cache_gib", cache_bytes / GIB, right)
+
+
+def in_flight(rows: float, cache_bytes: int | None, workload: Workload, sizes: ModelSizes, tp: int) -> InFlight:
+    """Return how many of a replica's rows a cache of so many bytes on each device keeps in flight; None: all.
+
+    >>> from prefect_rlhf.placement.known_models import known_shape
+    >>> sizes, long_rows = ModelSizes.of_shape(known_shape("llama-7b")), Workload.fixed(512, 512)
+    >>> in_flight(64, whole_cache_bytes(16, 1024, sizes, 1), long_rows, sizes, 1)
+    InFlight(first=16.0, later=16.0)
+    """
+    if cache_bytes is None:
+        return InFlight(rows, rows)
+    room = (cache_bytes // block_bytes(sizes, tp) - NULL_BLOCKS) * CACHE_BLOCK
+    tokens = _tokens_of_a_row(workload)
+    first = min(rows, max(1.0, room / tokens.first))
+    return InFlight(first, min(first, max(1.0, room / tokens.later)))
+
+
+def mean_context(workload: Workload) -> float:
+    """Return the tokens of a row, on average over the decoding steps of all rows."""
+    steps = token_steps = 0.0
+    for first, end, running in workload.responses.still_running():
+        steps += running * (end - first)
+        token_steps += running * (end - first) * (first + end) / 2
+    return workload.prompts.mean + token_steps / max(1.0, steps)
+
+
+@lru_cache(maxsize=256)
+def _tokens_of_a_row(workload: Workload) -> InFlight:
+    """Expected tokens in the cache, for each row in flight.
+
+    Of rows that begin together at their fullest moment, when some have ended; later on average over a row's time, but
+    no less.
+    """
+    prompt = workload.prompts.mean
+    totals = [running * _blocks(prompt + end) for _, end, running in workload.responses.still_running()]
+    fullest = max(1.0, prompt, *(CACHE_BLOCK * blocks for blocks in totals))
+    return InFlight(fullest, max(fullest, mean_context(workload)))
+
+
+def _blocks(length: float) -> int:
+    return -int(-length // CACHE_BLOCK)
