@@ -1,6 +1,7 @@
 """Whole runs in miniature on one device, without a worker: real Prefect, Megatron-core and vLLM, tiny models."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pytest
 
 from prefect_rlhf.engines.weights.move_weights import Moved, WeightMover
 from prefect_rlhf.flows.ppo import ppo
+from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import StaleWeights
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -81,3 +83,18 @@ def test_a_mistake_ends_the_run_with_one_line(parameters):
     state = run(parameters, actor={"path": "/nowhere"})
     assert state.is_failed()
     assert state.message.startswith("InvalidInput: ") and "\n" not in state.message
+
+
+def test_a_loss_that_is_no_number_ends_the_run_with_its_call_and_the_last_good_checkpoint(parameters, tmp_path, caplog):
+    """What was trained before it is whole, and nothing is tried again."""
+    turns_nan = find_flow(f"{Path(__file__).with_name('turns_nan.py')}:turns_nan")
+    plan = tmp_path / "alone.json"
+    names = {"actor_generate": "megatron", "no_numbers_later": "python", "actor_train": "megatron"}
+    calls = {name: {"mesh": "n0:0", "engine": engine} for name, engine in names.items()}
+    plan.write_text(json.dumps({"name": "alone", "calls": calls}))
+    given = {name: parameters[name] for name in ("prompts", "actor")}
+    given |= {"steps": 3, "checkpoint_every": 1, "plan": str(plan), "output_dir": str(tmp_path / "runs")}
+    state = turns_nan(**turns_nan.validate_parameters(given), return_state=True)
+    assert state.is_failed()
+    assert re.fullmatch(r"NotFinite: rank 0: actor_train · step 1: the gradient's norm is nan: .*", state.message)
+    assert "step-000001 is whole; resume_from=" in caplog.text
