@@ -6,11 +6,12 @@ A row is named by its position in the step's batch, so every rank means the same
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from prefect_rlhf.engines.engine import Output, SamplingSettings, TrainSettings
+from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
+from prefect_rlhf.engines.loss import LossTerm, Output
 from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call
@@ -77,6 +78,23 @@ class BuildCommand:
 
 
 @dataclass(frozen=True, slots=True)
+class PassCommand:
+    """The rows of one row set that a train_step works on, and the losses on them: `call` is the step on these alone.
+
+    `rows` to `lengths` are as in a CallCommand, the rest as in TrainingRows.
+    """
+
+    call: Call
+    terms: tuple[LossTerm, ...]
+    rows: tuple[int, ...]
+    row_ids: tuple[int, ...]
+    keys: frozenset[str] | None = None
+    lengths: tuple[int, ...] = ()
+    mini_batch_rows: tuple[int, ...] = ()
+    some_without_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CallCommand:
     """Run one call on this rank's rows.
 
@@ -84,8 +102,8 @@ class CallCommand:
     weight versions of the instance. `versions` says which version of each role had a part in the rows so far,
     `generated_by` which role generated them. `keys` are those of its inputs that this rank's pipeline stage uses (None:
     all), `lengths` the tokens of each row where a generate reported them. `frees` are the (call, key) of this step that
-    no later node uses on this rank. Of `sampling` (generate), `train` (train_step), `output` and `temperature`
-    (inference) a call uses its kind's own.
+    no later node uses on this rank. Of `sampling` (generate), `train` and `passes` (train_step), `output` and
+    `temperature` (inference), `function` (compute) a call uses its kind's own.
     """
 
     step: int
@@ -100,6 +118,7 @@ class CallCommand:
     reads: int | None = None
     writes: int | None = None
     function: Callable[..., Any] | None = None  # the call's operation, resolved where it runs
+    passes: tuple[PassCommand, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
     generated_by: str | None = None
     keys: frozenset[str] | None = None
@@ -109,6 +128,12 @@ class CallCommand:
     train: TrainSettings | None = None
     output: Output = "logprobs"
     temperature: float = 1.0
+
+    def on(self, rows: PassCommand) -> CallCommand:
+        """Return the command of a train_step on the rows of one pass alone."""
+        return replace(
+            self, call=rows.call, rows=rows.rows, row_ids=rows.row_ids, keys=rows.keys, lengths=rows.lengths, passes=()
+        )
 
     @property
     def doing(self) -> str:

@@ -6,16 +6,16 @@ Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from prefect_rlhf.engines.loss import LossTerm, Output
 from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Output = Literal["logprobs", "values", "scores"]
 StateKind = Literal["main", "exp_avg", "exp_avg_sq"]
 
 
@@ -74,41 +74,25 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class LossTerms:
-    """A loss as a sum and what it is a mean over, so that any split of the rows gives the same gradient.
-
-    The gradient of a mini-batch is that of `sum(total over all its rows) / sum(weight over all its rows)`. `metrics`
-    are sums too, each divided by the same total weight.
-    """
-
-    total: Tensor
-    weight: Tensor
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-class Loss(Protocol):
-    """A pure function of a model's output and the rows' other columns; importable, so that it crosses processes.
-
-    `output` is logprobs_BT, values_BT or scores_B; `batch` holds padded columns [B, T] or [B] and `mask` [B, T].
-    Padded positions hold zeros. Rows that belong together (a chosen and a rejected answer) are adjacent.
-    """
-
-    def __call__(self, output: Tensor, batch: Mapping[str, Tensor]) -> LossTerms: ...
-
-
-@dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of one train_step's walk over its rows: `epochs` times over `mini_batches`, each one optimizer step.
+    """Settings of one train_step's walk over its rows: `epochs` times over `mini_batches`, each one optimizer step."""
 
-    `mini_batch_rows` are the numbers of this replica's rows in each, one after another; empty: all the same.
-    `some_without_rows` says that some replica has no row of some mini-batch.
-    """
-
-    output: Output
     mini_batches: int = 1
     micro_batches: int = 1
     epochs: int = 1
-    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRows:
+    """This replica's rows of one row set, mini-batch by mini-batch, with the losses that one forward pass serves.
+
+    `columns` are what each of `terms` sees of the rows. `mini_batch_rows` are the numbers of rows in each mini-batch,
+    one after another; empty: all the same. `some_without_rows` says that some replica has no row of some mini-batch.
+    """
+
+    sequences: Sequences
+    terms: tuple[LossTerm, ...]
+    columns: tuple[Mapping[str, Tensor], ...]
     rows_per_item: int = 1  # adjacent rows that must stay in one micro-batch
     mini_batch_rows: tuple[int, ...] = ()
     some_without_rows: bool = False
@@ -183,13 +167,14 @@ class TrainingEngine(Engine, Protocol):
         """
         ...
 
-    def train(
-        self, sequences: Sequences, batch: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
-    ) -> dict[str, float]:
-        """Take epochs * mini_batches optimizer steps on this replica's rows, which come mini-batch by mini-batch.
+    def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
+        """Take epochs * mini_batches optimizer steps, each on a mini-batch of every row set together.
 
-        A replica without rows of one takes part in what replicas do together, and adds nothing.
-        Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank.
+        The gradient is that of the sum over all terms of weight * mean, whatever replica or micro-batch a row is in.
+        A replica without rows of one takes part in what replicas do together, and adds nothing. Where all means are
+        over nothing, no step is taken.
+        Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank. Of
+        several terms each has its own, after its name and a dot, and `loss` is the weighted sum.
         Under `initial_...` those of the first mini-batch, before any update: there new and old policy have the same
         weights, so what a loss says of their difference is the difference of the two engines.
         """

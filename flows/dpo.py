@@ -14,12 +14,5 @@ from prefect_rlhf.tasks.rl.losses import dpo as dpo_loss
 def dpo(pairs: Preferences, actor: Model, ref: Model, algo: DPO = DPO()) -> None:
     """One iteration: how likely the reference finds both answers, then a step of the policy."""
     ref_logprobs = inference(ref, pairs, output="logprobs", batch_size=algo.batch_size)
-    train_step(
-        actor,
-        pairs,
-        ref_logprobs,
-        loss=dpo_loss(algo),
-        optimizer=algo.optimizer,
-        update=algo.update,
-        batch_size=algo.batch_size,
-    )
+    loss = dpo_loss(algo).on(pairs, ref_logprobs, batch_size=algo.batch_size)
+    train_step(actor, loss, optimizer=algo.optimizer, update=algo.update)

@@ -43,15 +43,12 @@ def grpo(
     penalties = [*reference, old.logprobs] if algo.kl.in_reward else []
     advantages = compute(grpo_advantages, rollout, scores, *penalties, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
+    inputs = [*old.inputs, advantages, *(reference if algo.kl.in_loss else [])]
     train_step(
         actor,
-        *old.inputs,
-        advantages,
-        *(reference if algo.kl.in_loss else []),
-        loss=grpo_loss(algo),
+        grpo_loss(algo).on(*inputs, temperature=algo.temperature),
         optimizer=algo.optimizer,
         update=algo.update,
-        temperature=algo.temperature,
     )
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")

@@ -43,18 +43,10 @@ def ppo(
     rewards = compute(kl_penalised_rewards, old.logprobs, ref_logprobs, scores, settings=algo)
     advantages = compute(gae, rewards, values, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
-    train_step(
-        actor,
-        *old.inputs,
-        advantages,
-        loss=ppo_clip(algo),
-        optimizer=algo.actor_optimizer,
-        update=algo.update,
-        temperature=algo.temperature,
-    )
-    train_step(
-        critic, rollout, values, advantages, loss=value_clip(algo), optimizer=algo.critic_optimizer, update=algo.update
-    )
+    policy_loss = ppo_clip(algo).on(*old.inputs, advantages, temperature=algo.temperature)
+    train_step(actor, policy_loss, optimizer=algo.actor_optimizer, update=algo.update)
+    value_loss = value_clip(algo).on(rollout, values, advantages)
+    train_step(critic, value_loss, optimizer=algo.critic_optimizer, update=algo.update)
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
     greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")

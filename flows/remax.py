@@ -49,14 +49,8 @@ def remax(
     advantages = compute(remax_advantages, rewards, baseline_scores, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
     off_policy = staleness > 0 or algo.old_logprobs == "recompute"
-    train_step(
-        actor,
-        *old.inputs,
-        advantages,
-        loss=(weighted_policy_gradient if off_policy else policy_gradient)(algo),
-        optimizer=algo.optimizer,
-        temperature=algo.temperature,
-    )
+    loss = (weighted_policy_gradient if off_policy else policy_gradient)(algo)
+    train_step(actor, loss.on(*old.inputs, advantages, temperature=algo.temperature), optimizer=algo.optimizer)
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
     greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")

@@ -13,6 +13,8 @@ from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.row_set import RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
+MeanOver = Literal["tokens", "rows", "groups"] | float
+"""What a loss is a mean over; a number takes the place of every row's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,26 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """One loss of a train_step on its own rows; the step's loss is the sum of `weight` times each one's mean.
+
+    `operation` is the loss, `outputs` what it asks of the model; `inputs`, `rows`, `num_rows`, `rows_per_item` and
+    `temperature` are as in a Call. `name` tells it from the step's other terms.
+    """
+
+    name: str
+    operation: Operation
+    outputs: tuple[str, ...]
+    inputs: tuple[Port, ...]
+    rows: RowSet
+    num_rows: int
+    rows_per_item: int = 1
+    weight: float = 1.0
+    mean_over: MeanOver = "tokens"
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A model function call, or a pure computation on data.
 
@@ -74,9 +96,9 @@ class Call:
     those it makes), of which there are `num_rows` in a step; `every` makes it an evaluation call: it runs at steps 0,
     every, 2 * every, ... and once after the last step. `stateful` computations carry state from step to step. Groups of
     `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step takes `epochs` *
-    `mini_batches` optimizer steps. `temperature` divides the logits of log-probabilities that a call makes or trains. A
-    generate adds at most `max_new_tokens` to a row (0: not stated). A compute whose work is done in worker processes on
-    the node's CPUs has `host_seconds`, those that it is expected to take.
+    `mini_batches` optimizer steps on its `terms`. `temperature` divides the logits of log-probabilities that a call
+    makes. A generate adds at most `max_new_tokens` to a row (0: not stated). A compute whose work is done in worker
+    processes on the node's CPUs has `host_seconds`, those that it is expected to take.
     """
 
     name: str
@@ -95,6 +117,7 @@ class Call:
     temperature: float = 1.0
     max_new_tokens: int = 0
     host_seconds: float | None = None
+    terms: tuple[Term, ...] = ()
 
     @property
     def num_items(self) -> int:

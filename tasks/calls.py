@@ -11,21 +11,24 @@ prefect_rlhf.placement.errors.GraphError: generate was called outside of the bod
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, get_args
 
-from prefect_rlhf.engines.engine import Output
+from prefect_rlhf.engines.loss import Output
 from prefect_rlhf.placement.errors import GraphError
-from prefect_rlhf.placement.graph import Call, Operation
+from prefect_rlhf.placement.graph import Call, Operation, Term
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.operations import Bound, Operator, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
+from prefect_rlhf.tasks.terms import LossOn, Terms
 from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace, origin_of
 
 TOKEN_KEYS = ("tokens", "prompt_length")
 GENERATED_KEYS = (*TOKEN_KEYS, "logprobs")
+GROUP_KEYS = ("group_tokens", "group_rows")
 
 
 def generate(
@@ -81,7 +84,7 @@ def inference(
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
-    """Add one forward pass: key `logprobs` or `values` (of each response token) or `scores` (one a row)."""
+    """Add one forward pass: key `logprobs`, `values` or `entropy` (of each response token) or `scores` (one a row)."""
     trace = current_trace("inference")
     role = trace.role(model, "inference")
     _check_head(trace, role, output, "inference")
@@ -154,7 +157,7 @@ def compute(
     `tokens` and `prompt_length`, or of `prompt_tokens`, makes new rows, one of each.
     """
     trace = current_trace("compute")
-    _check_operator(trace, operator, "computation")
+    _check_computation(trace, operator)
     handles = [trace.rows(rows, "compute", None, every) for rows in inputs]
     operator.check_arguments(trace.flow, len(handles))
     name = name or operator.name
@@ -181,67 +184,103 @@ def compute(
 
 def train_step(
     model: object,
-    *inputs: object,
-    loss: Bound,
+    losses: Terms,
+    *,
     optimizer: Optimizer | None = None,
     update: Update | None = None,
-    temperature: float = 1.0,
-    batch_size: int | None = None,
     name: str | None = None,
 ) -> None:
-    """Train a model on rows, which makes the next version of its weights.
+    """Train a model on a sum of losses, which makes the next version of its weights.
 
-    `temperature` divides the logits, as it did when the rows were sampled.
+    `losses` is a loss on rows, `policy_gradient(algo).on(rollout, advantages)`, or a weighted sum of such. Each
+    optimizer step takes a mini-batch of the rows of every one.
     """
     trace = current_trace("train_step")
     role = trace.role(model, "train_step")
-    if isinstance(loss, Operator):
-        raise GraphError(f"flow {trace.flow}: {loss.kind} {loss.name} has no settings; write {loss.name}(algo)")
-    if not isinstance(loss, Bound):
-        raise GraphError(f"flow {trace.flow}: got {loss!r:.80} as loss, expected a function with @loss, and settings")
-    operator = loss.operator
-    _check_operator(trace, operator, "loss")
-    operator.check_arguments(trace.flow, num_inputs=2)
-    _check_head(trace, role, operator.output, "train_step")
     name = name or f"{role}_train"
-    handles = [trace.rows(rows, "train_step", batch_size) for rows in inputs]
-    if not handles:
-        raise GraphError(f"flow {trace.flow}: train_step {name} has no input; it trains on rows")
-    own = trace.common_rows(handles, f"train_step {name}")
-    trace.require(TOKEN_KEYS, [handle for handle in handles if handle.rows.base == own.rows.base], f"train_step {name}")
-    if own.rows.base.samples % operator.rows_per_item:
-        raise GraphError(
-            f"flow {trace.flow}: train_step {name}: loss {operator.name} is of {operator.rows_per_item} rows that "
-            f"belong together, and {origin_of(own.rows)}"
-        )
+    given = _check_losses(trace, losses, name)
+    where = [f"train_step {name}" + (f", {one.name}" if len(given.terms) > 1 else "") for one in given.terms]
+    terms = tuple(_term(trace, role, place, one) for place, one in zip(where, given.terms, strict=True))
+    inputs = {port.source: port for term in terms for port in term.inputs}
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
-    update = update or Update()
+    update, first = update or Update(), terms[0]
+    if any(term.rows != first.rows for term in terms):
+        raise GraphError(f"flow {trace.flow}: train_step {name} has terms on different rows")
     trace.add(
         Call(
             name=name,
             kind="train_step",
             role=role,
-            inputs=tuple(handle.port(own.rows) for handle in handles),
+            inputs=tuple(inputs.values()),
             outputs=(),
-            operation=loss.operation,
-            rows=own.rows,
-            num_rows=own.num_rows,
-            rows_per_item=operator.rows_per_item,
+            operation=Operation("train"),
+            rows=first.rows,
+            num_rows=first.num_rows,
+            rows_per_item=math.lcm(*(term.rows_per_item for term in terms)),
             mini_batches=update.mini_batches,
             epochs=update.epochs,
-            temperature=temperature,
+            terms=terms,
         )
     )
 
 
-def _check_head(trace: Trace, role: str, output: Output, call: str) -> None:
+def _check_losses(trace: Trace, losses: object, name: str) -> Terms:
+    """Return the losses of a train_step. Raises GraphError, which says what to write."""
+    where = f"flow {trace.flow}: train_step {name}"
+    if isinstance(losses, Operator):
+        raise GraphError(f"{where}: {losses.kind} {losses.name} has no rows; write {losses.name}(algo).on(rows)")
+    if isinstance(losses, Bound):
+        known = losses.operation.name
+        raise GraphError(f"{where}: {known} has no rows; write {known}(algo).on(rows)")
+    if not isinstance(losses, Terms):
+        expected = "a loss on rows, such as policy_gradient(algo).on(rollout, advantages)"
+        raise GraphError(f"{where}: got {losses!r:.80}, expected {expected}")
+    names = [term.name for term in losses.terms]
+    if twice := [known for known in names if names.count(known) > 1]:
+        raise GraphError(f"{where}: two of its losses are named {twice[0]}; give one of them .on(..., name=...)")
+    return losses
+
+
+def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
+    """Return a loss as the graph has it. Raises GraphError where it cannot be had of its rows or its model."""
+    operator = Bound(given.operation).operator
+    operator.check_arguments(trace.flow, num_inputs=len(operator.outputs) + 1)
+    for output in operator.outputs:
+        _check_head(trace, role, output, "train_step")
+    handles = [trace.rows(rows, "train_step", given.batch_size) for rows in given.rows]
+    if not handles:
+        raise GraphError(f"flow {trace.flow}: {where} has no input; it trains on rows: .on(rows)")
+    own = trace.common_rows(handles, where)
+    trace.require(TOKEN_KEYS, [handle for handle in handles if handle.rows.base == own.rows.base], where)
+    if given.mean_over == "groups":
+        trace.require(GROUP_KEYS, handles, where)
+    if own.rows.base.samples % operator.rows_per_item:
+        raise GraphError(
+            f"flow {trace.flow}: {where}: loss {operator.name} is of {operator.rows_per_item} rows that "
+            f"belong together, and {origin_of(own.rows)}"
+        )
+    return Term(
+        name=given.name,
+        operation=given.operation,
+        outputs=operator.outputs,
+        inputs=tuple(handle.port(own.rows) for handle in handles),
+        rows=own.rows,
+        num_rows=own.num_rows,
+        rows_per_item=operator.rows_per_item,
+        weight=given.weight,
+        mean_over=given.mean_over,
+        temperature=given.temperature,
+    )
+
+
+def _check_head(trace: Trace, role: str, output: str, call: str) -> None:
     if output not in get_args(Output):
         raise GraphError(f"flow {trace.flow}: {call} of {role}: got output {output!r}, one of {get_args(Output)}")
-    head = "lm" if output == "logprobs" else "scalar"
+    head = "lm" if output in ("logprobs", "entropy") else "scalar"
     if head not in trace.models[role].head:
         raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {head}")
 
 
-def _check_operator(trace: Trace, operator: object, kind: str) -> None:
-    if not isinstance(operator, Operator) or operator.kind != kind:
-        raise GraphError(f"flow {trace.flow}: got {operator!r:.80}, expected a function decorated with @{kind}")
+def _check_computation(trace: Trace, operator: object) -> None:
+    if not isinstance(operator, Operator) or operator.kind != "computation":
+        raise GraphError(f"flow {trace.flow}: got {operator!r:.80}, expected a function decorated with @computation")

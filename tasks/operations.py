@@ -9,22 +9,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.engine import LossTerms, Output
+from prefect_rlhf.engines.loss import LossValues, Output
 from prefect_rlhf.engines.registry import Registry
 from prefect_rlhf.engines.rows import Batch, Columns, NoSuchColumn
 from prefect_rlhf.placement.blame import own_place
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
-from prefect_rlhf.placement.graph import Operation
+from prefect_rlhf.placement.graph import MeanOver, Operation
 from prefect_rlhf.placement.modules import import_from, importable
 from prefect_rlhf.tasks.settings import Settings
+from prefect_rlhf.tasks.terms import LossOn, Terms
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
+NONE = Settings()  # of an operator that has none
 OFFERED = ("context", "state")  # what a computation is given beside rows and settings, where it names it
 
 
@@ -38,13 +40,12 @@ class Operator(Generic[Arguments, Result]):
     name: str
     function: Callable[Arguments, Result]
     kind: Literal["loss", "computation"]
-    outputs: tuple[str, ...] = ()
-    output: Output = "logprobs"
+    outputs: tuple[str, ...] = ()  # keys that a computation makes; of the model, what a loss asks for
     rows_per_item: int = 1
     stateful: bool = False
 
-    def __call__(self, settings: Settings) -> Bound:
-        """Bind settings: what `train_step(loss=...)` takes."""
+    def __call__(self, settings: Settings = NONE) -> Bound:
+        """Bind settings; a loss is then put `.on(rows)`."""
         return Bound(operation(self.name, settings, self.function.__module__))
 
     @property
@@ -60,7 +61,7 @@ class Operator(Generic[Arguments, Result]):
         try:
             signature.bind(*[None] * num_inputs, settings=None, **offered)
         except TypeError as error:
-            given = f"{num_inputs} inputs" if self.kind == "computation" else "output and batch"
+            given = f"{num_inputs} inputs" if self.kind == "computation" else f"{', '.join(self.outputs)}, batch"
             wanted = ", ".join(name for name in signature.parameters)
             said = f"{self.name}({wanted}) is given {given} and settings: {error}"
             raise GraphError(f"flow {flow}: {said} ({self.place})") from None
@@ -94,8 +95,34 @@ class Bound:
         kind: type[Settings] = getattr(import_from(module, self.operation.settings_file), name)
         return kind.model_validate_json(self.operation.settings)
 
+    def on(
+        self,
+        *rows: object,
+        mean_over: MeanOver | None = None,
+        temperature: float = 1.0,
+        batch_size: int | None = None,
+        name: str = "",
+    ) -> Terms:
+        """Return a loss on rows: what train_step takes, alone or in a weighted sum.
+
+        `mean_over` is what its values are a mean over: "tokens", "rows", "groups" (rows made of one row), or a number
+        in place of every row's length; by default the settings' `mean_over`, where they have one, else tokens, or rows
+        of a loss on scores or on items. `temperature` divides the logits, as it did when the rows were sampled;
+        `batch_size` items enter a step where rows are a dataset. `name` is what metrics are known by, in a sum.
+        """
+        operator = self.operator
+        if operator.kind != "loss":
+            raise GraphError(f"{operator.name} is a {operator.kind}; a train_step has losses: functions with @loss")
+        whole_rows = "scores" in operator.outputs or operator.rows_per_item > 1
+        stated = getattr(self.settings, "mean_over", None) if mean_over is None else mean_over
+        over = stated or ("rows" if whole_rows else "tokens")
+        if over not in ("tokens", "rows", "groups") and (isinstance(over, str | bool) or not over > 0):
+            expected = '"tokens", "rows", "groups" or a number above 0'
+            raise GraphError(f"{operator.name}: got {over!r:.40} as mean_over, expected {expected}")
+        return Terms((LossOn(name or operator.name, self.operation, rows, over, temperature, batch_size),))
+
     def __call__(self, *arguments: Any, **offered: Any) -> Any:
-        """Run it: on (output, batch) a loss, on one Batch per input a computation.
+        """Run it: on outputs and batch a loss, on one Batch per input a computation.
 
         Of `offered` (context, state) the function gets what its signature names. Raises WrongOperator, which says where
         the function stands, unless it reads keys that are there and returns what its decorator says.
@@ -104,8 +131,8 @@ class Bound:
         parameters = inspect.signature(operator.function).parameters
         accepted = {name: value for name, value in offered.items() if name in parameters}
         if operator.kind == "loss":
-            output, batch = arguments
-            arguments = output, Columns(batch)
+            *outputs, batch = arguments
+            arguments = *outputs, Columns(batch)
         try:
             result = operator.function(*arguments, settings=self.settings, **accepted)
         except NoSuchColumn as error:
@@ -114,7 +141,7 @@ class Bound:
             )
             raise WrongOperator(f"key that {operator.name} reads", error.key, expected) from error
         if operator.kind == "loss":
-            check_type(result, LossTerms, operator)
+            check_type(result, LossValues, operator)
         else:
             check_type(result, Computed, operator)
             check_columns(result, arguments, operator)
@@ -150,16 +177,21 @@ def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operato
 
 
 def loss(
-    output: Output, *, rows_per_item: int = 1, name: str = ""
+    *outputs: Output, rows_per_item: int = 1, name: str = ""
 ) -> Callable[[Callable[Arguments, Result]], Operator[Arguments, Result]]:
-    """Mark `f(output, batch, settings) -> LossTerms` as a loss on the model's `output`.
+    """Mark `f(*outputs, batch, settings) -> LossValues` as a loss on what one forward pass of the model gives.
 
-    `rows_per_item` adjacent rows stay in one micro-batch (2 for a chosen and a rejected answer). `name` is what graphs
-    and checkpoints know it by; empty: the function's own. Raises GraphError for a name that another definition has.
+    `outputs` are one or more of logprobs, values, scores and entropy, each an argument in that order. `rows_per_item`
+    adjacent rows stay in one micro-batch (2 for a chosen and a rejected answer). `name` is what graphs and checkpoints
+    know it by; empty: the function's own. Raises GraphError for a name that another definition has, and for an output
+    that there is not.
     """
+    for output in outputs or ("none",):
+        if output not in get_args(Output):
+            raise GraphError(f"@loss: got output {output!r:.40}, expected one or more of {', '.join(get_args(Output))}")
 
     def register(function: Callable[Arguments, Result]) -> Operator[Arguments, Result]:
-        operator = Operator(name or function.__name__, function, "loss", output=output, rows_per_item=rows_per_item)
+        operator = Operator(name or function.__name__, function, "loss", outputs, rows_per_item)
         OPERATORS.add(operator.name, function, operator)
         return operator
 

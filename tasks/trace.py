@@ -17,6 +17,8 @@ from prefect_rlhf.placement.row_set import RowSet
 MAKERS = {
     "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
     "tokens": "a generate, a Preferences parameter or a @computation of tokens",
+    "group_tokens": "grpo_advantages, or a @computation over groups that means over them ask for,",
+    "group_rows": "grpo_advantages, or a @computation over groups that means over them ask for,",
     "prompt_length": "a generate, a Preferences parameter or a @computation of tokens",
 }
 """Who makes the keys that the words of a body need."""

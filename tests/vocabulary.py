@@ -16,16 +16,17 @@ import prefect_rlhf
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
-from prefect_rlhf.engines.engine import Loss, LossTerms
+from prefect_rlhf.engines.loss import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks import calls
 from prefect_rlhf.tasks.data import rollouts
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
-from prefect_rlhf.tasks.operations import OFFERED, Operator, computation, loss
+from prefect_rlhf.tasks.operations import OFFERED, Bound, Operator, computation, loss
 from prefect_rlhf.tasks.rl import advantages, evaluation, importance, losses, rewards
 from prefect_rlhf.tasks.rl.hyperparameters import KLControl
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
+from prefect_rlhf.tasks.terms import Terms
 
 PAGE = Path(__file__).parents[1] / "docs" / "vocabulary.md"
 HEAD = """# Vocabulary
@@ -39,7 +40,7 @@ Shapes: B rows, T response tokens, S tokens of prompt and response.
 WORDS = [calls.generate, calls.inference, calls.score, calls.compute, calls.train_step]
 PARAMETERS = [Model, Prompts, Preferences]
 SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Importance, Overlong, HostRewards, RewardFunction]
-ROWS = [Batch, Loss, LossTerms, Context, Computed]
+ROWS = [Batch, Loss, LossValues, Terms, Context, Computed]
 HELPERS = [rollouts.text_columns, rollouts.lists, rollouts.write_rows, saved_state]
 MODULES = [losses, rewards, advantages, importance, rollouts, evaluation]
 
@@ -51,7 +52,7 @@ def page() -> str:
         ("Parameters of a flow", "As the form shows them.", map(fields_text, PARAMETERS)),
         ("Settings", docstring(Settings), map(fields_text, SETTINGS)),
         ("Rows", "What losses and computations are given, and what they return.", map(class_text, ROWS)),
-        ("Decorators", "For losses and computations of your own.", map(function_text, [loss, computation])),
+        ("Decorators", "For losses and computations of your own.", map(function_text, [loss, computation, Bound.on])),
         (
             "Losses",
             "`settings` is what each needs; a subclass with more fields will do.",
@@ -142,7 +143,7 @@ def operator_row(operator: Operator[..., Any]) -> str:
     parameters = inspect.signature(operator.function).parameters
     inputs = ", ".join(name for name in parameters if name not in ("settings", *OFFERED))
     settings = str(parameters["settings"].annotation).replace(" | ", " or ")
-    made = operator.output if operator.kind == "loss" else ", ".join(operator.outputs) or "metrics alone"
+    made = ", ".join(operator.outputs) or "metrics alone"
     pairs = "; pairs stay together" if operator.rows_per_item == 2 else ""
     text = " ".join(docstring(operator.function).split())
     name = next(name for name in dir(prefect_rlhf) if getattr(prefect_rlhf, name) is operator)

@@ -5,7 +5,7 @@ Shapes: B rows of the replica, b rows of a micro-batch, S tokens of a row, N res
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -38,10 +38,6 @@ class MicroBatch:
         row_N, t_N = (t[None] < lengths[:, None]).nonzero(as_tuple=True)
         return row_N, t_N
 
-    def columns(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return these rows of every column."""
-        return {key: column[self.rows] for key, column in batch.items()}
-
 
 def mini_batch_rows(num_rows: int, mini_batches: int, sizes: Sequence[int] = ()) -> list[Tensor]:
     """Return the positions of each mini-batch: chunks of these sizes, or equal ones without sizes."""
@@ -59,19 +55,31 @@ def micro_batches(
 
     With `equal_shapes` (pipelines) all are filled up to the same number of tokens. Of no rows there is none.
     """
+    rows_of = micro_batch_rows(sequences, rows, count, rows_per_item)
+    num_tokens = max((tokens_of(sequences, rows) for rows in rows_of), default=0) if equal_shapes else None
+    return [micro_batch(sequences, rows, num_tokens) for rows in rows_of]
+
+
+def micro_batch_rows(sequences: Sequences, rows: Tensor, count: int, rows_per_item: int = 1) -> list[Tensor]:
+    """Return the rows of each micro-batch; see `micro_batches`."""
     if not len(rows):
         return []
     groups = like_lengths(sequences.lengths_B.cpu()[rows].view(-1, rows_per_item), count)
-    rows_of = [rows.view(-1, rows_per_item)[group].flatten() for group in groups]
-    num_tokens = max(int(sequences.lengths_B[rows].sum()) for rows in rows_of) if equal_shapes else None
-    micros = []
-    for rows in rows_of:
-        prompts, lengths = sequences.prompt_lengths_B[rows], sequences.lengths_B[rows]
-        longest = int(lengths.max())
-        packing = Packing.of(lengths, longest, num_tokens)
-        cut = Sequences(sequences.tokens_BS[rows, :longest], prompts, lengths)
-        micros.append(MicroBatch(rows, cut, packing, width=sequences.num_response_tokens))
-    return micros
+    return [rows.view(-1, rows_per_item)[group].flatten() for group in groups]
+
+
+def tokens_of(sequences: Sequences, rows: Tensor) -> int:
+    """Count the tokens of some rows."""
+    return int(sequences.lengths_B[rows].sum())
+
+
+def micro_batch(sequences: Sequences, rows: Tensor, num_tokens: int | None = None) -> MicroBatch:
+    """Return rows as a micro-batch, filled up to `num_tokens`."""
+    prompts, lengths = sequences.prompt_lengths_B[rows], sequences.lengths_B[rows]
+    longest = int(lengths.max())
+    packing = Packing.of(lengths, longest, num_tokens)
+    cut = Sequences(sequences.tokens_BS[rows, :longest], prompts, lengths)
+    return MicroBatch(rows, cut, packing, width=sequences.num_response_tokens)
 
 
 def like_lengths(lengths: Tensor, count: int) -> list[Tensor]:

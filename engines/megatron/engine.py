@@ -6,7 +6,7 @@ N response tokens of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -20,17 +20,25 @@ from torch import Tensor
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import (
     Generated,
-    Loss,
-    Output,
     SamplingSettings,
     Sequences,
     Shard,
     StatePart,
+    TrainingRows,
     TrainSettings,
 )
-from prefect_rlhf.engines.megatron import weights
-from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batches, mini_batch_rows, on_device, scatter_rows
+from prefect_rlhf.engines.loss import Output
+from prefect_rlhf.engines.megatron import losses, weights
+from prefect_rlhf.engines.megatron.batches import (
+    MicroBatch,
+    micro_batch,
+    micro_batches,
+    on_device,
+    scatter_rows,
+    tokens_of,
+)
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
+from prefect_rlhf.engines.megatron.entropy import token_entropy
 from prefect_rlhf.engines.megatron.generation import Generation
 from prefect_rlhf.engines.megatron.gradient_buffers import sum_gradients, with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
@@ -46,6 +54,7 @@ from prefect_rlhf.placement.plan import OffloadPart
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
 """A function of the last stage on a micro-batch's hidden states, [S, b, H] or packed [tokens, 1, H]."""
+Work = Sequence[tuple[MicroBatch, FromHidden]]
 
 
 class MegatronEngine:
@@ -106,10 +115,13 @@ class MegatronEngine:
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
         """See TrainingEngine.infer."""
         whole = on_device(sequences, self._device)
-        micros = self._cut(whole, torch.arange(len(whole)), micro_batches)
+        micros = self._cut(whole, micro_batches)
         self._model.eval()
+        wanted = (output, temperature)
         with torch.no_grad():
-            parts = self._run(micros, partial(self._output, output=output, temperature=temperature))
+            parts = self._run(
+                [(micro, lambda hidden, of: self._outputs(hidden, of, [wanted])[wanted]) for micro in micros]
+            )
         if not self._groups.is_last_stage or self._groups.coordinate.tp:
             return None
         if not parts:
@@ -137,23 +149,22 @@ class MegatronEngine:
         finally:
             self._caches = []
 
-    def train(
-        self, sequences: Sequences, batch: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
-    ) -> dict[str, float]:
+    def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
         """See TrainingEngine.train."""
-        whole = on_device(sequences, self._device)
-        columns = {key: batch[key].to(self._device) for key in batch}
-        steps: list[dict[str, float]] = []
+        passes = losses.pass_rows(rows, settings, self._device)
+        weights_MT3 = self._weights(passes, settings.mini_batches)
+        some_without_rows = any(each.some_without_rows for each in rows)
+        steps: list[tuple[losses.Sums, list[list[float]]]] = []
         norms = []
         self._model.train()
-        for _ in range(settings.epochs):
-            for rows in mini_batch_rows(len(whole), settings.mini_batches, settings.mini_batch_rows):
-                micros = self._cut(whole, rows, settings.micro_batches, settings.rows_per_item)
-                sums, norm = self._step(micros, columns, loss, settings)
-                steps.append(sums)
-                norms.append(norm)
-        initial = {f"initial_{name}": value for name, value in means(steps[:1]).items()}
-        return initial | means(steps) | {"grad_norm": sum(norms) / len(norms)}
+        for mini_batch in list(range(settings.mini_batches)) * settings.epochs:
+            work = self._work(passes, mini_batch, settings.micro_batches, weights_MT3[mini_batch])
+            sums, norm = self._step(work, bool(weights_MT3[mini_batch].any()), some_without_rows)
+            steps.append((sums, weights_MT3[mini_batch].tolist()))
+            norms.append(norm)
+        terms = [term for each in rows for term in each.terms]
+        initial = losses.means(steps[:1], terms, "initial_{}".format)
+        return initial | losses.means(steps, terms) | {"grad_norm": sum(norms) / len(norms)}
 
     def device_bytes(self) -> int:
         """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""
@@ -179,70 +190,108 @@ class MegatronEngine:
         device: torch.device = next(self._model.parameters()).device
         return device
 
-    def _cut(self, sequences: Sequences, rows: Tensor, count: int, rows_per_item: int = 1) -> list[MicroBatch]:
+    def _cut(self, sequences: Sequences, count: int) -> list[MicroBatch]:
         in_pipeline = self._groups.strategy.pp > 1
-        return micro_batches(sequences, rows, count, rows_per_item, equal_shapes=in_pipeline)
+        return micro_batches(sequences, torch.arange(len(sequences)), count, equal_shapes=in_pipeline)
 
-    def _output(self, hidden: Tensor, micro: MicroBatch, *, output: Output, temperature: float) -> Tensor:
-        """Compute log-probabilities or values [b, T] of the response tokens, or scores [b]."""
-        weight, sequences, place_SB = head_weight(self._model), micro.sequences, micro.packing.place_SB
+    def _outputs(
+        self, hidden: Tensor, micro: MicroBatch, wanted: Sequence[losses.Wanted]
+    ) -> dict[losses.Wanted, Tensor]:
+        """Compute what is wanted of response tokens, [b, T], or of rows, [b]."""
+        sequences, place_SB = micro.sequences, micro.packing.place_SB
         packed_NH = hidden.flatten(0, 1)
-        if output == "scores":
-            last_b = sequences.lengths_B - 1
-            return token_values(packed_NH[place_SB[last_b, torch.arange(len(sequences), device=last_b.device)]], weight)
         row_N, t_N = micro.response_index()
         position_N = sequences.prompt_lengths_B[row_N] + t_N
         hidden_NH = packed_NH[place_SB[position_N - 1, row_N]]
-        if output == "values":
-            values_N = token_values(hidden_NH, weight)
-        else:
-            targets_N = sequences.tokens_BS[row_N, position_N]
-            values_N = token_logprobs(hidden_NH, weight, targets_N, temperature, self._groups.tp, self._num_rows)
-        return values_N.new_zeros(len(sequences), micro.width).index_put((row_N, t_N), values_N)
+        targets_N = sequences.tokens_BS[row_N, position_N]
+        found: dict[losses.Wanted, Tensor] = {}
+        for output, temperature in wanted:
+            weight = head_weight(self._model)
+            if output == "scores":
+                last_b = sequences.lengths_B - 1
+                last_bH = packed_NH[place_SB[last_b, torch.arange(len(sequences), device=last_b.device)]]
+                found[output, temperature] = token_values(last_bH, weight)
+                continue
+            if output == "values":
+                made_N = token_values(hidden_NH, weight)
+            elif output == "entropy":
+                made_N = token_entropy(hidden_NH, weight, temperature, self._groups.tp, self._num_rows)
+            else:
+                made_N = token_logprobs(hidden_NH, weight, targets_N, temperature, self._groups.tp, self._num_rows)
+            whole = made_N.new_zeros(len(sequences), micro.width)
+            found[output, temperature] = whole.index_put((row_N, t_N), made_N)
+        return found
 
-    def _step(
-        self, micros: list[MicroBatch], columns: Mapping[str, Tensor], loss: Loss, settings: TrainSettings
-    ) -> tuple[dict[str, float], float]:
-        """Take one optimizer step; return the sums of loss, metrics and weight, and the gradient's norm."""
+    def _weights(self, passes: Sequence[losses.PassRows], mini_batches: int) -> Tensor:
+        """Return the weights of every mini-batch's means, [mini-batches, terms, 3], on every rank."""
+        box: list[Tensor | None] = [None]
+        if self._groups.is_last_stage:
+            box = [losses.mini_batch_weights(passes, mini_batches, self._groups.dp, self._device)]
+        self._tell_stages(box)
+        assert box[0] is not None  # the last stage has told
+        return box[0]
+
+    def _work(
+        self, passes: Sequence[losses.PassRows], mini_batch: int, count: int, weights_T3: Tensor
+    ) -> list[tuple[MicroBatch, FromHidden]]:
+        """Cut a mini-batch of every row set into micro-batches, each with its losses."""
+        rows_of = [(each, rows) for each in passes for rows in each.micro_rows(mini_batch, count)]
+        in_pipeline = self._groups.strategy.pp > 1
+        num_tokens = max((tokens_of(each.rows.sequences, rows) for each, rows in rows_of), default=0)
+        filled = num_tokens if in_pipeline else None
+        return [
+            (micro_batch(each.rows.sequences, rows, filled), partial(self._loss, each, weights_T3))
+            for each, rows in rows_of
+        ]
+
+    def _loss(
+        self, rows: losses.PassRows, weights_T3: Tensor, hidden: Tensor, micro: MicroBatch
+    ) -> tuple[Tensor, Tensor, dict[losses.SumKey, Tensor]]:
+        """Compute a micro-batch's part of the loss, as Megatron's schedule wants it, and its sums."""
+        total, sums = rows.loss(self._outputs(hidden, micro, rows.wanted), micro, weights_T3)
+        num_tokens = torch.ones((), dtype=torch.int)  # Megatron wants to count them, and does not use it
+        return total, num_tokens, sums
+
+    def _step(self, work: Work, has_weight: bool, some_without_rows: bool) -> tuple[losses.Sums, float]:
+        """Take one optimizer step; return the sums of losses and metrics, and the gradient's norm."""
         assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
         self._wrapped.zero_grad_buffer()
+        stored = self._run(work, train=True)
+        box: list[losses.Sums] = [{}]
+        if self._groups.is_last_stage:
+            keys = losses.known_keys(stored, some_without_rows, self._groups.dp)
+            box = [losses.sum_over_replicas(stored, keys, self._groups.dp, self._device)]
+        self._tell_stages(box)
+        return box[0], self._optimizer.step() if has_weight else 0.0  # a mean over nothing moves nothing
 
-        def loss_sums(hidden: Tensor, micro: MicroBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-            output = self._output(hidden, micro, output=settings.output, temperature=settings.temperature)
-            terms = loss(output, micro.columns(columns))
-            sums = {"loss": terms.total, "weight": terms.weight, **terms.metrics}
-            num_tokens = torch.ones((), dtype=torch.int)  # Megatron wants to count them, and does not use it
-            return terms.total, num_tokens, {name: value.detach() for name, value in sums.items()}
+    def _tell_stages(self, box: list[Any]) -> None:
+        """Give what the last stage has in the box to the others of its pipeline."""
+        if self._groups.strategy.pp > 1:
+            dist.broadcast_object_list(box, src=self._groups.last_stage_rank, group=self._groups.pp)
 
-        stored = self._run(micros, loss_sums, train=True)
-        sums = self._sum_over_mesh(stored, self._names(stored, settings.some_without_rows))
-        if not sums["weight"]:  # a mean over nothing moves nothing
-            return sums, 0.0
-        return sums, self._optimizer.step(sums["weight"])
-
-    def _run(self, micros: list[MicroBatch], from_hidden: FromHidden, train: bool = False) -> list[Any]:
+    def _run(self, work: Work, train: bool = False) -> list[Any]:
         """Send micro-batches through Megatron's schedule; return what the last stage made of each.
 
         Stages and shards of a replica have the same rows. Without any there is nothing to send between them, and in
         training no gradient; replicas still add theirs up.
         """
         in_pipeline = self._groups.strategy.pp > 1
-        if not micros:
+        if not work:
             if train:
                 sum_gradients([self._wrapped], pg_collection=self._groups.collection)
             return []
 
-        def forward(data: Iterator[MicroBatch], model: Any) -> tuple[Tensor, Any]:
-            micro = next(data)
+        def forward(data: Iterator[tuple[MicroBatch, FromHidden]], model: Any) -> tuple[Tensor, Any]:
+            micro, from_hidden = next(data)
             hidden = model(micro.input_ids, micro.packing)
             return hidden, lambda hidden, **_: from_hidden(hidden, micro)
 
         stored: list[Any] = get_forward_backward_func(self._groups.strategy.pp, None)(
             forward_step_func=forward,
-            data_iterator=iter(micros),
+            data_iterator=iter(work),
             model=[self._wrapped],
-            num_microbatches=len(micros),
-            seq_length=len(micros[0].packing.token_N),
+            num_microbatches=len(work),
+            seq_length=len(work[0][0].packing.token_N),
             micro_batch_size=1,
             forward_only=not train,
             collect_non_loss_data=not train,
@@ -250,30 +299,6 @@ class MegatronEngine:
             pg_collection=self._groups.collection,
         )
         return stored
-
-    def _names(self, stored: list[dict[str, Tensor]], some_without_rows: bool) -> list[str]:
-        """Return the names of the last stages' sums; a replica without rows hears them from one that has some."""
-        own = list(stored[0]) if stored else []
-        if not some_without_rows or not self._groups.is_last_stage:
-            return own
-        of_replicas: list[list[str]] = [[] for _ in range(self._groups.dp.size())]
-        dist.all_gather_object(of_replicas, own, group=self._groups.dp)
-        return next(filter(None, of_replicas))
-
-    def _sum_over_mesh(self, stored: list[dict[str, Tensor]], names: Sequence[str]) -> dict[str, float]:
-        """Add up the last stages' sums over micro-batches and replicas; the same on every rank."""
-        sums: dict[str, float] = {}
-        if self._groups.is_last_stage:
-            vector = torch.zeros(len(names), dtype=torch.double, device=self._device)
-            for sum_ in stored:
-                vector += torch.stack([sum_[name].double() for name in names])
-            dist.all_reduce(vector, group=self._groups.dp)
-            sums = dict(zip(names, vector.tolist(), strict=True))
-        if self._groups.strategy.pp > 1:
-            box = [sums]
-            dist.broadcast_object_list(box, src=self._groups.last_stage_rank, group=self._groups.pp)
-            sums = box[0]
-        return sums
 
     def _segments(self, part: OffloadPart) -> tuple[str, ...]:
         """Name the segments that a part moves; each comes and goes by itself."""
@@ -292,13 +317,3 @@ class MegatronEngine:
 
     def _compute_weights(self) -> list[Tensor]:
         return [*self._model.parameters(), *self._model.buffers()]
-
-
-def means(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Divide the sums of some optimizer steps by the sum of their `weight`.
-
-    >>> means([{"weight": 1.0, "loss": 2.0}, {"weight": 3.0, "loss": 6.0}])
-    {'loss': 2.0}
-    """
-    weight = sum(step["weight"] for step in steps) or 1.0
-    return {name: sum(step[name] for step in steps) / weight for name in steps[0] if name != "weight"}

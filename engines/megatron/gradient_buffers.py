@@ -27,6 +27,6 @@ def with_gradient_buffers(model: Transformer, groups: Groups) -> DistributedData
 def sum_gradients(model: list[Any], _: Tensor | None = None, **options: Any) -> None:
     """Add gradients up over replicas, as the end of Megatron's schedule.
 
-    Megatron would divide by a whole number of tokens here; ours is divided by the loss's weight, in the step.
+    Megatron would divide by a whole number of tokens here; each micro-batch's part of the loss is divided already.
     """
     finalize_model_grads(model, None, **options)

@@ -81,14 +81,14 @@ class _TokenLogprobs(torch.autograd.Function):
 def _weight_gradients(ctx: Any, mixed_NH: Tensor, above_NH: Tensor) -> Iterator[Tensor]:
     """Yield softmax.T @ above for each slice of the vocabulary [C, H]; add softmax @ weight to `mixed_NH`."""
     hidden_NH, weight_VH, _, logsumexp_N = ctx.saved_tensors
-    for start, stop in _slices(hidden_NH, weight_VH[: ctx.num_rows]):
+    for start, stop in slices(hidden_NH, weight_VH[: ctx.num_rows]):
         slice_CH = weight_VH[start:stop]
-        softmax_NC = _logits(hidden_NH, slice_CH, ctx.scale).sub_(logsumexp_N[:, None]).exp_().to(hidden_NH.dtype)
+        softmax_NC = logits_of(hidden_NH, slice_CH, ctx.scale).sub_(logsumexp_N[:, None]).exp_().to(hidden_NH.dtype)
         mixed_NH += softmax_NC @ slice_CH
         yield transposed(softmax_NC) @ above_NH
 
 
-def _logits(hidden_NH: Tensor, slice_CH: Tensor, scale: float) -> Tensor:
+def logits_of(hidden_NH: Tensor, slice_CH: Tensor, scale: float) -> Tensor:
     """Compute logits [N, C] in float32, in memory of their own."""
     logits_NC = (hidden_NH @ slice_CH.t()).float()
     return logits_NC if scale == 1 else logits_NC.mul_(scale)
@@ -98,8 +98,8 @@ def _partial_logsumexp(hidden_NH: Tensor, weight_VH: Tensor, local_N: Tensor, sc
     """Compute over this rank's vocabulary the logsumexp of the logits, and the target's logit or 0."""
     picked_N = torch.zeros(local_N.shape, dtype=torch.float32, device=hidden_NH.device)
     parts = []
-    for start, stop in _slices(hidden_NH, weight_VH):
-        logits_NC = _logits(hidden_NH, weight_VH[start:stop], scale)
+    for start, stop in slices(hidden_NH, weight_VH):
+        logits_NC = logits_of(hidden_NH, weight_VH[start:stop], scale)
         rows_M = ((local_N >= start) & (local_N < stop)).nonzero()[:, 0]
         picked_N[rows_M] = logits_NC[rows_M, local_N[rows_M] - start]
         parts.append(logits_NC[:, 0] - logits_NC.log_softmax(-1)[:, 0])  # one fused pass, unlike logsumexp
@@ -119,7 +119,7 @@ def _combine(logsumexp_N: Tensor, picked_N: Tensor, tp: dist.ProcessGroup) -> Te
     return both_2N[0].log_().add_(top_N)
 
 
-def _slices(hidden_NH: Tensor, weight_VH: Tensor) -> list[tuple[int, int]]:
+def slices(hidden_NH: Tensor, weight_VH: Tensor) -> list[tuple[int, int]]:
     """Cut the vocabulary into slices whose logits are few enough for all N tokens at once."""
     limit = LOGITS_AT_ONCE_CUDA if hidden_NH.is_cuda else LOGITS_AT_ONCE_CPU
     width = max(128, limit // max(1, hidden_NH.shape[0]) // 128 * 128)

@@ -114,7 +114,7 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
-        calculate_per_token_loss=True,  # gradients are sums; the engine divides by the total weight
+        calculate_per_token_loss=True,  # gradients are sums; each micro-batch's part of the loss is divided already
         use_cpu_initialization=not torch.cuda.is_available(),
         perform_initialization=False,
         persist_layer_norm=False,

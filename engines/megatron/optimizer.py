@@ -45,22 +45,22 @@ class MainOptimizer:
         for group in self._chain.param_groups:
             group["fused"] = True  # one pass over memory instead of about ten
 
-    def step(self, weight: float) -> float:
-        """Divide the summed gradients by `weight`, clip, update; return the gradient's norm before clipping.
+    def step(self) -> float:
+        """Clip the gradient, update; return its norm before clipping.
 
         Raises NotFinite, on every rank, when the gradient is not finite; the weights are then still those before.
         """
         self._set_rates()
         with cpu_shim.cuda_type_names():
             self._chain.prepare_grads()
-            norm = float(self._chain.get_grad_norm()) / weight
+            norm = float(self._chain.get_grad_norm())
             if not math.isfinite(norm):
                 raise NotFinite(f"the gradient's norm is {norm}: some loss or gradient is not a finite number")
             clip = min(1.0, self._spec.max_grad_norm / (norm + 1e-6))
             for part in self._chain.chained_optimizers:
-                # fused AdamW divides gradients by this on its way, which saves Megatron's own passes over them
+                # fused AdamW divides gradients by this on its way, which saves Megatron's own pass over them
                 device = part.optimizer.param_groups[0]["params"][0].device
-                part.optimizer.grad_scale = torch.tensor(weight / clip, device=device)
+                part.optimizer.grad_scale = torch.tensor(1 / clip, device=device)
             self._chain.step_with_ready_grads()
         return norm
 

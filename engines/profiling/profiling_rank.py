@@ -19,13 +19,14 @@ from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, Rank
 from prefect_rlhf.engines.engine import (
     Engine,
     GenerationEngine,
-    LossTerms,
     SamplingSettings,
     Sequences,
     TrainingEngine,
+    TrainingRows,
     TrainSettings,
 )
 from prefect_rlhf.engines.files.huggingface import write_folder
+from prefect_rlhf.engines.loss import LossTerm, LossValues
 from prefect_rlhf.engines.profiling.layer_clock import clocked, now
 from prefect_rlhf.engines.rank.rank import Rank, build_engine
 from prefect_rlhf.engines.weights.send_receive import send_receive
@@ -94,7 +95,7 @@ class ProfilingRank:
         def step() -> None:
             sequences = _sequences(rows, length)
             columns = {"mask": sequences.response_mask_BT()}
-            engine.train(sequences, columns, summed_logprobs, TrainSettings("logprobs"))
+            engine.train([TrainingRows(sequences, (MEAN_LOGPROB,), (columns,))], TrainSettings())
 
         return self._timed(engine, step, repeats, busy)
 
@@ -218,9 +219,12 @@ class ProfilingRank:
         return self._groups[size]
 
 
-def summed_logprobs(output: Tensor, batch: Mapping[str, Tensor]) -> LossTerms:
+def logprobs_alone(logprobs_BT: Tensor, batch: Mapping[str, Tensor]) -> LossValues:
     """A loss that costs nothing."""
-    return LossTerms((output * batch["mask"]).sum(), batch["mask"].sum())
+    return LossValues(logprobs_BT)
+
+
+MEAN_LOGPROB = LossTerm(logprobs_alone, ("logprobs",))  # type: ignore[arg-type]  # of one output
 
 
 def _parts(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prefect_rlhf.engines.commands import CallCommand, RowSource
-from prefect_rlhf.engines.engine import Sequences
+from prefect_rlhf.engines.commands import CallCommand, PassCommand, RowSource
+from prefect_rlhf.engines.engine import Sequences, TrainingRows
 from prefect_rlhf.engines.rank.store import RowsMissing, RowStore
 from prefect_rlhf.engines.rows import Batch, Column, ColumnKind, DatasetColumns, numbers, pad
 from prefect_rlhf.placement.graph import Port
@@ -67,25 +67,33 @@ class CallInputs:
     def _uses(self, key: str) -> bool:
         return self.keys is None or key in self.keys
 
-    def training_batch(self, sequences: Sequences) -> dict[str, Tensor]:
+    def training_batch(self, sequences: Sequences, ports: Sequence[Port] = ()) -> dict[str, Tensor]:
         """Make what a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`.
 
         Columns of numbers of the dataset are keys too. `mask` [B, T] is 1.0 at the response tokens that are trained on:
-        those of an input's `mask`, or else all. Empty on the stages that have no loss, and of no rows.
+        those of an input's `mask`, or else all, but none of a row of which `row_weights` [B], where there are any, says
+        0. Of `ports`, or else of all. Empty on the stages that have no loss, and of no rows.
         """
         if not self._uses("prompt_length") or not len(sequences):
             return {}
         batch: dict[str, Tensor] = {}
+        by_source: dict[str, dict[str, Column]] = {}
         for port, columns in zip(self.ports, self.columns, strict=True):
-            for key, column in columns.items():
-                batch[f"{port.argument}.{key}"] = padded = pad(column)
+            by_source.setdefault(port.source, {}).update(columns)
+        for port in ports or self.ports:
+            there = by_source[port.source]
+            for key in (key for key in port.keys if key in there):
+                batch[f"{port.argument}.{key}"] = padded = pad(there[key])
                 batch.setdefault(key, padded)
         if self.dataset is not None:
             for name, kind in self.dataset.kinds.items():
                 if kind == "number" and name not in batch:
                     batch[name] = numbers(self.dataset.read(name))
         mask_BT = sequences.response_mask_BT()
-        return batch | {"mask": mask_BT * batch["mask"].to(mask_BT) if "mask" in batch else mask_BT}
+        mask_BT = mask_BT * batch["mask"].to(mask_BT) if "mask" in batch else mask_BT
+        if "row_weights" in batch:
+            mask_BT = mask_BT * batch["row_weights"].to(mask_BT)[:, None]
+        return batch | {"mask": mask_BT}
 
     def lengths_of(self, column: Tensor) -> list[int]:
         """Return the length of each row of a computed, padded column: its response's, or of a column just as wide."""
@@ -114,6 +122,17 @@ def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[st
     dataset = RowsOfDataset(source, command.row_ids) if source is not None else None
     groups = rows.groups(command.rows)
     return CallInputs(command.call.inputs, tuple(columns), groups, dataset, command.lengths, command.keys)
+
+
+def training_rows(
+    command: CallCommand, rows: PassCommand, store: RowStore, datasets: Mapping[str, RowSource]
+) -> TrainingRows:
+    """Collect what a train_step's losses read of one row set."""
+    inputs = read_call_inputs(command.on(rows), store, datasets)
+    sequences = inputs.sequences(command.doing)
+    columns = tuple(inputs.training_batch(sequences, term.inputs) for term in rows.terms)
+    item = rows.call.rows_per_item
+    return TrainingRows(sequences, rows.terms, columns, item, rows.mini_batch_rows, rows.some_without_rows)
 
 
 @dataclass(frozen=True, slots=True)

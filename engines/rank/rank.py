@@ -25,7 +25,7 @@ from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.saved_state import SavedState, decode, encode
 from prefect_rlhf.engines.files.training_state import HostCopy, restore
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
-from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts
+from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, training_rows
 from prefect_rlhf.engines.rank.loaded import LoadedModel
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
@@ -133,16 +133,15 @@ class Rank:
     def train_step(self, command: CallCommand) -> RankReport:
         """Take the optimizer steps of one train_step, after which the weights are version `command.writes`."""
         began, model = time.perf_counter(), self._model_of(command, "optimizer")
-        assert command.train is not None and command.function is not None and command.writes is not None
-        inputs = self._inputs(command)
-        sequences = inputs.sequences(command.doing)
+        assert command.train is not None and command.writes is not None
+        rows = [training_rows(command, one, self.store, self._datasets) for one in command.passes]
         engine = cast(TrainingEngine, model.engine)
         try:
-            metrics = engine.train(sequences, inputs.training_batch(sequences), command.function, command.train)
+            metrics = engine.train(rows, command.train)
         except NotFinite as error:
             raise NotFinite(f"{command.doing}: {error}") from error
         digest = model.label(command.writes)
-        num_tokens = int(sequences.lengths_B.sum()) * command.train.epochs
+        num_tokens = sum(int(one.sequences.lengths_B.sum()) for one in rows) * command.train.epochs
         report = self._report(began, model, command=command)
         return replace(report, digest=digest, metrics=metrics, num_tokens=num_tokens)
 

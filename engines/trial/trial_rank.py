@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from prefect_rlhf.engines.commands import CallCommand, RankReport
-from prefect_rlhf.engines.engine import Output
-from prefect_rlhf.engines.rank.inputs import read_prompts
+from prefect_rlhf.engines.loss import Output
+from prefect_rlhf.engines.mean_over import row_parts
+from prefect_rlhf.engines.rank.inputs import read_prompts, training_rows
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.rows import pad
 from prefect_rlhf.placement.blame import described
@@ -65,13 +66,17 @@ class TrialRank(Rank):
         return self._report(began, command=command)
 
     def train_step(self, command: CallCommand) -> RankReport:
-        """Run the loss on all rows as one micro-batch."""
-        assert command.train is not None and command.function is not None  # a train_step's command has both
-        began, inputs = time.perf_counter(), self._inputs(command)
-        sequences = inputs.sequences(command.doing)
-        lengths = (sequences.lengths_B - sequences.prompt_lengths_B).tolist()
-        output = pad(made_up(command.train.output, lengths)).requires_grad_()
-        command.function(output, inputs.training_batch(sequences))
+        """Run the losses on all rows, each as one micro-batch."""
+        began = time.perf_counter()
+        for one in command.passes:
+            rows = training_rows(command, one, self.store, self._datasets)
+            lengths = (rows.sequences.lengths_B - rows.sequences.prompt_lengths_B).tolist()
+            for term, columns in zip(rows.terms, rows.columns, strict=True):
+                outputs = [pad(made_up(output, lengths)).requires_grad_() for output in term.outputs]
+                found, parts = term.loss(*outputs, columns), row_parts(term.mean_over, columns, rows.rows_per_item)
+                parts.loss_sum(found.values)
+                for name, values in found.metrics.items():
+                    parts.metric_sum(name, values)
         return self._report(began, command=command)
 
 

@@ -199,4 +199,4 @@ def _stage_keys(call: Call, stage: int, strategy: Strategy, inputs: frozenset[st
         return inputs
     if "logprobs" in call.outputs:
         return keys | {"tokens", "prompt_length"}
-    return keys | {"prompt_length"} if "values" in call.outputs else keys
+    return keys | {"prompt_length"} if {"values", "entropy"} & set(call.outputs) else keys

@@ -5,12 +5,12 @@ from __future__ import annotations
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
-from prefect_rlhf.engines.engine import Loss, LossTerms
 from prefect_rlhf.engines.hosts.check import check_function
 from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
 from prefect_rlhf.engines.hosts.function import HostFunction
 from prefect_rlhf.engines.hosts.pool import HostPool
 from prefect_rlhf.engines.hosts.settings import HostSettings
+from prefect_rlhf.engines.loss import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.flows.forms.reward import Reward, check_reference, with_reward_weights
 from prefect_rlhf.flows.rlhf_flow import find_flow, rlhf_flow
@@ -29,10 +29,9 @@ from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.losses import (
     bradley_terry,
     log_sigmoid,
-    pair_terms,
+    nll,
     policy_gradient,
     ppo_clip,
-    token_terms,
     value_clip,
     weighted_policy_gradient,
 )
@@ -43,6 +42,7 @@ from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
 from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
+from prefect_rlhf.tasks.terms import Terms
 
 __all__ = [
     # the words of a flow's body
@@ -81,11 +81,13 @@ __all__ = [
     "Computed",
     "Context",
     "Loss",
-    "LossTerms",
+    "LossValues",
+    "Terms",
     "saved_state",
     # losses that are there
     "ppo_clip",
     "value_clip",
+    "nll",
     "policy_gradient",
     "weighted_policy_gradient",
     "grpo_loss",
@@ -102,8 +104,6 @@ __all__ = [
     "record_evaluation",
     "pair_accuracy",
     # what they are made of
-    "token_terms",
-    "pair_terms",
     "log_sigmoid",
     "kl_estimate",
     "response_mask",

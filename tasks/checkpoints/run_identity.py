@@ -96,5 +96,9 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
 
 
 def _call(call: Call) -> dict[str, Any]:
-    operation = {"name": call.operation.name, "settings": json.loads(call.operation.settings)}
-    return asdict(call) | {"operation": operation}
+    terms = [asdict(term) | _operation(term.operation) for term in call.terms]
+    return asdict(call) | _operation(call.operation) | {"terms": terms}
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    return {"operation": {"name": operation.name, "settings": json.loads(operation.settings)}}

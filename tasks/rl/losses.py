@@ -1,21 +1,20 @@
-"""Losses as sums over tokens or pairs and the weights they are means over: any split of the rows gives one gradient.
+"""Losses as values of tokens or pairs; what they are a mean over, `.on(...)` or their settings say.
 
-Shapes: B rows, T response tokens (right-padded, `mask` 1.0 where one exists), P pairs (row 2p chosen, 2p+1 rejected).
+Shapes: B rows, T response tokens (right-padded, `mask` 1.0 where one is trained on), P pairs (row 2p chosen, 2p+1
+rejected).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prefect_rlhf.engines.engine import LossTerms
+from prefect_rlhf.engines.loss import LossValues
 from prefect_rlhf.tasks.operations import loss
 from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.masked import row_sums
-from prefect_rlhf.tasks.rl.mean_over import mean_over, trained_mask
 from prefect_rlhf.tasks.rl.policy_losses import clipped_surrogate, sequence_ratio, weighted_gain
 from prefect_rlhf.tasks.settings import Settings
 
@@ -26,7 +25,7 @@ REF_LOGPROBS = "ref_inference.logprobs"  # what the call `inference(ref, ...)` m
 
 
 @loss("logprobs")
-def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossTerms:
+def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossValues:
     """The clipped surrogate (Schulman et al. 2017, equation 7) over `advantages` and the old policy's `logprobs`.
 
     The old policy is the one that made the responses, however many steps ago: under it the advantages were sampled, so
@@ -38,7 +37,7 @@ def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
     if "importance" in batch:
         losses_BT = losses_BT * batch["importance"]
     metrics = ratio_metrics(ratio_BT, log_ratio_BT, lowest, highest) | {"entropy": -logprobs_BT}
-    return mean_over("tokens", trained_mask(batch), batch).terms(losses_BT, **metrics)
+    return LossValues(losses_BT, metrics)
 
 
 def ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, lowest: float, highest: float) -> dict[str, Tensor]:
@@ -55,26 +54,32 @@ def ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, lowest: float, highest
 
 
 @loss("values")
-def value_clip(values_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossTerms:
+def value_clip(values_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossValues:
     """Half the squared error of values against `returns`, pessimistic about moves beyond `value_clip` from `values`."""
-    mask_BT, returns_BT, old_BT = trained_mask(batch), batch["returns"], batch["values"]
+    returns_BT, old_BT = batch["returns"], batch["values"]
     error_BT = (values_BT - returns_BT).square()
     worst_BT = error_BT
     if settings.value_clip is not None:
         near_BT = old_BT + (values_BT - old_BT).clamp(-settings.value_clip, settings.value_clip)
         worst_BT = error_BT.maximum((near_BT - returns_BT).square())
     clipped_BT = (worst_BT > error_BT).float()
-    return token_terms(0.5 * worst_BT, mask_BT, clip_fraction=clipped_BT, squared_error=error_BT)
+    return LossValues(0.5 * worst_BT, {"clip_fraction": clipped_BT, "squared_error": error_BT})
 
 
 @loss("logprobs")
-def policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: Settings) -> LossTerms:
+def policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: Settings) -> LossValues:
     """REINFORCE (Williams 1992): minus `advantages` times the log-probability of each token."""
-    return token_terms(-batch["advantages"] * logprobs_BT, trained_mask(batch), entropy=-logprobs_BT)
+    return LossValues(-batch["advantages"] * logprobs_BT, {"entropy": -logprobs_BT})
 
 
 @loss("logprobs")
-def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: ReMax) -> LossTerms:
+def nll(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: Settings) -> LossValues:
+    """Minus the log-probability of each token: what pretraining and supervised fine-tuning minimise."""
+    return LossValues(-logprobs_BT)
+
+
+@loss("logprobs")
+def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: ReMax) -> LossValues:
     """REINFORCE on responses of an older policy: each token's gradient counts by min(ratio to that policy, max_ratio).
 
     Truncated importance sampling (Ionides 2008; per token as in V-trace, Espeholt et al. 2018, arXiv:1802.01561): the
@@ -86,25 +91,20 @@ def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], s
     surrogate_BT = log_ratio_BT.clamp(max=log_cap).exp() + settings.max_ratio * above_BT
     if "importance" in batch:
         surrogate_BT = surrogate_BT * batch["importance"]
-    return token_terms(
-        -batch["advantages"] * surrogate_BT,
-        trained_mask(batch),
-        entropy=-logprobs_BT,
-        truncated_fraction=(above_BT > 0).float(),
-    )
+    metrics = {"entropy": -logprobs_BT, "truncated_fraction": (above_BT > 0).float()}
+    return LossValues(-batch["advantages"] * surrogate_BT, metrics)
 
 
 @loss("logprobs")
-def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> LossTerms:
+def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> LossValues:
     """The loss of GRPO and its kin: `loss` on the ratio to `logprobs`, times `importance`, plus KL, by `mean_over`.
 
     With the default settings Shao et al. 2024, equation 3: the clipped surrogate plus the KL term (equation 4), as a
     mean over each response, then over responses. Without a KL term in the loss it reads no reference.
     """
-    mean = mean_over(settings.mean_over, trained_mask(batch), batch)
     old_BT, advantages_BT, (lowest, highest) = batch["logprobs"], batch["advantages"], settings.ratio_bounds
     log_ratio_BT = logprobs_BT - old_BT
-    ratio_BT = sequence_ratio(logprobs_BT, old_BT, mean.mask_BT) if settings.loss == "gspo" else log_ratio_BT.exp()
+    ratio_BT = sequence_ratio(logprobs_BT, old_BT, batch["mask"]) if settings.loss == "gspo" else log_ratio_BT.exp()
     if settings.loss == "cispo":
         losses_BT = weighted_gain(logprobs_BT, ratio_BT, advantages_BT, lowest, highest)
     else:
@@ -113,27 +113,24 @@ def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> Lo
         losses_BT = losses_BT * batch["importance"]
     metrics = ratio_metrics(ratio_BT, log_ratio_BT, lowest, highest) | {"entropy": -logprobs_BT}
     if not settings.kl.in_loss:
-        return mean.terms(losses_BT, **metrics)
+        return LossValues(losses_BT, metrics)
     kl_BT = kl_estimate(logprobs_BT, batch[REF_LOGPROBS], settings.kl.estimator)
-    terms = mean.terms(losses_BT + settings.kl.coefficient * kl_BT, **metrics, kl_per_token=kl_BT)
-    if settings.mean_over == "tokens":  # a response has no part of its own
-        return terms
-    kl = (row_sums(kl_BT.detach(), mean.mask_BT) * mean.row_B).sum()
-    return replace(terms, metrics={**terms.metrics, "kl": kl})
+    of_response = {} if settings.mean_over == "tokens" else {"kl": row_sums(kl_BT, batch["mask"])}
+    return LossValues(losses_BT + settings.kl.coefficient * kl_BT, metrics | {"kl_per_token": kl_BT} | of_response)
 
 
 @loss("scores", rows_per_item=2)
-def bradley_terry(scores_B: Tensor, batch: Mapping[str, Tensor], settings: Reward) -> LossTerms:
+def bradley_terry(scores_B: Tensor, batch: Mapping[str, Tensor], settings: Reward) -> LossValues:
     """Minus the log-probability that the chosen answer wins: sigmoid of the scores' difference."""
     chosen_P, rejected_P = scores_B[0::2], scores_B[1::2]
     margins_P = chosen_P - rejected_P
     losses_P = -log_sigmoid(margins_P) + settings.centering * (chosen_P + rejected_P).square()
     accuracy_P = (margins_P > 0).float()
-    return pair_terms(losses_P, accuracy=accuracy_P, margin=margins_P, score=(chosen_P + rejected_P) / 2)
+    return LossValues(losses_P, {"accuracy": accuracy_P, "margin": margins_P, "score": (chosen_P + rejected_P) / 2})
 
 
 @loss("logprobs", rows_per_item=2)
-def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> LossTerms:
+def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> LossValues:
     """Bradley-Terry on beta times the log-ratio of policy to reference (Rafailov et al. 2023, equation 7)."""
     rewards_B = settings.beta * row_sums(logprobs_BT - batch[REF_LOGPROBS], batch["mask"])
     chosen_P, rejected_P = rewards_B[0::2], rewards_B[1::2]
@@ -141,9 +138,8 @@ def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> Loss
     wrong = settings.label_smoothing
     losses_P = -(1 - wrong) * log_sigmoid(margins_P) - wrong * log_sigmoid(-margins_P)
     accuracy_P = (margins_P > 0).float()
-    return pair_terms(
-        losses_P, accuracy=accuracy_P, margin=margins_P, chosen_reward=chosen_P, rejected_reward=rejected_P
-    )
+    metrics = {"accuracy": accuracy_P, "margin": margins_P, "chosen_reward": chosen_P, "rejected_reward": rejected_P}
+    return LossValues(losses_P, metrics)
 
 
 def log_sigmoid(logits: Tensor) -> Tensor:
@@ -151,18 +147,3 @@ def log_sigmoid(logits: Tensor) -> Tensor:
     from torch.nn.functional import logsigmoid  # only here: a flow is traced, and planned, without torch
 
     return logsigmoid(logits)
-
-
-def token_terms(losses_BT: Tensor, mask_BT: Tensor, **metrics_BT: Tensor) -> LossTerms:
-    """Return a mean over tokens."""
-    masked = {name: values_BT * mask_BT for name, values_BT in metrics_BT.items()}
-    return LossTerms((losses_BT * mask_BT).sum(), mask_BT.sum(), _sums(masked))
-
-
-def pair_terms(losses_P: Tensor, **metrics_P: Tensor) -> LossTerms:
-    """Return a mean over pairs."""
-    return LossTerms(losses_P.sum(), losses_P.new_tensor(len(losses_P)), _sums(metrics_P))
-
-
-def _sums(metrics: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: values.detach().sum() for name, values in metrics.items()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
-from prefect_rlhf.engines.commands import CallCommand
+from prefect_rlhf.engines.commands import CallCommand, PassCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
+from prefect_rlhf.engines.loss import LossTerm, Output
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.tasks.data.host_score import HostScore
@@ -46,18 +46,25 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
     some_without_rows = any(0 in sizes for sizes in sizes_of.values())
     for device, need in needs.items():
         rank, rows = run.rank(device), need.share.rows(lengths)
-        commands[rank] = command = CallCommand(
-            **shared,
+        own = PassCommand(
+            call=call,
+            terms=loss_terms(call),
             rows=rows,
             row_ids=tuple(row_ids[row] for row in rows),
             keys=need.keys,
             lengths=() if row_lengths is None else tuple(row_lengths[row] for row in rows),
-            frees=frees.get(rank, ()),
+            mini_batch_rows=sizes_of.get(need.share, ()),
+            some_without_rows=some_without_rows,
         )
-        if command.train is not None:
-            sizes = sizes_of[need.share]
-            train = replace(command.train, mini_batch_rows=sizes, some_without_rows=some_without_rows)
-            commands[rank] = replace(command, train=train)
+        commands[rank] = CallCommand(
+            **shared,
+            rows=own.rows,
+            row_ids=own.row_ids,
+            keys=own.keys,
+            lengths=own.lengths,
+            frees=frees.get(rank, ()),
+            passes=(own,) if call.kind == "train_step" else (),
+        )
     return commands
 
 
@@ -71,16 +78,23 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
         return {"output": call.operation.name, "temperature": call.temperature}
     if call.on_hosts:
         return {"function": HostScore(call.operation.settings)}
-    bound = Bound(call.operation)
     if call.kind == "compute":
-        return {"function": bound}
-    operator = bound.operator
-    train = TrainSettings(
-        output=operator.output,
-        mini_batches=call.mini_batches,
-        micro_batches=micro_batches,
-        epochs=call.epochs,
-        temperature=call.temperature,
-        rows_per_item=operator.rows_per_item,
+        return {"function": Bound(call.operation)}
+    return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs)}
+
+
+@lru_cache(maxsize=64)  # the same in every step
+def loss_terms(call: Call, is_only: bool = True) -> tuple[LossTerm, ...]:
+    """Return the losses of a train_step as an engine takes them; the metrics of an only one are without its name."""
+    return tuple(
+        LossTerm(
+            loss=Bound(term.operation),
+            outputs=cast(tuple[Output, ...], term.outputs),
+            name="" if is_only and len(call.terms) == 1 else term.name,
+            weight=term.weight,
+            mean_over=term.mean_over,
+            temperature=term.temperature,
+            inputs=term.inputs,
+        )
+        for term in call.terms
     )
-    return {"function": bound, "train": train}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prefect_rlhf.engines.commands import CallCommand, RowSource
+from prefect_rlhf.engines.commands import CallCommand, PassCommand, RowSource
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, NO_GPU, RANK_ENVIRONMENT
@@ -22,7 +22,7 @@ from prefect_rlhf.engines.trial.trial_rank import TrialRank
 from prefect_rlhf.placement.errors import InvalidInput, RankFailed, RankLost, RankSilent
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.tasks.operations import Bound, WrongOperator
-from prefect_rlhf.tasks.running.commands import operation_fields
+from prefect_rlhf.tasks.running.commands import loss_terms, operation_fields
 
 ITEMS = 2  # of each dataset
 START_SECONDS = IMPORT_SECONDS = 300.0  # on a machine with much else to do
@@ -46,15 +46,16 @@ def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokeni
 
 def load(gang: LocalGang, graph: DataflowGraph) -> None:
     """Import every operator and its settings. Raises InvalidInput for the first that cannot be."""
-    own = (call for call in graph if call.kind in ("compute", "train_step") and not call.on_hosts)
-    functions = {call.name: Bound(call.operation) for call in own}
+    own = {call.name: call.operation for call in graph if call.kind == "compute" and not call.on_hosts}
+    own |= {f"{call.name}, loss {term.name}": term.operation for call in graph for term in call.terms}
+    functions = {name: Bound(operation) for name, operation in own.items()}
     began = time.monotonic()
     try:
         failures = gang.call("load", {0: (functions,)}, doing="importing operators", deadline_seconds=IMPORT_SECONDS)[0]
     except (RankLost, RankSilent) as error:
         failures = {name: f"{error} after {time.monotonic() - began:.0f} s" for name in list(functions)[:1]}
     for name, failure in failures.items():
-        operation = graph.call(name).operation
+        operation = own[name]
         place = operation.file or operation.module
         expected = f"what a fresh process can import, as ranks do, but there: {failure}; {advice(operation.module)}"
         raise InvalidInput(f"operator of {name}", f"{operation.name} of {place}", expected)
@@ -89,25 +90,37 @@ class Trial:
                 raise InvalidInput(f"{call.name}: {error.field}", error.seen, error.expected) from error
             except (RankFailed, HostFunctionFailed) as error:
                 unknown.add(call.name)
-                yield f"{call.operation.name} failed on made-up rows, as it may on real ones: {error}"
+                yield f"{named(call)} failed on made-up rows, as it may on real ones: {error}"
             except (RankLost, RankSilent) as error:
-                yield f"{call.operation.name} and what comes after it was not tried: {error}"
+                yield f"{named(call)} and what comes after it was not tried: {error}"
                 return
 
     def command(self, call: Call) -> CallCommand:
         """Return what a rank is told to do with the call on the first items of its dataset."""
-        row_ids = call.rows.dataset_rows(range(min(ITEMS, call.num_rows // call.rows.rows_per_item)))
+        row_ids = made_of(call)
+        rows = tuple(range(len(row_ids)))
         generated = self.graph.generated_by(call)
         return CallCommand(
             step=0,
             call=call,
             instance=None,
-            rows=tuple(range(len(row_ids))),
+            rows=rows,
             row_ids=row_ids,
             seed=0,
             run_dir=self.run_dir,
             tokenizer=self.tokenizer,
             versions={model.role: 0 for model in self.graph.models},
             generated_by=generated.role if generated else None,
+            passes=(PassCommand(call, loss_terms(call), rows, row_ids),) if call.kind == "train_step" else (),
             **operation_fields(call, 1),
         )
+
+
+def made_of(call: Call) -> tuple[int, ...]:
+    """Return the rows of the dataset behind the rows that a call is tried on."""
+    return call.rows.dataset_rows(range(min(ITEMS, call.num_rows // call.rows.rows_per_item)))
+
+
+def named(call: Call) -> str:
+    """Return the names of what a call runs."""
+    return ", ".join(term.operation.name for term in call.terms) or call.operation.name

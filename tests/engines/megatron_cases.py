@@ -10,9 +10,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from prefect_rlhf.engines.commands import BuildCommand
-from prefect_rlhf.engines.engine import LossTerms, Sequences, TrainSettings
+from prefect_rlhf.engines.engine import Sequences, TrainingRows, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
+from prefect_rlhf.engines.loss import LossTerm, LossValues
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
+from prefect_rlhf.engines.megatron.entropy import token_entropy
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs
 from prefect_rlhf.engines.megatron.model import head_weight
@@ -70,12 +72,32 @@ def replica_rows(num_rows: int, dp: int, mini_batches: int) -> list[torch.Tensor
     return [parts[:, d].flatten() for d in range(dp)]
 
 
-def loss(output: torch.Tensor, batch: dict) -> LossTerms:
+def loss(output: torch.Tensor, batch: dict) -> LossValues:
     """Not linear in the output, so that a wrong normalization shows."""
-    mask = batch["mask"]
-    return LossTerms(
-        -((output + 0.01 * output**2) * batch["advantages"] * mask).sum(), mask.sum(), {"mean": (output * mask).sum()}
-    )
+    return LossValues(-(output + 0.01 * output**2) * batch["advantages"], {"mean": output})
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A train_step with one loss on one row set."""
+
+    output: str
+    mini_batches: int = 1
+    micro_batches: int = 1
+    epochs: int = 1
+    temperature: float = 1.0
+    rows_per_item: int = 1
+    mini_batch_rows: tuple[int, ...] = ()
+    some_without_rows: bool = False
+
+
+def train_on(engine: MegatronEngine, sequences: Sequences, batch: dict, function, walk: Walk) -> dict[str, float]:
+    """Train an engine on rows; returns the metrics."""
+    over = "rows" if walk.rows_per_item > 1 else "tokens"
+    term = LossTerm(function, (walk.output,), mean_over=over, temperature=walk.temperature)
+    dealt = walk.mini_batch_rows, walk.some_without_rows
+    rows = TrainingRows(sequences, (term,), (batch,), walk.rows_per_item, *dealt)
+    return engine.train([rows], TrainSettings(walk.mini_batches, walk.micro_batches, walk.epochs))
 
 
 @dataclass(frozen=True)
@@ -125,7 +147,7 @@ def logits(rank: int, case: Case):
     return (hidden @ head_weight(engine._model).t()).transpose(0, 1).detach().numpy()
 
 
-def train_dealt_unevenly(rank: int, case: Case, settings: TrainSettings, first: tuple[int, ...]):
+def train_dealt_unevenly(rank: int, case: Case, settings: Walk, first: tuple[int, ...]):
     """As `train` on two replicas, the first of which has so many rows of each mini-batch and the other the rest."""
     chunks = torch.arange(24).chunk(settings.mini_batches)
     cuts = [(chunk[:count], chunk[count:]) for chunk, count in zip(chunks, first, strict=True)]
@@ -136,7 +158,7 @@ def train_dealt_unevenly(rank: int, case: Case, settings: TrainSettings, first: 
         mini_batch_rows=tuple(map(len, hands)),
         some_without_rows=any(not len(rows) for cut in cuts for rows in cut),
     )
-    metrics = engine.train(*part(*make_rows(24), torch.cat(hands)), loss, settings)
+    metrics = train_on(engine, *part(*make_rows(24), torch.cat(hands)), loss, settings)
     return metrics, held(engine)
 
 
@@ -147,16 +169,16 @@ def infer_one_row(rank: int, case: Case, output: str):
     return None if found is None else found.numpy()
 
 
-def train(rank: int, case: Case, settings: TrainSettings, offload: Offload = "none"):
+def train(rank: int, case: Case, settings: Walk, offload: Offload = "none"):
     """Metrics of one train call, and this rank's weights afterwards."""
     engine = case.build(rank)
     sequences, batch = make_rows(24)
     rows = replica_rows(24, case.dp, settings.mini_batches)[case.replica(rank)]
     if offload != "none":
-        engine.train(*part(sequences, batch, rows), loss, settings)
+        train_on(engine, *part(sequences, batch, rows), loss, settings)
         engine.offload(offload)
         engine.reload(offload)
-    metrics = engine.train(*part(sequences, batch, rows), loss, settings)
+    metrics = train_on(engine, *part(sequences, batch, rows), loss, settings)
     return metrics, held(engine)
 
 
@@ -174,6 +196,25 @@ def split_logprobs(rank: int, vocab: int, ranks: tuple[int, ...]):
     found.sum().backward()
     expected = (hidden @ whole.t()).log_softmax(-1).diagonal()
     return found.detach().numpy(), expected.numpy(), weight.grad[stop - start :].abs().sum().item()
+
+
+def split_entropy(rank: int, vocab: int, ranks: tuple[int, ...]):
+    """Entropies and gradients under a vocabulary split over `ranks`, and those of plain torch on the whole of it."""
+    groups = build_groups(ranks, Strategy(tp=len(ranks)), rank)
+    generator = torch.Generator().manual_seed(0)
+    hidden, whole, slope = (torch.randn(*size, generator=generator) for size in ((5, 8), (vocab, 8), (5,)))
+    part = -(-vocab // len(ranks))
+    start, stop = (min(vocab, index * part) for index in (groups.coordinate.tp, groups.coordinate.tp + 1))
+    weight = torch.full((part, 8), 1e3)  # padding that would win
+    weight[: stop - start] = whole[start:stop]
+    found = token_entropy(hidden.requires_grad_(), weight.requires_grad_(), 0.7, groups.tp, stop - start)
+    (found * slope).sum().backward()
+    made = found.detach(), hidden.grad, weight.grad[: stop - start]
+    plain_hidden, plain = hidden.detach().clone().requires_grad_(), whole.requires_grad_()
+    expected = torch.distributions.Categorical(logits=plain_hidden @ plain.t() / 0.7).entropy()
+    (expected * slope).sum().backward()
+    wanted = expected.detach(), plain_hidden.grad, plain.grad[start:stop]
+    return [float((one - other).abs().max()) if len(one) else 0.0 for one, other in zip(made, wanted, strict=True)]
 
 
 def load(rank: int, case: Case):
@@ -199,7 +240,7 @@ def assemble(parts: list[dict[str, tuple]], shapes: dict[str, tuple[int, ...]]) 
 
 
 def oracle_outputs(model: torch.nn.Module, sequences: Sequences, head: str, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities or values [B, T] by transformers, of rows padded on the right."""
+    """Log-probabilities, entropies or values [B, T] by transformers, of rows padded on the right."""
     mask = sequences.response_mask_BT()
     position = (sequences.prompt_lengths_B[:, None] + torch.arange(mask.shape[1])[None]).clamp(
         max=sequences.tokens_BS.shape[1] - 1
@@ -210,24 +251,93 @@ def oracle_outputs(model: torch.nn.Module, sequences: Sequences, head: str, temp
         return model.score(hidden)[rows, position - 1, 0] * mask
     targets = sequences.tokens_BS[rows, position]
     distribution = (model.lm_head(hidden)[rows, position - 1] / temperature).log_softmax(-1)
+    if head == "entropy":
+        return -(distribution.exp() * distribution).sum(-1) * mask
     return distribution.gather(-1, targets[..., None])[..., 0] * mask
 
 
-def plain_training(model: torch.nn.Module, head: str, settings: TrainSettings, spec: OptimizerSpec) -> list[float]:
+def likelier(logprobs: torch.Tensor, entropy: torch.Tensor, batch: dict) -> LossValues:
+    """Of two outputs, each not linear."""
+    return LossValues(logprobs**2 - 0.5 * logprobs * entropy, {"entropy": entropy})
+
+
+TERMS = (
+    LossTerm(loss, ("logprobs",), "first", temperature=0.8),
+    LossTerm(likelier, ("logprobs", "entropy"), "second", weight=-0.3, mean_over="rows"),
+    LossTerm(loss, ("logprobs",), "third", weight=0.7, mean_over=9.0),
+)
+"""Of a sum: the first and the third on the same rows, the second on others, of which there are fewer."""
+
+
+def rows_of_terms() -> list[tuple[tuple[LossTerm, ...], Sequences, dict]]:
+    """The row sets of TERMS."""
+    return [((TERMS[0], TERMS[2]), *make_rows(24)), ((TERMS[1],), *make_rows(7, seed=5))]
+
+
+def train_terms(rank: int, case: Case, terms: tuple[str, ...], micro_batches: int = 2):
+    """Metrics and weights of one train call of three mini-batches on a sum of losses; replicas share rows unevenly."""
+    engine, dealt = case.build(rank), []
+    for of_rows, sequences, batch in rows_of_terms():
+        kept = tuple(term for term in of_rows if term.name in terms)
+        chunks = torch.arange(len(sequences)).tensor_split(3)
+        hands = [
+            chunk[case.replica(rank) :: case.dp] if len(chunk) > 2 else chunk[: 2 * (case.replica(rank) == 0)]
+            for chunk in chunks
+        ]
+        sizes = tuple(map(len, hands))
+        rows = part(sequences, batch, torch.cat(hands))
+        columns = (rows[1],) * len(kept)
+        if kept:
+            dealt.append(TrainingRows(rows[0], kept, columns, 1, sizes, some_without_rows=True))
+    metrics = engine.train(dealt, TrainSettings(3, micro_batches))
+    return metrics, held(engine)
+
+
+def plain_terms(model: torch.nn.Module, terms: tuple[str, ...], mini_batch: int) -> torch.Tensor:
+    """The sum of losses of a mini-batch by plain torch, with a graph."""
+    total = torch.zeros(())
+    for of_rows, sequences, batch in rows_of_terms():
+        rows = torch.arange(len(sequences)).tensor_split(3)[mini_batch]
+        chosen, columns = part(sequences, batch, rows)
+        mask = columns["mask"]
+        for term in (term for term in of_rows if term.name in terms):
+            outputs = [oracle_outputs(model, chosen, output, term.temperature) for output in term.outputs]
+            values = term.loss(*outputs, columns).values * mask
+            tokens = mask.sum(1)
+            mean = {
+                "first": values.sum() / tokens.sum(),
+                "second": (values.sum(1) / tokens).mean(),
+                "third": (values.sum(1) / 9).mean(),
+            }[term.name]
+            total = total + term.weight * mean
+    return total
+
+
+def plain_training(model: torch.nn.Module, head: str, settings: Walk, spec: OptimizerSpec) -> list[float]:
     """Train a transformers model on the same rows with torch alone; return the gradients' norms."""
+    sequences, batch = make_rows(24)
+    chunks = torch.arange(24).chunk(settings.mini_batches)
+
+    def mean(mini_batch: int) -> torch.Tensor:
+        chosen, columns = part(sequences, batch, chunks[mini_batch])
+        made = loss(oracle_outputs(model, chosen, head, settings.temperature), columns)
+        return (made.values * columns["mask"]).sum() / columns["mask"].sum()
+
+    return plain_steps(model, mean, list(range(settings.mini_batches)) * settings.epochs, spec)
+
+
+def plain_steps(model: torch.nn.Module, mean, mini_batches: list[int], spec: OptimizerSpec) -> list[float]:
+    """Take a step on `mean(mini_batch)` of each; return the gradients' norms."""
     groups = [
         {"params": [p], "lr": _rate(n, spec), "weight_decay": _decay(p, spec)} for n, p in model.named_parameters()
     ]
     optimizer = torch.optim.AdamW(groups, betas=spec.betas, eps=spec.eps)
     base, norms = [group["lr"] for group in groups], []
-    sequences, batch = make_rows(24)
-    for step, rows in enumerate(torch.arange(24).chunk(settings.mini_batches) * settings.epochs):
+    for step, mini_batch in enumerate(mini_batches):
         for group, rate in zip(optimizer.param_groups, base, strict=True):
             group["lr"] = rate * min(1.0, (step + 1) / max(1, spec.warmup_steps))
-        chosen, columns = part(sequences, batch, rows)
-        terms = loss(oracle_outputs(model, chosen, head, settings.temperature), columns)
         optimizer.zero_grad()
-        (terms.total / terms.weight).backward()
+        mean(mini_batch).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)))
         optimizer.step()
     return norms

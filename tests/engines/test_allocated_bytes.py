@@ -11,7 +11,7 @@ import torch
 from megatron_cases import OPTIMIZER, Case
 from torch.profiler import ProfilerActivity, profile
 
-from prefect_rlhf.engines.engine import Sequences, TrainSettings
+from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -80,10 +80,12 @@ def assert_close_above(found: int, measured: int):
 @pytest.mark.parametrize(("rows", "length", "micro_batches"), [(24, SHORT, 1), (16, LONG, 1), (32, LONG, 4)])
 def test_a_train_step_holds_what_is_predicted_and_never_more(folder, tmp_path, dtype, rows, length, micro_batches):
     case = Case(folder, dtype=dtype, optimizer=OPTIMIZER)
-    engine, settings = case.build(0), TrainSettings("logprobs", micro_batches=micro_batches)
-    engine.train(*make_rows(2, 8), cases.loss, settings)  # the moments are made in the first step
+    engine, settings = case.build(0), cases.Walk("logprobs", micro_batches=micro_batches)
+    cases.train_on(engine, *make_rows(2, 8), cases.loss, settings)  # the moments are made in the first step
     sequences, batch = make_rows(rows, length)
-    measured = peak_allocated(lambda: engine.train(sequences, batch, cases.loss, settings), tmp_path / "trace.json")
+    measured = peak_allocated(
+        lambda: cases.train_on(engine, sequences, batch, cases.loss, settings), tmp_path / "trace.json"
+    )
     assert_close_above(predicted(case, "train_step", rows, length, micro_batches), measured)
 
 
@@ -101,8 +103,10 @@ def test_an_inference_holds_what_is_predicted_and_never_more(folder, tmp_path, d
 def test_a_critic_without_grouped_queries_is_predicted_too(scalar_folder, tmp_path):
     """Another depth, as many key-value heads as heads, and a head without logits."""
     case = Case(scalar_folder, head="scalar", optimizer=OPTIMIZER)
-    engine, settings = case.build(0), TrainSettings("values")
-    engine.train(*make_rows(2, 8), cases.loss, settings)
+    engine, settings = case.build(0), cases.Walk("values")
+    cases.train_on(engine, *make_rows(2, 8), cases.loss, settings)
     sequences, batch = make_rows(16, LONG)
-    measured = peak_allocated(lambda: engine.train(sequences, batch, cases.loss, settings), tmp_path / "trace.json")
+    measured = peak_allocated(
+        lambda: cases.train_on(engine, sequences, batch, cases.loss, settings), tmp_path / "trace.json"
+    )
     assert_close_above(predicted(case, "train_step", 16, LONG), measured)

@@ -10,7 +10,7 @@ import torch
 import vllm_cases
 from megatron_cases import OPTIMIZER, Case
 
-from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
+from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.vllm.engine import VllmEngine
 from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -38,8 +38,11 @@ def test_a_megatron_instance_keeps_what_is_predicted(tmp_path, dtype, tied, scal
     case = Case(folder, head="scalar" if scalar else "lm", dtype=dtype, optimizer=OPTIMIZER if trained else None)
     engine = case.build(0)
     if trained:
-        engine.train(
-            *megatron_cases.make_rows(4), megatron_cases.loss, TrainSettings("values" if scalar else "logprobs")
+        megatron_cases.train_on(
+            engine,
+            *megatron_cases.make_rows(4),
+            megatron_cases.loss,
+            megatron_cases.Walk("values" if scalar else "logprobs"),
         )
     found = predicted(case.spec(), engine.instance, "train_step" if trained else "inference")
     assert engine.device_bytes() <= found <= TOLERANCE * engine.device_bytes()

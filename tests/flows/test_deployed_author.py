@@ -42,7 +42,7 @@ def mine(prompts: Prompts, student: Model, reward: Reward, algo: Mine = Mine()) 
     scores = score(reward, rollout)
     advantages = compute(scaled, rollout, scores, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
-    train_step(student, rollout, advantages, loss=policy_gradient(algo), optimizer=Optimizer())
+    train_step(student, policy_gradient(algo).on(rollout, advantages), optimizer=Optimizer())
 """
 PLAN = """
 name: author

@@ -10,14 +10,15 @@ from dataclasses import replace
 import torch
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.engine import Generated, LossTerms, Shard
+from prefect_rlhf.engines.engine import Generated, Shard
+from prefect_rlhf.engines.loss import LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.graph import DataflowGraph, Operation
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Operation, Term
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.tasks.operations import computation, loss
+from prefect_rlhf.tasks.operations import Bound, computation, loss
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling, Settings
 
@@ -77,18 +78,21 @@ class KnowingEngine:
         of_row = -sequences.tokens_BS[:, :1] if output == "logprobs" else sequences.lengths_B[:, None]
         return sequences.response_mask_BT() * of_row
 
-    def train(self, sequences, batch, loss, settings):
-        self._check(sequences, with_tokens=True)
-        assert sum(settings.mini_batch_rows) == len(sequences)
-        assert len(settings.mini_batch_rows) == settings.mini_batches
-        assert all(settings.mini_batch_rows) or settings.some_without_rows
+    def train(self, rows, settings):
         for shard in self.shards.values():
             shard.view.add_(1)
-        if not self._is_last or not len(sequences):
-            assert not batch
-            return {"rows": 0.0}
-        terms = loss(torch.zeros(()), batch)
-        return {"rows": float(terms.weight)}
+        return {"rows": sum(self._train_on(one, settings) for one in rows)}
+
+    def _train_on(self, rows, settings):
+        self._check(rows.sequences, with_tokens=True)
+        assert sum(rows.mini_batch_rows) == len(rows.sequences)
+        assert len(rows.mini_batch_rows) == settings.mini_batches
+        assert all(rows.mini_batch_rows) or rows.some_without_rows
+        if not self._is_last or not len(rows.sequences):
+            assert not any(rows.columns)
+            return 0.0
+        made = [term.loss(torch.zeros(()), seen) for term, seen in zip(rows.terms, rows.columns, strict=True)]
+        return float(sum(one.values.sum() for one in made))
 
     @property
     def _is_last(self):
@@ -127,33 +131,38 @@ def check_columns(rollout, ref, reward, critic, settings: Settings, context) -> 
 
 
 @loss("logprobs")
-def check_policy_columns(_, batch, settings: Settings) -> LossTerms:
+def check_policy_columns(_, batch, settings: Settings) -> LossValues:
     """Advantages are beside the log-probabilities of their own row."""
     assert torch.equal(batch["advantages"], 2 * batch["logprobs"])
-    return LossTerms(torch.zeros(()), torch.tensor(float(len(batch["logprobs"]))))
+    return LossValues(torch.ones(len(batch["logprobs"])))
 
 
 @loss("values")
-def check_value_columns(_, batch, settings: Settings) -> LossTerms:
+def check_value_columns(_, batch, settings: Settings) -> LossValues:
     """Returns, values and tokens are beside those of their own row."""
     assert torch.equal(batch["returns"], -3 * batch["tokens"][:, :1] * batch["mask"])
     lengths = torch.tensor([length(i) for i in batch["tokens"][:, 0].tolist()])
     assert torch.equal(batch["values"], lengths[:, None] * batch["mask"])
-    return LossTerms(torch.zeros(()), torch.tensor(float(len(batch["values"]))))
+    return LossValues(torch.ones(len(batch["values"])))
+
+
+def term_of(call: Call, loss: Bound) -> Term:
+    """A loss on all that a train_step reads."""
+    operator = loss.operator
+    return Term(operator.name, loss.operation, operator.outputs, call.inputs, call.rows, call.num_rows)
 
 
 def with_operations(graph: DataflowGraph) -> DataflowGraph:
     """The graph of PPO with operations that can run."""
-    bound = {
-        "advantages": check_columns(Settings()).operation,
-        "actor_train_step": check_policy_columns(Settings()).operation,
-        "critic_train_step": check_value_columns(Settings()).operation,
-    }
+    losses = {"actor_train_step": check_policy_columns(), "critic_train_step": check_value_columns()}
     calls = []
     for call in graph:
         plain = Sampling().model_dump_json() if call.kind == "generate" else "{}"
-        operation = bound.get(call.name, Operation(call.outputs[0] if call.outputs else "", plain))
-        calls.append(replace(call, operation=operation))
+        operation = Operation(call.outputs[0] if call.outputs else "train", plain)
+        if call.name == "advantages":
+            operation = check_columns(Settings()).operation
+        terms = (term_of(call, losses[call.name]),) if call.name in losses else ()
+        calls.append(replace(call, operation=operation, terms=terms))
     datasets = tuple(replace(dataset, num_items=40) for dataset in graph.datasets)
     return replace(graph, calls=tuple(calls), datasets=datasets)
 

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.engine import LossTerms
+from prefect_rlhf.engines.loss import LossValues
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import DataEdge, Dataset, Operation
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
@@ -24,12 +24,12 @@ class Gain(Settings):
 
 @loss("logprobs")
 def some_loss(output, batch, settings):
-    return LossTerms(output * settings.factor, 1.0)
+    return LossValues(output * settings.factor)
 
 
 @loss("values")
 def value_loss(output, batch, settings):
-    return LossTerms(output, 1.0)
+    return LossValues(output)
 
 
 @computation("advantages")
@@ -54,7 +54,7 @@ def good_body(prompts, actor, reward):
     rollout = generate(actor, prompts, batch_size=4, sampling=Sampling(max_new_tokens=3), samples=2)
     scores = inference(reward, rollout, output="scores")
     advantages = compute(some_advantages, rollout, scores, settings=Gain())
-    train_step(actor, rollout, advantages, loss=some_loss(Gain(factor=3.0)))
+    train_step(actor, some_loss(Gain(factor=3.0)).on(rollout, advantages))
 
 
 def test_staleness_of_the_generates_is_the_graphs():
@@ -66,7 +66,7 @@ def test_staleness_of_the_generates_is_the_graphs():
             rollout = generate(actor, prompts, batch_size=4, staleness=second, name="again")
             inference(reward, rollout, output="scores")
             generate(actor, prompts, every=2, staleness=evaluation, name="evaluate")
-            train_step(actor, rollout, loss=some_loss(Gain()))
+            train_step(actor, some_loss(Gain()).on(rollout))
 
         return inner
 
@@ -91,8 +91,8 @@ def test_a_body_becomes_its_calls_and_data_edges():
 
 def test_a_loss_crosses_a_graph_with_its_settings():
     """What the rank runs is what the body bound, settings included."""
-    operation = traced(good_body).call("actor_train").operation
-    assert Bound(operation)(2.0, {}).total == 6.0
+    (term,) = traced(good_body).call("actor_train").terms
+    assert Bound(term.operation)(2.0, {}).values == 6.0
 
 
 def test_a_graph_names_operations_and_not_their_modules():
@@ -160,7 +160,7 @@ def scores_of_a_language_model(prompts, actor, reward):
 
 
 def loss_of_a_language_model(prompts, actor, reward):
-    train_step(actor, generate(actor, prompts), loss=value_loss(Gain()))
+    train_step(actor, value_loss(Gain()).on(generate(actor, prompts)))
 
 
 def bare_function(prompts, actor, reward):
@@ -178,12 +178,12 @@ def of_three(rollout, scores, ref, settings, context):
 
 @loss("logprobs", rows_per_item=2)
 def loss_of_pairs(output, batch, settings):
-    return LossTerms(output, 1.0)
+    return LossValues(output)
 
 
 @loss("logprobs")
 def loss_without_settings(output, batch):
-    return LossTerms(output, 1.0)
+    return LossValues(output)
 
 
 def an_input_too_few(prompts, actor, reward):
@@ -197,15 +197,17 @@ def an_input_too_many(prompts, actor, reward):
 
 
 def loss_that_takes_no_settings(prompts, actor, reward):
-    train_step(actor, generate(actor, prompts), loss=loss_without_settings(Gain()))
+    train_step(actor, loss_without_settings(Gain()).on(generate(actor, prompts)))
 
 
 def unbound_loss(prompts, actor, reward):
-    train_step(actor, generate(actor, prompts), loss=some_loss)
+    generate(actor, prompts)
+    train_step(actor, some_loss)
 
 
 def no_loss(prompts, actor, reward):
-    train_step(actor, generate(actor, prompts), loss="some_loss")
+    generate(actor, prompts)
+    train_step(actor, "some_loss")
 
 
 def unknown_output(prompts, actor, reward):
@@ -229,12 +231,12 @@ def calculates_with_rows(prompts, actor, reward):
 
 def trained_twice(prompts, actor, reward):
     rollout = generate(actor, prompts)
-    train_step(actor, rollout, loss=some_loss(Gain()))
-    train_step(actor, rollout, loss=some_loss(Gain()), name="again")
+    train_step(actor, some_loss(Gain()).on(rollout))
+    train_step(actor, some_loss(Gain()).on(rollout), name="again")
 
 
 def trains_on_prompts(prompts, actor, reward):
-    train_step(actor, prompts, loss=some_loss(Gain()))
+    train_step(actor, some_loss(Gain()).on(prompts))
 
 
 def continues_responses(prompts, actor, reward):
@@ -247,7 +249,8 @@ def infers_on_scores(prompts, actor, reward):
 
 def pairs_unrelated_rows(prompts, actor, reward):
     rollout = generate(actor, prompts, batch_size=4)
-    train_step(actor, rollout, generate(actor, prompts, batch_size=2, samples=2, name="other"), loss=some_loss(Gain()))
+    other = generate(actor, prompts, batch_size=2, samples=2, name="other")
+    train_step(actor, some_loss(Gain()).on(rollout, other))
 
 
 def rows_of_another_batch(prompts, actor, reward):
@@ -257,7 +260,7 @@ def rows_of_another_batch(prompts, actor, reward):
 
 
 def splits_groups_of_one(prompts, actor, reward):
-    train_step(actor, generate(actor, prompts), loss=loss_of_pairs(Gain()))
+    train_step(actor, loss_of_pairs(Gain()).on(generate(actor, prompts)))
 
 
 def empty(prompts, actor, reward):
@@ -286,11 +289,17 @@ def empty(prompts, actor, reward):
         ),
         (
             loss_that_takes_no_settings,
-            r"loss_without_settings\(output, batch\) is given output and batch and settings: got an",
+            r"loss_without_settings\(output, batch\) is given logprobs, batch and settings: got an",
         ),
-        (unbound_loss, r"^flow some: loss some_loss has no settings; write some_loss\(algo\)$"),
-        (no_loss, "^flow some: got 'some_loss' as loss, expected a function with @loss, and settings$"),
-        (unknown_output, r"got output 'logits', one of \('logprobs', 'values', 'scores'\)"),
+        (
+            unbound_loss,
+            r"^flow some: train_step actor_train: loss some_loss has no rows; write some_loss\(algo\).on\(rows\)$",
+        ),
+        (
+            no_loss,
+            "^flow some: train_step actor_train: got 'some_loss', expected a loss on rows, such as policy_gradient",
+        ),
+        (unknown_output, r"got output 'logits', one of \('logprobs', 'values', 'scores', 'entropy'\)"),
         (
             looks_into_rows,
             "^flow some: the rows of actor_generate do not exist while the body is traced; .*@computation",

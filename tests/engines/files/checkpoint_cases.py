@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from megatron_cases import Case, held, loss, make_rows, part, replica_rows
+from megatron_cases import Case, Walk, held, loss, make_rows, part, replica_rows, train_on
 from safetensors.torch import load_file
 
 from prefect_rlhf.engines.commands import BuildCommand, Restore
-from prefect_rlhf.engines.engine import TrainSettings
 from prefect_rlhf.engines.files.training_state import HostCopy, restore
 from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.placement.errors import RlhfError
@@ -31,9 +30,9 @@ def build_command(case: Case, restored: Path | None = None) -> BuildCommand:
 
 def train_once(engine: MegatronEngine, case: Case, rank: int, seed: int):
     """Two optimizer steps; other rows for another seed."""
-    settings = TrainSettings("values" if case.head == "scalar" else "logprobs", mini_batches=2)
+    settings = Walk("values" if case.head == "scalar" else "logprobs", mini_batches=2)
     rows = replica_rows(24, case.dp, 2)[case.replica(rank)]
-    return engine.train(*part(*make_rows(24, seed), rows), loss, settings)
+    return train_on(engine, *part(*make_rows(24, seed), rows), loss, settings)
 
 
 def train_save_train(rank: int, case: Case, folder: Path, updates: bool = True):

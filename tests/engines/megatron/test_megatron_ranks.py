@@ -7,7 +7,6 @@ import torch
 from megatron_cases import OPTIMIZER, VOCAB, Case
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from prefect_rlhf.engines.engine import TrainSettings
 from prefect_rlhf.placement.layout.layout import megatron_layout
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.strategy import Strategy
@@ -123,7 +122,7 @@ def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batc
     """Weights, gradient norm and metrics after three optimizer steps, as if one process had seen all rows at once."""
     head = "scalar" if kind == "scalar" else "lm"
     case = Case(folders[kind], head=head, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
-    settings = TrainSettings("values" if head == "scalar" else "logprobs", 3, micro_batches, temperature=0.8)
+    settings = cases.Walk("values" if head == "scalar" else "logprobs", 3, micro_batches, temperature=0.8)
     assert_plain_loop(folders[kind], case, settings, world.run(case.ranks, cases.train, case, settings))
 
 
@@ -132,9 +131,30 @@ def test_three_steps_equal_a_plain_loop(world, folders, kind, layout, micro_batc
 def test_replicas_with_unequal_rows_equal_a_plain_loop(world, folders, layout, first):
     """So many of each mini-batch's eight rows on one replica, the rest on the other, in up to three micro-batches."""
     case = Case(folders["tied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
-    settings = TrainSettings("logprobs", 3, 3, temperature=0.8)
+    settings = cases.Walk("logprobs", 3, 3, temperature=0.8)
     found = world.run(case.ranks, cases.train_dealt_unevenly, case, settings, first)
     assert_plain_loop(folders["tied"], case, settings, found)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sum_of_losses_equals_a_plain_loop(world, folders, layout):
+    """Three losses on two row sets, which replicas share unevenly: one step a mini-batch, the very weights."""
+    case = Case(folders["untied"], optimizer=OPTIMIZER, **LAYOUTS[layout])
+    names = tuple(term.name for term in cases.TERMS)
+    found = world.run(case.ranks, cases.train_terms, case, names)
+    model = oracle(folders["untied"], "lm")
+    norms = cases.plain_steps(model, lambda m: cases.plain_terms(model, names, m), [0, 1, 2], OPTIMIZER)
+    assert_trained(model, case, found, norms)
+    assert {name for name in found[0][0] if "." in name and "initial" not in name} == {
+        "first.loss", "first.mean", "second.loss", "second.entropy", "third.loss", "third.mean",
+    }  # fmt: skip
+
+
+def test_the_entropy_and_its_gradient_are_those_of_the_whole_vocabulary(world):
+    """9 tokens over tp 1, 2 and 4, where the last rank has none of them."""
+    for ranks in ((0,), (0, 1), (0, 1, 2, 3)):
+        for differences in world.run(ranks, cases.split_entropy, 9, ranks):
+            assert max(differences) < 1e-5
 
 
 @pytest.mark.parametrize(("layout", "output"), [("dp2", "logprobs"), ("dp2 pp2", "logprobs"), ("dp2 tp2", "scores")])
@@ -154,11 +174,16 @@ def assert_plain_loop(folder, case, settings, found):
     model = oracle(folder, head)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     norms = cases.plain_training(model, head, settings, OPTIMIZER)
+    assert not any(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert_trained(model, case, found, norms)
+
+
+def assert_trained(model, case, found, norms):
+    """Metrics are equal on all ranks; gradient norms and weights are the plain model's."""
     assert all(metrics == found[0][0] for metrics, _ in found)
     assert found[0][0]["grad_norm"] == pytest.approx(np.mean(norms), rel=1e-4)
     whole = cases.assemble([weights for _, weights in found], {p.name: p.shape for p in parameters(case.spec())})
     for name, parameter in model.named_parameters():
-        assert not torch.equal(parameter, before[name])
         np.testing.assert_allclose(whole[name], parameter.detach(), rtol=0, atol=3e-5, err_msg=name)
 
 
@@ -181,8 +206,8 @@ def test_weights_lie_where_the_layout_says(world, folders, kind, layout):
 def test_offloading_changes_nothing(world, folders, layout, dtype, part):
     """Train, offload, reload, train gives the very weights of train, train."""
     case = Case(folders["tied"], dtype=dtype, optimizer=OPTIMIZER, **(LAYOUTS | UNEVEN)[layout])
-    twice = TrainSettings("logprobs", mini_batches=3, epochs=2)
-    offloaded = world.run(case.ranks, cases.train, case, TrainSettings("logprobs", mini_batches=3), part)
+    twice = cases.Walk("logprobs", mini_batches=3, epochs=2)
+    offloaded = world.run(case.ranks, cases.train, case, cases.Walk("logprobs", mini_batches=3), part)
     for (_, expected), (_, found) in zip(world.run(case.ranks, cases.train, case, twice), offloaded, strict=True):
         for name in expected:
             np.testing.assert_array_equal(expected[name][1], found[name][1], err_msg=name)

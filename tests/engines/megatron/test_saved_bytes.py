@@ -7,7 +7,7 @@ import pytest
 import torch
 from megatron_cases import OPTIMIZER, Case
 
-from prefect_rlhf.engines.engine import Sequences, TrainSettings
+from prefect_rlhf.engines.engine import Sequences
 from prefect_rlhf.engines.megatron import fused, layers
 from prefect_rlhf.engines.megatron.cpu import kernels as cpu_kernels
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
@@ -42,7 +42,7 @@ def saved_bytes(case: Case, lengths: list[int]) -> int:
         return saved
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda saved: saved):
-        engine.train(sequences, {"mask": mask, "advantages": mask * 1.0}, cases.loss, TrainSettings("logprobs"))
+        cases.train_on(engine, sequences, {"mask": mask, "advantages": mask * 1.0}, cases.loss, cases.Walk("logprobs"))
     return sum(saved.untyped_storage().nbytes() for start, saved in kept.items() if start not in weights)
 
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 from megatron_cases import OPTIMIZER, Case
 
-from prefect_rlhf.engines.engine import TrainSettings
 from prefect_rlhf.engines.megatron import optimizer
 from prefect_rlhf.placement.errors import EngineFailed
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = TrainSettings("logprobs", mini_batches=2)
+SETTINGS = cases.Walk("logprobs", mini_batches=2)
 WITH_ANOTHER_ADAM = """
 import json, sys, types
 import torch

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand
+from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand, PassCommand
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.engine import Generated, LossTerms, SamplingSettings, Shard, TrainSettings
+from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard, TrainSettings
+from prefect_rlhf.engines.loss import LossTerm, LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.rank.store import RowsMissing
 from prefect_rlhf.engines.weights.versions import Fingerprints
@@ -71,11 +72,12 @@ class FakeEngine:
             return sequences.lengths_B * number
         return sequences.response_mask_BT() * -number
 
-    def train(self, sequences, batch, loss, settings):
+    def train(self, rows, settings):
+        ((batch,), (term,)) = rows[0].columns, rows[0].terms
         self.seen |= {"batch": batch, "settings": settings}
-        terms = loss(torch.zeros_like(batch.get("mask", torch.zeros(1))), batch)
+        made = term.loss(torch.zeros_like(batch.get("mask", torch.zeros(1))), batch)
         self.tensors["embed"] += 1
-        return {"loss": float(terms.total / terms.weight), "grad_norm": 1.0}
+        return {"loss": float(made.values.sum()), "grad_norm": 1.0}
 
 
 class Prompts:
@@ -110,13 +112,13 @@ class Pairs:
 
 
 def mean_loss(output, batch):
-    return LossTerms(((output - batch["advantages"]) * batch["mask"]).sum(), batch["mask"].sum())
+    return LossValues((output - batch["advantages"]) * batch["mask"])
 
 
 def no_loss_here(output, batch):
     """What a stage without the loss would be given: nothing."""
     assert not batch
-    return LossTerms(output.sum(), torch.ones(()))
+    return LossValues(output)
 
 
 def count_steps(rollout, values, *, context, state):
@@ -181,10 +183,9 @@ def run_step(rank, step=0):
     }
 
 
-def train_command(step, **more):
-    settings = TrainSettings("logprobs", mini_batches=1)
-    settings_of_step = {"reads": step, "writes": step + 1, "function": mean_loss} | more
-    return command(TRAIN, TRAINED, step, train=settings, **settings_of_step)
+def train_command(step, loss=mean_loss, rows=ROWS, row_ids=ROW_IDS, **more):
+    one = PassCommand(TRAIN, (LossTerm(loss, ("logprobs",)),), rows, row_ids, **more)
+    return command(TRAIN, TRAINED, step, train=TrainSettings(), reads=step, writes=step + 1, passes=(one,))
 
 
 def engine_of(rank, instance):
@@ -259,7 +260,7 @@ def test_a_rank_without_rows_takes_part(rank):
     none = {"rows": (), "row_ids": ()}
     assert generate(rank, **none).row_lengths == ()
     rank.inference(command(VALUES, TRAINED, reads=0, output="values", **none))
-    report = rank.train_step(replace(train_command(0, function=no_loss_here), **none))
+    report = rank.train_step(train_command(0, no_loss_here, **none))
     assert engine_of(rank, TRAINED).seen["batch"] == {}
     assert (report.num_tokens, len(rank.store)) == (0, 0) and report.digest
 
@@ -284,7 +285,7 @@ def test_a_generate_tells_how_long_its_rows_became(rank):
 def test_a_stage_reads_only_the_keys_that_it_uses(rank):
     """With the lengths told, a stage that embeds nothing and has no output runs without any rows in its store."""
     rank.inference(command(VALUES, TRAINED, reads=0, output="values", keys=frozenset(), lengths=(12, 4, 4)))
-    rank.train_step(train_command(0, keys=frozenset(), lengths=(12, 4, 4), function=no_loss_here))
+    rank.train_step(train_command(0, no_loss_here, keys=frozenset(), lengths=(12, 4, 4)))
     assert engine_of(rank, TRAINED).seen["batch"] == {}
     with pytest.raises(RowsMissing, match="generate.prompt_length of step 0"):
         rank.inference(command(VALUES, TRAINED, reads=1, keys=frozenset({"prompt_length"}), lengths=(12, 4, 4)))

@@ -7,12 +7,20 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand, RowTransfer, TransferCommand
-from prefect_rlhf.engines.engine import LossTerms, SamplingSettings, TrainSettings
+from prefect_rlhf.engines.commands import (
+    BuildCommand,
+    CallCommand,
+    MoveWeightsCommand,
+    PassCommand,
+    RowTransfer,
+    TransferCommand,
+)
+from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
+from prefect_rlhf.engines.loss import LossTerm, LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.placement.errors import InvalidInput, StaleWeights
@@ -76,7 +84,7 @@ class Prompts:
 def push_up(output, batch):
     """Make what was sampled likelier."""
     assert batch["rollout.logprobs"].shape == output.shape
-    return LossTerms(-(output * batch["mask"]).sum(), batch["mask"].sum())
+    return LossValues(-output)
 
 
 def port(argument, source, keys):
@@ -153,10 +161,10 @@ class World:
         return self.rows(step, "infer")
 
     def train(self, step, version):
-        settings = TrainSettings("logprobs", mini_batches=2)
-        command = self.command(
-            TRAIN, TRAINED, step, ALL, reads=version, writes=version + 1, function=push_up, train=settings
-        )
+        settings = TrainSettings(mini_batches=2)
+        one = PassCommand(TRAIN, (LossTerm(push_up, ("logprobs",)),), ALL, ALL)
+        versions = {"reads": version, "writes": version + 1}
+        command = self.command(TRAIN, TRAINED, step, ALL, **versions, passes=(one,), train=settings)
         reports = self.call("train_step", command)
         self.settle(TRAINED, version + 1, reports)
         return reports

@@ -3,15 +3,18 @@
 A bfloat16 model of 7.5 million weights, alone in a rank process, trained once so that its moments exist.
 """
 
+from dataclasses import replace
+
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from prefect_rlhf.engines.commands import BuildCommand, CallCommand
-from prefect_rlhf.engines.engine import LossTerms, SamplingSettings, TrainSettings
+from prefect_rlhf.engines.commands import BuildCommand, CallCommand, PassCommand
+from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, RANK_ENVIRONMENT
+from prefect_rlhf.engines.loss import LossTerm, LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.graph import Call, Operation, Port
 from prefect_rlhf.placement.layout.layout import layout_of
@@ -58,7 +61,7 @@ class Prompts:
 
 
 def likelier(output, batch):
-    return LossTerms(-(output * batch["mask"]).sum(), batch["mask"].sum())
+    return LossValues(-output)
 
 
 class World:
@@ -93,9 +96,10 @@ class World:
         return CallCommand(0, call, instance, **common, **more)
 
     def train(self, version):
-        keys, settings = ("tokens", "prompt_length"), TrainSettings("logprobs")
-        more = {"function": likelier, "train": settings, "reads": version, "writes": version + 1}
-        return self.ask("train_step", self.command("train_step", TRAINED, keys, "pairs", **more))
+        more = {"train": TrainSettings(), "reads": version, "writes": version + 1}
+        command = self.command("train_step", TRAINED, ("tokens", "prompt_length"), "pairs", **more)
+        one = PassCommand(command.call, (LossTerm(likelier, ("logprobs",)),), ROWS, ROWS)
+        return self.ask("train_step", replace(command, passes=(one,)))
 
     def infer(self, version):
         command = self.command("inference", TRAINED, ("tokens", "prompt_length"), "pairs", ("logprobs",), reads=version)

@@ -19,7 +19,7 @@ from tests.tiny import make_model, make_prompts
 def distil(prompts: Prompts, teacher: Model, student: Model) -> None:
     rollout = generate(student, prompts, batch_size=2)
     advantages = inference(teacher, rollout, output="logprobs")
-    train_step(student, rollout, advantages, loss=policy_gradient(Settings()))
+    train_step(student, policy_gradient(Settings()).on(rollout, advantages))
 
 
 def test_the_role_that_generates_speaks_else_the_one_that_is_trained():

@@ -17,7 +17,12 @@ def graph(algo=None, **optimizer):
     """PPO whose actor is trained with the real loss, its settings and optimizer as given."""
     made = row_world.with_operations(ppo())
     bound = ppo_clip(algo or PPO())
-    calls = (replace(call, operation=bound.operation) if call.name == "actor_train_step" else call for call in made)
+    calls = (
+        replace(call, terms=(replace(call.terms[0], operation=bound.operation),))
+        if call.name == "actor_train_step"
+        else call
+        for call in made
+    )
     models = (replace(model, optimizer=OptimizerSpec(**optimizer)) for model in made.models)
     return replace(made, calls=tuple(calls), models=tuple(models))
 
@@ -38,9 +43,9 @@ def written_without(identity, path):
         "datasets.prompts.columns",
         "calls.actor_train_step.temperature",
         "calls.actor_train_step.inputs.0.rows_each",
-        "calls.actor_train_step.operation.settings.old_logprobs",
-        "calls.actor_train_step.operation.settings.update",
-        "calls.actor_train_step.operation.settings.actor_optimizer.warmup_steps",
+        "calls.actor_train_step.terms.0.operation.settings.old_logprobs",
+        "calls.actor_train_step.terms.0.operation.settings.update",
+        "calls.actor_train_step.terms.0.operation.settings.actor_optimizer.warmup_steps",
     ],
 )
 def test_a_field_that_came_later_changes_nothing_at_its_default(path):
@@ -55,7 +60,7 @@ def test_a_field_that_came_later_changes_nothing_at_its_default(path):
     [
         ("models.actor.optimizer", graph()),
         ("models.actor.optimizer.warmup_steps", graph(warmup_steps=3)),
-        ("calls.actor_train_step.operation.settings.old_logprobs", graph(PPO(old_logprobs="recompute"))),
+        ("calls.actor_train_step.terms.0.operation.settings.old_logprobs", graph(PPO(old_logprobs="recompute"))),
     ],
 )
 def test_a_field_that_came_later_is_named_where_it_is_used(path, now):
@@ -64,7 +69,7 @@ def test_a_field_that_came_later_is_named_where_it_is_used(path, now):
 
 
 @pytest.mark.parametrize(
-    "path", ["models.actor.shape.head", "calls.gone", "calls.actor_train_step.operation.settings.gone"]
+    "path", ["models.actor.shape.head", "calls.gone", "calls.actor_train_step.terms.0.operation.settings.gone"]
 )
 def test_a_field_that_is_no_more_is_a_difference(path):
     now = graph()

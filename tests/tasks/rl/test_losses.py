@@ -19,6 +19,7 @@ from prefect_rlhf.tasks.rl.losses import (
     weighted_policy_gradient,
 )
 from prefect_rlhf.tasks.settings import Settings
+from tests.tasks.rl.loss_sums import loss_sums
 
 LOSSES = {
     "ppo_clip": (ppo_clip, PPO()),
@@ -54,7 +55,7 @@ def output_of(name, batch, moved):
 def value_and_gradient(name, batch, output):
     function, algo = LOSSES[name]
     output = output.clone().requires_grad_()
-    terms = function.function(output, batch, algo)
+    terms = loss_sums(function, output, batch, algo)
     terms.total.backward()
     return terms, output.grad
 
@@ -106,7 +107,7 @@ def test_gradients_are_finite_differences(name):
         up, down = output.clone(), output.clone()
         up[tuple(index)] += step
         down[tuple(index)] -= step
-        slope = (function.function(up, batch, algo).total - function.function(down, batch, algo).total) / (2 * step)
+        slope = (loss_sums(function, up, batch, algo).total - loss_sums(function, down, batch, algo).total) / (2 * step)
         assert float(slope) == pytest.approx(float(gradient[tuple(index)]), abs=1e-6)
 
 
@@ -120,7 +121,7 @@ def test_ppo_clip_by_hand():
     """Clip 0.2, ratios 1.5, 0.5, 1.1, advantages 1, 1, -2.
     Gains: min(1.5, 1.2) = 1.2; min(0.5, 0.8) = 0.5; min(-2.2, -2.2) = -2.2; the loss is minus their sum, 0.5."""
     new = torch.tensor([[math.log(1.5), math.log(0.5), math.log(1.1)]], requires_grad=True)
-    terms = ppo_clip.function(new, one_row(logprobs=[0.0] * 3, advantages=[1.0, 1.0, -2.0]), PPO(clip=0.2))
+    terms = loss_sums(ppo_clip, new, one_row(logprobs=[0.0] * 3, advantages=[1.0, 1.0, -2.0]), PPO(clip=0.2))
     assert float(terms.total.detach()) == pytest.approx(0.5)
     assert float(terms.weight) == 3
     assert float(terms.metrics["clip_fraction"]) == 2
@@ -150,14 +151,14 @@ def test_weighted_by_the_ratio_an_old_policys_responses_give_the_new_policys_gra
     logprobs = new.log_softmax(0)[:, None]
     weights = old.softmax(0)[:, None]  # the share of rows with each answer
     batch = {"logprobs": old.log_softmax(0)[:, None], "advantages": gain[:, None] * weights, "mask": torch.ones(6, 1)}
-    terms = weighted_policy_gradient.function(logprobs, batch, ReMax(max_ratio=1e6))
+    terms = loss_sums(weighted_policy_gradient, logprobs, batch, ReMax(max_ratio=1e6))
     assert torch.allclose(-torch.autograd.grad(terms.total, new)[0], expected)
 
 
 def test_no_token_weighs_more_than_the_largest_ratio():
     logprobs = torch.tensor([[0.0, -1.0]], requires_grad=True)
     batch = {"logprobs": torch.tensor([[-3.0, -1.0]]), "advantages": torch.ones(1, 2), "mask": torch.ones(1, 2)}
-    terms = weighted_policy_gradient.function(logprobs, batch, ReMax(max_ratio=2.0))
+    terms = loss_sums(weighted_policy_gradient, logprobs, batch, ReMax(max_ratio=2.0))
     terms.total.backward()
     assert logprobs.grad.tolist() == [[-2.0, -1.0]]
     assert float(terms.metrics["truncated_fraction"]) == 1.0
@@ -185,9 +186,9 @@ def test_ppo_losses_are_trls(seed):
     batch, moved = rows(seed=seed)
     new, values = batch["logprobs"] + moved, batch["values"] + 2 * moved
     policy, value, clipped = trl_ppo_losses(batch, new, values, 0.2, 0.3)
-    ours = ppo_clip.function(new, batch, PPO(clip=0.2))
+    ours = loss_sums(ppo_clip, new, batch, PPO(clip=0.2))
     assert torch.allclose(ours.total / ours.weight, policy)
-    ours = value_clip.function(values, batch, PPO(value_clip=0.3))
+    ours = loss_sums(value_clip, values, batch, PPO(value_clip=0.3))
     assert torch.allclose(ours.total / ours.weight, value)
     assert torch.allclose(ours.metrics["clip_fraction"] / ours.weight, clipped)
 
@@ -195,19 +196,19 @@ def test_ppo_losses_are_trls(seed):
 def test_value_clip_by_hand():
     """Old 1, new 2, return 3, clip 0.5: errors (2-3)^2 = 1 and (1.5-3)^2 = 2.25; the loss is half the larger."""
     batch = one_row(logprobs=[0.0], values=[1.0], returns=[3.0])
-    terms = value_clip.function(torch.tensor([[2.0]]), batch, PPO(value_clip=0.5))
+    terms = loss_sums(value_clip, torch.tensor([[2.0]]), batch, PPO(value_clip=0.5))
     assert float(terms.total) == 1.125
-    terms = value_clip.function(torch.tensor([[2.0]]), batch, PPO(value_clip=None))
+    terms = loss_sums(value_clip, torch.tensor([[2.0]]), batch, PPO(value_clip=None))
     assert float(terms.total) == 0.5
 
 
 def test_bradley_terry_is_the_cross_entropy_of_choosing():
     """Two answers are two classes; the chosen one is class 0."""
     scores = torch.tensor([2.0, 1.0, 0.0, 3.0])
-    terms = bradley_terry.function(scores, {}, Reward())
+    terms = loss_sums(bradley_terry, scores, {}, Reward())
     assert torch.allclose(terms.total, F.cross_entropy(scores.view(2, 2), torch.tensor([0, 0]), reduction="sum"))
     assert (float(terms.weight), float(terms.metrics["accuracy"])) == (2, 1)
-    centred = bradley_terry.function(scores, {}, Reward(centering=0.5))
+    centred = loss_sums(bradley_terry, scores, {}, Reward(centering=0.5))
     assert float(centred.total - terms.total) == pytest.approx(0.5 * (9 + 9))
 
 
@@ -218,7 +219,7 @@ def test_dpo_by_hand():
         "ref_inference.logprobs": torch.tensor([[-1.0, -1.0], [-1.0, 0.0]]),
     }
     new = torch.tensor([[-0.6, -0.8], [-1.4, 9.0]])  # 9 is padding
-    terms = dpo.function(new, batch, DPO(beta=0.5))
+    terms = loss_sums(dpo, new, batch, DPO(beta=0.5))
     assert float(terms.total) == pytest.approx(math.log(1 + math.exp(-0.5)))
     assert float(terms.metrics["margin"]) == pytest.approx(0.5)
     assert float(terms.metrics["chosen_reward"]) == pytest.approx(0.3)
@@ -227,5 +228,5 @@ def test_dpo_by_hand():
 def test_dpo_starts_at_log_two():
     """Where the policy is the reference, no answer is preferred."""
     batch, _ = rows()
-    terms = dpo.function(batch["ref_inference.logprobs"], batch, DPO())
+    terms = loss_sums(dpo, batch["ref_inference.logprobs"], batch, DPO())
     assert float(terms.total / terms.weight) == pytest.approx(math.log(2))

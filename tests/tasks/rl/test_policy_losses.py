@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.engines.rows import Columns, NoSuchColumn
+from prefect_rlhf.engines.rows import NoSuchColumn
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
 from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.losses import grpo, ppo_clip
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
 from tests.tasks.rl import trl_formulas as trl
 from tests.tasks.rl import verl_formulas as verl
+from tests.tasks.rl.loss_sums import loss_sums
 
 REF = "ref_inference.logprobs"
 WITHOUT_KL = KLTerm(coefficient=0.0)
@@ -53,7 +54,7 @@ def rows(seed, num_rows=8, width=5, by_row=True, out=()):
 
 def value_and_gradient(algo, batch, new, loss=grpo):
     new = new.clone().requires_grad_()
-    terms = loss.function(new, Columns(batch), algo)
+    terms = loss_sums(loss, new, batch, algo)
     terms.total.backward()
     return replace(terms, total=terms.total.detach()), new.grad
 
@@ -254,10 +255,10 @@ def test_the_kl_term_by_hand():
 @pytest.mark.parametrize("kl", [WITHOUT_KL, KLTerm(place="reward", estimator="k1")])
 def test_without_a_kl_term_no_reference_is_read(kl):
     new, batch = one_row([1.0], [1.0])
-    terms = grpo.function(new, Columns(batch), GRPO(kl=kl))
+    terms = loss_sums(grpo, new, batch, GRPO(kl=kl))
     assert not {"kl", "kl_per_token"} & terms.metrics.keys()
     with pytest.raises(NoSuchColumn, match=REF):
-        grpo.function(new, Columns(batch), GRPO())
+        loss_sums(grpo, new, batch, GRPO())
 
 
 def test_importance_weighs_the_policys_part_and_not_the_kls():
@@ -272,13 +273,13 @@ def test_a_correction_that_is_asked_for_and_that_nothing_made_is_missed():
     new, batch = one_row([1.0], [1.0])
     algo = GRPO(kl=WITHOUT_KL, old_logprobs="recompute", importance=Importance())
     with pytest.raises(NoSuchColumn, match="importance"):
-        grpo.function(new, Columns(batch), algo)
+        loss_sums(grpo, new, batch, algo)
 
 
 def test_metrics_tell_how_far_the_policy_is_from_the_old_one():
     """Ratio 2 at one of two tokens: k3 of new and old 2 - 1 - log 2."""
     new, batch = one_row([2.0, 1.0], [1.0, 1.0])
-    metrics = grpo.function(new, Columns(batch), GRPO(kl=WITHOUT_KL)).metrics
+    metrics = loss_sums(grpo, new, batch, GRPO(kl=WITHOUT_KL)).metrics
     expected = {"clip_fraction": 0.5, "approx_kl": (1 - math.log(2)) / 2, "ratio": 1.5}
     expected |= {"change": math.log(2) / 2, "entropy": -math.log(2) / 2}
     assert {name: float(value) for name, value in metrics.items()} == pytest.approx(expected)
@@ -288,5 +289,5 @@ def test_metrics_tell_how_far_the_policy_is_from_the_old_one():
 def test_a_metric_that_is_the_same_everywhere_is_that_under_every_mean(kind):
     """Also where a constant divides the loss: its metrics are means over rows."""
     batch, _, _ = rows(5, out=(2,))
-    terms = grpo.function(batch["logprobs"], Columns(batch), GRPO(mean_over=kind, kl=WITHOUT_KL))
+    terms = loss_sums(grpo, batch["logprobs"], batch, GRPO(mean_over=kind, kl=WITHOUT_KL))
     assert float(terms.metrics["ratio"] / terms.weight) == pytest.approx(1)

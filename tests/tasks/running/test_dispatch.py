@@ -132,7 +132,7 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
     tokens = [[row_world.length(i) for i in orders[rank].row_ids] for rank in (0, 1)]
     assert [list(orders[rank].lengths) for rank in (0, 1)] == tokens
     for order in (orders[0], orders[1]):
-        first = order.train.mini_batch_rows[0]
+        first = order.passes[0].mini_batch_rows[0]
         assert {row // 4 for row in order.rows[:first]} == {0} and {row // 4 for row in order.rows[first:]} == {1}
     assert abs(sum(tokens[0]) - sum(tokens[1])) <= 2 * max(map(row_world.length, range(40)))
 
@@ -146,8 +146,8 @@ def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_pa
         dispatcher.execute(node)
     orders = call_commands(dispatcher.run, node, dispatcher.rows)
     dispatcher.rows.finish(0)
-    assert sorted(orders[rank].train.mini_batch_rows for rank in range(4)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
-    assert all(order.train.some_without_rows for order in orders.values())
+    assert sorted(orders[rank].passes[0].mini_batch_rows for rank in range(4)) == [(0, 1), (0, 1), (1, 1), (1, 1)]
+    assert all(order.passes[0].some_without_rows for order in orders.values())
 
 
 def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):

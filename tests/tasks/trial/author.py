@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from prefect_rlhf.engines.compute import Computed
-from prefect_rlhf.engines.engine import LossTerms
+from prefect_rlhf.engines.loss import LossValues
 from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
 from prefect_rlhf.tasks.operations import computation, loss
@@ -78,7 +78,7 @@ class Told(Settings):
 
 @loss("logprobs")
 def reads_returns(logprobs_BT, batch, settings):
-    return LossTerms((batch["returns"] * logprobs_BT).sum(), batch["mask"].sum())
+    return LossValues(batch["returns"] * logprobs_BT)
 
 
 @loss("logprobs")
@@ -94,7 +94,7 @@ def body(operator, loss=policy_gradient, settings=PLAIN):
         scores = inference(teacher, rollout, output="scores")
         advantages = compute(operator, rollout, scores, settings=settings)
         compute(record_rollouts, rollout, scores, advantages, settings=settings)
-        train_step(student, rollout, advantages, loss=loss(settings))
+        train_step(student, loss(settings).on(rollout, advantages))
 
     return student_flow
 
@@ -102,4 +102,4 @@ def body(operator, loss=policy_gradient, settings=PLAIN):
 def without_advantages(prompts, teacher, student):
     rollout = generate(student, prompts, batch_size=4)
     inference(teacher, rollout, output="scores")
-    train_step(student, rollout, loss=policy_gradient(Settings()))
+    train_step(student, policy_gradient().on(rollout))
