@@ -42,7 +42,7 @@ MANIFEST = "checkpoint.json"
 LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
-FORMAT = 2  # of manifests; in 1, which had no number, operations were the paths of their modules
+FORMAT = 3  # of manifests; 1 had paths of modules for operations, 2 no losses of a train_step by their names
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,9 @@ def first_difference(left: Any, right: Any, path: str = "") -> tuple[str, Any, A
 def _filled(saved: Any, now: object) -> Any:
     if isinstance(now, Operation):
         return saved | {"settings": _filled_settings(saved["settings"], now)}
+    if isinstance(now, tuple) and isinstance(saved, Mapping):  # terms, by name
+        by_name = {term.name: term for term in now}
+        return {name: _filled(value, by_name.get(name)) for name, value in saved.items()}
     if isinstance(now, tuple) and isinstance(saved, list) and len(now) == len(saved):
         return [_filled(one, other) for one, other in zip(saved, now, strict=True)]
     if not is_dataclass(now) or not isinstance(saved, Mapping):
@@ -96,7 +99,7 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
 
 
 def _call(call: Call) -> dict[str, Any]:
-    terms = [asdict(term) | _operation(term.operation) for term in call.terms]
+    terms = {term.name: asdict(term) | _operation(term.operation) for term in call.terms}
     return asdict(call) | _operation(call.operation) | {"terms": terms}
 
 

@@ -43,9 +43,9 @@ def written_without(identity, path):
         "datasets.prompts.columns",
         "calls.actor_train_step.temperature",
         "calls.actor_train_step.inputs.0.rows_each",
-        "calls.actor_train_step.terms.0.operation.settings.old_logprobs",
-        "calls.actor_train_step.terms.0.operation.settings.update",
-        "calls.actor_train_step.terms.0.operation.settings.actor_optimizer.warmup_steps",
+        "calls.actor_train_step.terms.check_policy_columns.operation.settings.old_logprobs",
+        "calls.actor_train_step.terms.check_policy_columns.operation.settings.update",
+        "calls.actor_train_step.terms.check_policy_columns.operation.settings.actor_optimizer.warmup_steps",
     ],
 )
 def test_a_field_that_came_later_changes_nothing_at_its_default(path):
@@ -60,7 +60,10 @@ def test_a_field_that_came_later_changes_nothing_at_its_default(path):
     [
         ("models.actor.optimizer", graph()),
         ("models.actor.optimizer.warmup_steps", graph(warmup_steps=3)),
-        ("calls.actor_train_step.terms.0.operation.settings.old_logprobs", graph(PPO(old_logprobs="recompute"))),
+        (
+            "calls.actor_train_step.terms.check_policy_columns.operation.settings.old_logprobs",
+            graph(PPO(old_logprobs="recompute")),
+        ),
     ],
 )
 def test_a_field_that_came_later_is_named_where_it_is_used(path, now):
@@ -69,7 +72,12 @@ def test_a_field_that_came_later_is_named_where_it_is_used(path, now):
 
 
 @pytest.mark.parametrize(
-    "path", ["models.actor.shape.head", "calls.gone", "calls.actor_train_step.terms.0.operation.settings.gone"]
+    "path",
+    [
+        "models.actor.shape.head",
+        "calls.gone",
+        "calls.actor_train_step.terms.check_policy_columns.operation.settings.gone",
+    ],
 )
 def test_a_field_that_is_no_more_is_a_difference(path):
     now = graph()
