@@ -25,11 +25,19 @@ ShowProgress = Callable[[Progress], None]
 
 
 def answer_question(options: PlanOptions, progress: ShowProgress | None = None) -> PlanAnswer:
-    """Plan what the options ask. Raises InvalidInput or GraphError, one line, for what cannot be planned."""
+    """Plan what the options ask. Raises InvalidInput or GraphError, one line, for what cannot be planned.
+
+    The report of a PlanDoesNotFit prices a plan that was given.
+    """
     check_sizes(options.sweep)
     question = read_question(find_flow(options.algorithm), options)
     given = given_plan(options.plan, question)
-    planned = plan_graph(question, options.budget_seconds, options.method, progress, read_pins(options.pins))
+    try:
+        planned = plan_graph(question, options.budget_seconds, options.method, progress, read_pins(options.pins))
+    except InvalidInput as error:
+        if given is None:
+            raise
+        raise given.beside(error) from error
     explanations = explain(question, planned) if options.explain else ()
     sizes = sweep_sizes(question, planned, options, progress) if options.sweep else None
     return PlanAnswer(question, planned, explanations, sizes, given)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate
@@ -55,6 +57,18 @@ class GivenPlan:
                 self._memory(),
             ]
         )
+
+    def beside(self, error: InvalidInput) -> PlanDoesNotFit:
+        """Return the error of a search that has no plan, with what is known of this one below its line."""
+        found = (error.report,) if isinstance(error, PlanDoesNotFit) else ()
+        mine = (
+            f"{self.plan.name}: {self.estimate.seconds:.4g} s an iteration by the estimate; no other plan was found",
+            self._memory(),
+            self.certificate.table(),
+        )
+        as_json = {"certificate": json.loads(self.certificate.to_json()), "remedies": []}
+        details = error.details if isinstance(error, PlanDoesNotFit) else json.dumps(as_json)
+        return PlanDoesNotFit(error.field, error.seen, error.expected, "\n".join([*mine, *found]), details)
 
     def _memory(self) -> str:
         peak = self.certificate.fullest

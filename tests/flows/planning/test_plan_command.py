@@ -18,6 +18,7 @@ from prefect_rlhf.flows.commands.flags import read_parameters
 from prefect_rlhf.flows.commands.plan import interruptible
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import plan_options
+from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.plan_report import question_text, without_orders
 from prefect_rlhf.flows.planning.what_if import read_question
@@ -27,7 +28,7 @@ from prefect_rlhf.flows.training.lengths import parse_lengths
 from prefect_rlhf.flows.training.run import prepare
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Profile
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.alignment import aligned
 from prefect_rlhf.placement.lease import Lease
@@ -160,6 +161,23 @@ def test_a_plan_of_ones_own_that_does_not_fit_is_priced_and_said_so(tmp_path):
     assert given.row.refused == "does not fit" and given.estimate.seconds > 0
     with pytest.raises(InvalidInput, match=r"plan.calls.actor_generate.mesh: got 'n0:0-7', expected .* 0 to 3"):
         GivenPlan.read(str(file), question("actor=llama-7b", "critic=llama-7b", cluster="1x4:h100"))
+
+
+def test_a_plan_of_ones_own_is_priced_where_none_is_found(tmp_path):
+    """A model of 70 billion parameters on one device, on which no call of it fits."""
+    asked = question("actor=llama-70b", "critic=llama-7b", cluster="1x1:h100")
+    calls = [call for call in asked.graph if call.kind != "compute" and call.every is None]
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        plan_yaml(asked.plan("mine", {c.name: Placement(asked.site.mesh, Strategy(), "megatron") for c in calls}))
+    )
+    models = {"actor": "llama-70b", "critic": "llama-7b"}
+    values = {"cluster": "1x1:h100", "prompt_length": "256", "response_length": "256", "plan": str(file)}
+    with pytest.raises(PlanDoesNotFit, match="GiB less, by more devices") as error:
+        answer_question(plan_options({"algorithm": "ppo", "models": models, **values}))
+    seconds, memory, *_ = error.value.report.splitlines()
+    assert seconds.startswith("mine: ") and " s an iteration by the estimate" in seconds
+    assert memory.startswith("memory: does not fit")
 
 
 def test_a_pinned_call_is_on_its_mesh(folder, tmp_path):
