@@ -13,11 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.tensor_files import write_tensors
@@ -25,6 +23,9 @@ from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.placement.atomic_file import writing
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 WHOLE = "what was written; an earlier checkpoint may be whole"
 
@@ -153,6 +154,8 @@ class StoredState:
 
     def read(self, kind: str, parameter: str, region: Region) -> Tensor:
         """Read a region in float32 on the CPU, from all shards that hold some of it; only its bytes are read."""
+        import torch  # only here: the controller reads indexes, a dry run without torch, too
+
         whole, filled = torch.empty([stop - start for start, stop in region]), 0
         for part in self._parts[kind, parameter]:
             common = intersection(part.region, region)

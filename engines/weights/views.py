@@ -7,11 +7,13 @@ others (a query weight between keys and values); their rows, one block after the
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.placement.layout.regions import Region
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def within(region: Region, outer: Region) -> tuple[slice, ...]:

@@ -1,4 +1,4 @@
-"""The command `prefect-rlhf ALGORITHM`: run or dry-run an algorithm on devices of this machine, from a terminal."""
+"""The command `prefect-rlhf run`: run or dry-run an algorithm on devices of this machine, from a terminal."""
 
 from __future__ import annotations
 
@@ -14,11 +14,8 @@ from prefect_rlhf.flows.commands.dry_run import planned_text
 from prefect_rlhf.flows.commands.flags import Flags, print_error, read_parameters, whole_number
 from prefect_rlhf.flows.commands.server import check_server
 from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
+from prefect_rlhf.flows.training.installed_engines import check_engines
 
-EPILOG = (
-    "prefect-rlhf plan --help: a plan for a cluster that need not be there; "
-    "prefect-rlhf profile --help: measure this machine's devices"
-)
 RESTARTS = (
     "times that the run may go on by itself from its last checkpoint after a failure, a mistake's aside (default 0)"
 )
@@ -26,7 +23,9 @@ RESTARTS = (
 
 def parser() -> Flags:
     """Return the flags; every one is used."""
-    top = Flags(prog="prefect-rlhf", description=__doc__, epilog=EPILOG)
+    top = Flags(
+        prog="prefect-rlhf run", description="Run or dry-run an algorithm on devices of this machine, without a worker."
+    )
     top.add_argument("algorithm", help=f"{', '.join(ALGORITHMS)}, module:function or file.py:function of your own")
     top.add_argument("--parameters", type=Path, help="YAML or JSON file of the flow's parameters")
     top.add_argument("-p", "--param", action="append", default=[], metavar="NAME=VALUE", help="one parameter, YAML")
@@ -49,6 +48,7 @@ def run(arguments: Sequence[str]) -> int:
     if checked["dry_run"]:
         print(planned_text(flow, checked, dry_lease(cluster)))
         return 0
+    check_engines()
     check_server()
     with lease(cluster, options.devices, say=print_error) as leased, running_on(leased):
         restarting = flow.with_options(retries=options.max_restarts)

@@ -29,7 +29,6 @@ from prefect_rlhf.tasks.reporting.comparison import format_seconds, ranking, ste
 from prefect_rlhf.tasks.reporting.publish import publish
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
-from prefect_rlhf.tasks.running.train import train
 
 WORD = "measure"
 MOST_PLANS = 10
@@ -83,6 +82,8 @@ def measure(request: RunRequest, plans: Sequence[ExecutionPlan]) -> list[PlanTri
 
 def try_plan(request: RunRequest, plan: ExecutionPlan) -> PlanTrial:
     """Run the first steps under a plan, as a subflow run with a gang of its own; what they write is thrown away."""
+    from prefect_rlhf.tasks.running.train import train  # only here: a dry run takes no engine
+
     graph, alone = without_evaluation(request.graph, plan)
     augmented = augment(graph, alone, STEPS_MEASURED)
     before, last = predict(augmented, request.workload, request.cost_sources).schedule.step_ends()[-2:]

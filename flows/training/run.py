@@ -14,6 +14,7 @@ from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
+from prefect_rlhf.flows.training.installed_engines import check_engines
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.measured_plan import trials_json
 from prefect_rlhf.flows.training.request import RunRequest, read_request
@@ -30,7 +31,6 @@ from prefect_rlhf.placement.schedule.estimate import Prediction, predict
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, newest_finished
 from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
-from prefect_rlhf.tasks.running.train import train
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.task_run_record import complete_record
 from prefect_rlhf.tasks.trace import Algorithm
@@ -55,6 +55,8 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     A flow run that is started again goes on in its own folder, from the newest checkpoint there; one that had reached
     its end, as it was suspended perhaps, has nothing left to do.
     """
+    if not options.dry_run:
+        check_engines()
     earlier = earlier_folder(_output_dir(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the whole run: nothing is left to do")
@@ -109,6 +111,8 @@ def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | 
 
 def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | None = None) -> Mapping[str, Any]:
     """Train in the folder of the flow run, `earlier` if it has one; returns the folder and the trained models."""
+    from prefect_rlhf.tasks.running.train import train  # only here: a dry run takes no engine
+
     request, options = prepared.request, prepared.request.options
     run_dir = earlier or new_folder(_output_dir(options), flow_run.name or "run", str(flow_run.id))
     clear_unfinished(run_dir)

@@ -18,6 +18,7 @@ from prefect.artifacts import (
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.pictures.dataflow import dataflow_svg
 from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.pictures.text import graph_text, plan_rows, plan_text
 from prefect_rlhf.placement.pictures.timeline import Bar, timeline_svg
@@ -55,6 +56,8 @@ class RunReport:
         self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
         self._log.info("graph of one step:\n%s", graph_text(self.augmented))
         publish(create_table_artifact, plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
+        drawn = picture(dataflow_svg(graph), "dataflow graph")
+        publish(create_markdown_artifact, drawn, key="graph", description=f"Dataflow graph of {graph.name}")
         if self.predicted is not None:
             seconds = self.predicted.seconds_per_step
             self._log.info("predicted: %.3g s a step once it repeats", seconds)
@@ -187,6 +190,6 @@ def planned_timeline(predicted: Prediction) -> str:
     return timeline_svg(schedule_bars(predicted.schedule, STEPS_SHOWN))
 
 
-def picture(svg: str) -> str:
+def picture(svg: str, title: str = "timeline") -> str:
     """Return an SVG as Markdown."""
-    return f"![timeline](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})"
+    return f"![{title}](data:image/svg+xml;base64,{b64encode(svg.encode()).decode()})"

@@ -1,0 +1,61 @@
+"""The base install has no torch, Megatron or vLLM: it draws, dry-runs and plans; a run says what to install."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prefect_rlhf.flows.commands.cli import COMMANDS, main
+from tests.tiny import ppo_parameters
+
+PROGRAM = Path(__file__).with_name("without_engines.py")
+
+
+def command(folder, *words):
+    """The command as a person without engines starts it in `folder`."""
+    line = [sys.executable, PROGRAM, *words]
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("laptop")
+    (folder / "parameters.yaml").write_text(yaml.safe_dump(ppo_parameters(folder)))
+    return folder
+
+
+def test_a_graph_is_drawn(folder):
+    done = command(folder, "graph", "grpo", "-p", "algo.samples_per_prompt=4")
+    assert done.returncode == 0, done.stderr
+    assert "actor <- actor_train (of the step before)" in done.stdout
+    assert (folder / "grpo.svg").read_text().startswith("<svg")
+
+
+def test_a_dry_run_decides_all_that_a_run_would(folder):
+    done = command(folder, "run", "ppo", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "nothing was started" in done.stdout
+
+
+def test_a_run_says_what_to_install_in_one_line(folder):
+    done = command(folder, "ppo", "--parameters", "parameters.yaml", "--devices", "2")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("prefect-rlhf: torch is not installed") and "prefect-rlhf[cpu]" in line
+
+
+@pytest.mark.all
+def test_a_plan_is_searched(folder):
+    models = ["--model", "actor=llama-7b", "--model", "critic=llama-7b"]
+    lengths = ["--prompt-length", "128", "--response-length", "128", "--batch-size", "64"]
+    done = command(folder, "plan", "ppo", *models, *lengths, "--cluster", "1x8:h100", "--output", "plans")
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_command_and_what_it_does(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f"  {name} " in said and what in said for name, what in COMMANDS.items())
+    assert main([]) == 2
