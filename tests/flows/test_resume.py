@@ -214,6 +214,17 @@ def test_a_run_with_retries_that_loses_a_rank_goes_on_by_itself_in_its_own_folde
     assert len({span.node for span in read_spans(retried)}) == len(read_spans(retried))
 
 
+@pytest.mark.all
+def test_a_run_that_loses_a_rank_after_its_last_step_has_its_end_to_do_again(
+    parameters, whole, at_node, monkeypatch, tmp_path
+):
+    at_node(f"export.actor@{STEPS}", kill_a_rank)
+    monkeypatch.setattr(ppo, "retries", 1)
+    retried = run_dir_of(parameters, "replicas", output_dir=str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == {"latest", retried.name}
+    assert_same_bits(retried, whole)
+
+
 @pytest.mark.all  # as `benchmarks/chaos.py` does with a worker, of which `make test` has a part
 def test_a_suspended_run_ends_its_step_and_goes_on_when_it_is_resumed(parameters, whole, at_node, tmp_path):
     """With a checkpoint in the middle of a period; no process is left meanwhile. What the button Suspend does."""

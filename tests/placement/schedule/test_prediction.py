@@ -92,6 +92,17 @@ def test_a_long_run_is_predicted_from_its_first_steps(first_step):
             assert long.worked_seconds(later) == short.worked_seconds(node.id), node.id
 
 
+@pytest.mark.parametrize("every", [1, 3, 50])
+@pytest.mark.parametrize("first_step", range(7))
+def test_a_run_that_goes_on_from_anywhere_is_predicted(first_step, every):
+    """Also after its last step, where no checkpoint is to come."""
+    rest = preview(GRAPH, PLAN, 6, first_step, checkpoint_every=every)
+    distant = distant_nodes(rest, every)
+    assert all(first_step <= node.step <= 6 for node in distant)
+    predicted = predict(rest, WORKLOAD, SOURCES, distant)
+    assert [slot.node for slot in predicted.schedule.slots] == list(rest)
+
+
 def test_a_short_run_is_predicted_whole():
     assert preview(GRAPH, PLAN, 6, checkpoint_every=3) == AUGMENTED
 
