@@ -26,4 +26,4 @@ def no_numbers_later(rollout, settings, context):
 def turns_nan(prompts: Prompts, actor: Model, algo: Settings = ALGO) -> None:
     rollout = generate(actor, prompts, batch_size=4, sampling=Sampling(max_new_tokens=4))
     advantages = compute(no_numbers_later, rollout, settings=algo)
-    train_step(actor, rollout, advantages, loss=policy_gradient(algo), optimizer=Optimizer())
+    train_step(actor, policy_gradient(algo).on(rollout, advantages), optimizer=Optimizer())
