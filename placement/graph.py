@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -96,9 +97,10 @@ class Call:
     those it makes), of which there are `num_rows` in a step; `every` makes it an evaluation call: it runs at steps 0,
     every, 2 * every, ... and once after the last step. `stateful` computations carry state from step to step. Groups of
     `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step takes `epochs` *
-    `mini_batches` optimizer steps on its `terms`. `temperature` divides the logits of log-probabilities that a call
-    makes. A generate adds at most `max_new_tokens` to a row (0: not stated). A compute whose work is done in worker
-    processes on the node's CPUs has `host_seconds`, those that it is expected to take.
+    `mini_batches` optimizer steps on its `terms`; its `inputs` are those of all, its rows those of the first.
+    `temperature` divides the logits of log-probabilities that a call makes. A generate adds at most `max_new_tokens` to
+    a row (0: not stated). A compute whose work is done in worker processes on the node's CPUs has `host_seconds`, those
+    that it is expected to take.
     """
 
     name: str
@@ -127,6 +129,20 @@ class Call:
     def most_items(self, dp: int) -> int:
         """Return the items that the fullest of `dp` equally fast replicas has of the largest mini-batch."""
         return -(-self.num_items // (self.mini_batches * dp))
+
+    @property
+    def parts(self) -> tuple[Call, ...]:
+        """The call on each of its row sets alone: itself, but one for each where a train_step's terms have several."""
+        row_sets = dict.fromkeys(term.rows for term in self.terms)
+        if len(row_sets) < 2:
+            return (self,)
+        return tuple(self._on(rows) for rows in row_sets)
+
+    def _on(self, rows: RowSet) -> Call:
+        terms = tuple(term for term in self.terms if term.rows == rows)
+        ports = tuple(dict.fromkeys(port for term in terms for port in term.inputs))
+        width = math.lcm(*(term.rows_per_item for term in terms))
+        return replace(self, inputs=ports, rows=rows, num_rows=terms[0].num_rows, rows_per_item=width, terms=terms)
 
     @property
     def on_hosts(self) -> bool:
@@ -207,9 +223,9 @@ class DataflowGraph:
         """Return the calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports."""
         return self._reads[consumer]
 
-    def rows_each(self, consumer: str, producer: str) -> int:
-        """Return how many rows of `consumer` one row of `producer`, which it reads, counts for."""
-        return self.call(consumer).rows.per_row(self.call(producer).rows)
+    def keys_read(self, part: Call) -> dict[str, tuple[str, ...]]:
+        """Return the calls whose rows a call reads on one of its row sets, each with all keys that it reads."""
+        return dict(self.reads_of(part.name)) if part == self.call(part.name) else self._keys_by_producer(part)
 
     def version_edges(self) -> tuple[VersionEdge, ...]:
         """Return, for each reader of a trained role, the train_step it waits for and how many steps earlier that ran.
@@ -258,8 +274,9 @@ def check_graph(graph: DataflowGraph) -> None:
     earlier: dict[str, Call] = {}
     for call in graph:
         _check_call(graph, call)
-        for port in call.inputs:
-            _check_port(graph, call, port, earlier)
+        for part in call.parts:
+            for port in part.inputs:
+                _check_port(graph, part, port, earlier)
         earlier[call.name] = call
 
 

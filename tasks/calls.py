@@ -201,22 +201,20 @@ def train_step(
     given = _check_losses(trace, losses, name)
     where = [f"train_step {name}" + (f", {one.name}" if len(given.terms) > 1 else "") for one in given.terms]
     terms = tuple(_term(trace, role, place, one) for place, one in zip(where, given.terms, strict=True))
-    inputs = {port.source: port for term in terms for port in term.inputs}
+    inputs = dict.fromkeys(port for term in terms for port in term.inputs)
     trace.optimizers[role] = OptimizerSpec(**(optimizer or Optimizer()).model_dump())
     update, first = update or Update(), terms[0]
-    if any(term.rows != first.rows for term in terms):
-        raise GraphError(f"flow {trace.flow}: train_step {name} has terms on different rows")
     trace.add(
         Call(
             name=name,
             kind="train_step",
             role=role,
-            inputs=tuple(inputs.values()),
+            inputs=tuple(inputs),
             outputs=(),
             operation=Operation("train"),
             rows=first.rows,
             num_rows=first.num_rows,
-            rows_per_item=math.lcm(*(term.rows_per_item for term in terms)),
+            rows_per_item=math.lcm(*(term.rows_per_item for term in terms if term.rows == first.rows)),
             mini_batches=update.mini_batches,
             epochs=update.epochs,
             terms=terms,

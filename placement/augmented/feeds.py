@@ -11,7 +11,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
-from prefect_rlhf.placement.rows.shares import RowShare, needs, reads, rows_held
+from prefect_rlhf.placement.rows.shares import RowShare, placed_parts, reads, rows_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +101,26 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
     held = rows_held(graph, plan, producer)
     brought = _needed_of(graph, plan, earlier, producer, key)
     distinct = {
-        (share, held.get(device), brought.get(device))  # many devices need and hold the same
-        for device, share in _needed_of(graph, plan, consumer, producer, key).items()
+        (shares, held.get(device), brought.get(device, ()))  # many devices need and hold the same
+        for device, shares in _needed_of(graph, plan, consumer, producer, key).items()
     }
-    return all(needed.surely_within([share for share in there if share is not None]) for needed, *there in distinct)
+    return all(
+        needed.surely_within([*([] if share is None else [share]), *there])
+        for shares, share, there in distinct
+        for needed in shares
+    )
 
 
 def _needed_of(
     graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, key: str
-) -> dict[Device, RowShare]:
-    """Return the producer's rows that each of the consumer's devices needs for a key."""
-    rows_each = graph.rows_each(consumer, producer)
-    needed = needs(graph, plan, consumer).items()
-    return {device: need.share.made_of(rows_each) for device, need in needed if key in need.keys}
+) -> dict[Device, tuple[RowShare, ...]]:
+    """Return the producer's rows that each of the consumer's devices needs for a key: a share for each row set."""
+    needed: dict[Device, tuple[RowShare, ...]] = {}
+    rows = graph.call(producer).rows
+    for placed in placed_parts(graph, plan, consumer):
+        if key in graph.keys_read(placed.call).get(producer, ()):
+            rows_each = placed.call.rows.per_row(rows)
+            for device, need in placed.needs().items():
+                if key in need.keys:
+                    needed[device] = (*needed.get(device, ()), need.share.made_of(rows_each))
+    return needed

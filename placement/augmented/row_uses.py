@@ -9,7 +9,7 @@ from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.rows.shares import needs, rows_held
+from prefect_rlhf.placement.rows.shares import placed_parts, rows_held
 
 RowKey = tuple[str, str]
 """A call, and a key that it made."""
@@ -33,8 +33,10 @@ def row_uses(graph: DataflowGraph, plan: ExecutionPlan, node: Node) -> dict[Devi
         sources = graph.reads_of(node.call.name)
         for device in rows_held(graph, plan, node.call.name):
             uses[device] |= {(node.call.name, key) for key in node.call.outputs}
-    for device, need in needs(graph, plan, node.call.name).items():
-        uses[device] |= {(producer, key) for producer, keys in sources.items() for key in keys if key in need.keys}
+    for placed in placed_parts(graph, plan, node.call.name):
+        read = [(producer, key) for producer in graph.keys_read(placed.call) for key in sources.get(producer, ())]
+        for device, need in placed.needs().items():
+            uses[device] |= {(producer, key) for producer, key in read if key in need.keys}
     return {device: frozenset(keys) for device, keys in uses.items()}
 
 

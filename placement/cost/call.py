@@ -7,7 +7,7 @@ section 2.2). The last stage has the head on top of its layers, so it may be the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.cost.collectives import CollectiveGroup
 from prefect_rlhf.placement.cost.execution import Execution
@@ -51,7 +51,14 @@ class _CallSeconds:
         return once.times(portions)
 
     def train(self) -> Seconds:
-        """Take `epochs` * `mini_batches` optimizer steps, each over its micro-batches, forward and backward."""
+        """Take `epochs` * `mini_batches` optimizer steps, each over the micro-batches of every row set."""
+        passes = Seconds()
+        for part in self.work.parts if self.work.others else (self.work,):
+            passes = passes + replace(self, work=part)._there_and_back()
+        return (passes + self._update()).times(self.work.epochs * self.work.mini_batches)
+
+    def _there_and_back(self) -> Seconds:
+        """Go forward and backward over the micro-batches of a mini-batch."""
         work, tp = self.work, self.execution.strategy.tp
         rows, length = work.mini_batch_rows(self.execution.strategy.dp), work.workload.mean_length
         portions, pieces = self.execution.pieces(rows // work.rows_per_item, train=True)
@@ -60,8 +67,7 @@ class _CallSeconds:
         layer = self._forward(each, length) + self._backward(each, length)
         hops = self._to_next_stage(each * length).times(2)
         head = self.times.head_forward(tokens, tp) + self.times.head_backward(tokens, tp)
-        step = self._pipelined(layer, hops, head, pieces).times(portions)
-        return (step + self._update()).times(work.epochs * work.mini_batches)
+        return self._pipelined(layer, hops, head, pieces).times(portions)
 
     def generate(self) -> Seconds:
         """Prefill all prompts, then take one step per token for the rows that are still being generated.

@@ -84,6 +84,14 @@ def call_bytes(
         stages = {0, execution.strategy.pp - 1}
         by_stage = (call_bytes(work, execution, sizes, engine, end, max_length, on_cpu) for end in stages)
         return max(by_stage, key=lambda num_bytes: num_bytes.total)
+    if work.others:  # of one row set at a time there is a micro-batch; the rows of all are there
+        alone = [replace(part, others=()) for part in work.parts]
+        rows = sum(call_bytes(part, execution, sizes, engine, stage, max_length, on_cpu).rows for part in alone)
+        made = [
+            _Active(part, execution, sizes, stage, max_length or work.workload.longest, on_cpu) for part in work.parts
+        ]
+        static = static_bytes(execution, sizes, True, stage)
+        return replace(max((active.train(static) for active in made), key=lambda num_bytes: num_bytes.total), rows=rows)
     trains = work.kind == "train_step"
     static = static_bytes(execution, sizes, trains, stage)
     active = _Active(work, execution, sizes, stage, max_length or work.workload.longest, on_cpu)
@@ -157,8 +165,10 @@ class _Active:
         """
         rows = self._micro_rows(train=True)
         tokens = rows * self._length
-        _, pieces = self.execution.pieces(self._items(self._mini_batch_rows), train=True)
-        in_flight = min(pieces, self.execution.strategy.pp - self.stage)
+        dp, pp = self.execution.strategy.dp, self.execution.strategy.pp
+        mini_batches = (part.mini_batch_rows(dp) // part.rows_per_item for part in (self.work, *self.work.others))
+        pieces = sum(self.execution.pieces(items, train=True)[1] for items in mini_batches)
+        in_flight = min(pieces, pp - self.stage)
         layer, boundary = self._saved_bytes, self.sizes.hidden * self.sizes.item // self.execution.sequence_split
         kept = in_flight * self._layers * (boundary if self.execution.recompute else layer)
         recomputed = layer if self.execution.recompute else 0

@@ -22,8 +22,8 @@ from prefect_rlhf.placement.rows.shares import replica_speeds
 
 def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
     """Return the call as each replica sees it: as if all of them had as many rows as it has."""
-    rows, works = _works_by_rows(work, placement, node_speeds)
-    return tuple(works[count] for count in rows)
+    counted, works = _works_by_rows(work, placement, node_speeds)
+    return tuple(works[count] for count in counted)
 
 
 def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
@@ -73,9 +73,20 @@ def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[
 
 def _works_by_rows(
     work: CallWork, placement: Placement, node_speeds: Sequence[float]
-) -> tuple[tuple[int, ...], dict[int, CallWork]]:
-    """Return each replica's rows of a mini-batch, and the call as a replica with so many sees it."""
-    dp, item = placement.strategy.dp, work.rows_per_item
-    items = counts(work.mini_batch_rows(1) // item, replica_speeds(placement, node_speeds))
-    rows = tuple(count * item for count in items)
-    return rows, {count: replace(work, rows=count * work.mini_batches * dp) for count in dict.fromkeys(rows)}
+) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], CallWork]]:
+    """Return each replica's rows of a mini-batch, of every row set, and the call as a replica with so many sees it."""
+    dp, speeds = placement.strategy.dp, replica_speeds(placement, node_speeds)
+    parts = (replace(work, others=()), *work.others)
+    dealt = [
+        [count * part.rows_per_item for count in counts(part.mini_batch_rows(1) // part.rows_per_item, speeds)]
+        for part in parts
+    ]
+    rows = tuple(zip(*dealt, strict=True))
+
+    def seen(of_replica: tuple[int, ...]) -> CallWork:
+        first, *others = (
+            replace(part, rows=count * part.mini_batches * dp) for part, count in zip(parts, of_replica, strict=True)
+        )
+        return replace(first, others=tuple(others)) if others else first
+
+    return rows, {of_replica: seen(of_replica) for of_replica in dict.fromkeys(rows)}

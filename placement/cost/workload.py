@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -85,6 +85,7 @@ class CallWork:
     """One call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
 
     Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.
+    `others` are what a train_step does on further row sets, in the same optimizer steps.
     """
 
     kind: ModelCallKind
@@ -93,13 +94,24 @@ class CallWork:
     mini_batches: int = 1
     epochs: int = 1
     rows_per_item: int = 1
+    others: tuple[CallWork, ...] = ()
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:
         """Return the work of a graph's call. Raises InvalidInput for a compute call, which has none known here."""
         if call.kind == "compute":
             raise InvalidInput(f"calls.{call.name}.kind", call.kind, "a call with a model")
-        return cls(call.kind, call.num_rows, workload, call.mini_batches, call.epochs, call.rows_per_item)
+        first, *others = (
+            cls(call.kind, part.num_rows, workload, call.mini_batches, call.epochs, part.rows_per_item)
+            for part in call.parts
+        )
+        return replace(first, others=tuple(others)) if others else first
+
+    @property
+    def parts(self) -> tuple[CallWork, ...]:
+        """The work on each row set, the others beside it."""
+        every = (replace(self, others=()), *self.others)
+        return tuple(replace(part, others=every[:i] + every[i + 1 :]) for i, part in enumerate(every))
 
     def replica_rows(self, dp: int) -> int:
         """Return the rows of the fullest of `dp` replicas.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import ceil
 
@@ -81,12 +81,11 @@ def _active_bytes(
     works = replica_works(work, placement, augmented.plan.cluster.node_speeds)
 
     @cache
-    def active(rows: int, stage: int) -> Mapping[str, int]:
-        share = replace(work, rows=rows)
+    def active(share: CallWork, stage: int) -> Mapping[str, int]:
         terms = call_bytes(share, execution, sizes, engine, stage, on_cpu=backend == "cpu").by_term()
         return {what.replace("_", " "): size for what, size in terms.items() if what not in kept}
 
-    return {device: active(works[at.dp].rows, at.pp) for device, at in device_coordinates(placement)}
+    return {device: active(works[at.dp], at.pp) for device, at in device_coordinates(placement)}
 
 
 @lru_cache(maxsize=256)  # the same in every step, and in most of the plans that a question compares

@@ -65,7 +65,7 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "dp": str(strategy.dp),
         "tp": str(strategy.tp),
         "pp": str(strategy.pp),
-        "rows": str(call.num_rows),
+        "rows": " + ".join(str(part.num_rows) for part in call.parts),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
         "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
         "offload": "" if placement.offload == "none" else placement.offload,
@@ -94,8 +94,8 @@ def _in_a_cell(value: object) -> str:
 def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:
     """The rows of a step; with how many each replica gets where their speeds differ: `12 (8 4)`."""
     partition = partition_of(graph, plan, call.name)
-    if len(set(partition.speeds)) == 1:
-        return str(call.num_rows)
+    if len(set(partition.speeds)) == 1 or len(call.parts) > 1:
+        return " + ".join(str(part.num_rows) for part in call.parts)
     counts = (sum(map(len, mini_batches)) for mini_batches in partition.partitions())
     return f"{call.num_rows} ({' '.join(map(str, counts))})"
 

@@ -146,15 +146,15 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     """
     if call.kind == "compute" or placement.strategy.dp < 1:
         return
-    seen = f"{call.num_rows} rows a step"
-    if call.num_rows % call.rows_per_item:
-        yield InvalidInput(_field(call.name, "rows"), seen, f"a multiple of {call.rows_per_item}, the rows of an item")
-    elif call.num_items < call.mini_batches:
-        right = (
-            f"at least {call.mini_batches * call.rows_per_item}, an item for each of {call.mini_batches} mini-batches"
-        )
-        yield InvalidInput(_field(call.name, "rows"), seen, right)
-    most = call.most_items(placement.strategy.dp)
+    for part in call.parts:
+        seen = f"{part.num_rows} rows a step" + (f" of {part.rows.name}" if len(call.parts) > 1 else "")
+        item, cuts = part.rows_per_item, part.mini_batches
+        if part.num_rows % item:
+            yield InvalidInput(_field(call.name, "rows"), seen, f"a multiple of {item}, the rows of an item")
+        elif part.num_items < cuts:
+            right = f"at least {cuts * item}, an item for each of {cuts} mini-batches"
+            yield InvalidInput(_field(call.name, "rows"), seen, right)
+    most = max(part.most_items(placement.strategy.dp) for part in call.parts)
     if placement.micro_batches > max(1, most):
         right = f"at most {most}, the items that a replica has of a mini-batch"
         yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, right)

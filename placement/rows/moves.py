@@ -11,7 +11,14 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.partition import RowIndices
-from prefect_rlhf.placement.rows.shares import LengthsByCall, PlacedCall, RowShare, placed_call, reads
+from prefect_rlhf.placement.rows.shares import (
+    LengthsByCall,
+    PlacedCall,
+    RowShare,
+    placed_call,
+    placed_parts,
+    reads_of_part,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +49,26 @@ def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple
 
     Whether rows that are partitioned by tokens do lie elsewhere is known only when their lengths are.
     """
-    needed = placed_call(graph, plan, consumer).needs().items()
-    moves = []
-    for producer, keys in reads(graph, plan, consumer).items():
-        held = placed_call(graph, plan, producer).rows_held()
-        rows_each = graph.rows_each(consumer, producer)
-        distinct = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
-        apart = [
-            need
-            for need, share in distinct
-            if not need.share.made_of(rows_each).surely_within([] if share is None else [share])
-        ]
-        if lacking := tuple(key for key in keys if any(key in need.keys for need in apart)):
-            moves.append(RowMove(producer, lacking))
-    return tuple(moves)
+    lacking: dict[str, tuple[str, ...]] = {}
+    for placed in placed_parts(graph, plan, consumer):
+        for producer, keys in reads_of_part(graph, placed).items():
+            found = _lacking(placed, placed_call(graph, plan, producer), keys)
+            if found:
+                lacking[producer] = tuple(dict.fromkeys((*lacking.get(producer, ()), *found)))
+    return tuple(RowMove(producer, keys) for producer, keys in lacking.items())
+
+
+def _lacking(consumer: PlacedCall, producer: PlacedCall, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the keys of a producer of which some device of the consumer may lack some row."""
+    held, needed = producer.rows_held(), consumer.needs().items()
+    rows_each = consumer.call.rows.per_row(producer.call.rows)
+    distinct = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
+    apart = [
+        need
+        for need, share in distinct
+        if not need.share.made_of(rows_each).surely_within([] if share is None else [share])
+    ]
+    return tuple(key for key in keys if any(key in need.keys for need in apart))
 
 
 def row_transfers(
@@ -72,30 +85,37 @@ def row_transfers(
     """
     moves = row_moves(graph, plan, consumer) if moves is None else moves
     producers = tuple((move, placed_call(graph, plan, move.producer)) for move in moves)
-    placed = placed_call(graph, plan, consumer)
-    return _transfers_of_equal_rows(placed, producers) if lengths is None else _transfers(placed, producers, lengths)
+    parts = placed_parts(graph, plan, consumer)
+    return _transfers_of_equal_rows(parts, producers) if lengths is None else _transfers(parts, producers, lengths)
 
 
 @lru_cache(maxsize=256)
 def _transfers_of_equal_rows(
-    consumer: PlacedCall, producers: tuple[tuple[RowMove, PlacedCall], ...]
+    parts: tuple[PlacedCall, ...], producers: tuple[tuple[RowMove, PlacedCall], ...]
 ) -> tuple[DeviceTransfer, ...]:
-    return _transfers(consumer, producers, None)
+    return _transfers(parts, producers, None)
 
 
 def _transfers(
-    consumer: PlacedCall, producers: Sequence[tuple[RowMove, PlacedCall]], lengths: LengthsByCall | None
+    parts: Sequence[PlacedCall], producers: Sequence[tuple[RowMove, PlacedCall]], lengths: LengthsByCall | None
 ) -> tuple[DeviceTransfer, ...]:
+    """Bring each part what it lacks, and nothing that comes for an earlier part anyway."""
     load: dict[Device, int] = defaultdict(int)
     transfers: list[DeviceTransfer] = []
     for move, producer in producers:
         holders = _holders(producer.rows_held(), lengths)
-        for target, need in consumer.needs().items():
-            keys = tuple(key for key in move.keys if key in need.keys)
+        brought: dict[tuple[Device, str], set[int]] = defaultdict(set)
+        for consumer in (part for part in parts if any(port.source == move.producer for port in part.call.inputs)):
             rows_each = consumer.call.rows.per_row(producer.call.rows)
-            needed = need.share.made_of(rows_each).rows(lengths) if keys else ()
-            for source, rows in _from_nearest(target, needed, holders, load, len(keys)).items():
-                transfers.append(DeviceTransfer(source, target, move.producer, keys, tuple(rows)))
+            for target, need in consumer.needs().items():
+                keys = tuple(key for key in move.keys if key in need.keys)
+                needed = need.share.made_of(rows_each).rows(lengths) if keys else ()
+                if len(parts) > 1:
+                    needed = tuple(row for row in needed if any(row not in brought[target, key] for key in keys))
+                    for key in keys:
+                        brought[target, key].update(needed)
+                for source, rows in _from_nearest(target, needed, holders, load, len(keys)).items():
+                    transfers.append(DeviceTransfer(source, target, move.producer, keys, tuple(rows)))
     return tuple(transfers)
 
 

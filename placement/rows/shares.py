@@ -97,15 +97,18 @@ class PlacedCall:
         return _rows_held(self)
 
 
+def placed_parts(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> tuple[PlacedCall, ...]:
+    """Return a call on each of its row sets, as placed by a plan."""
+    return tuple(_placed(graph, plan, part) for part in graph.call(name).parts)
+
+
 def placed_call(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> PlacedCall:
-    """Return a call as placed by a plan."""
-    call = graph.call(name)
-    staged = call.kind in ("inference", "train_step") and knows_lengths(graph, call)
-    return PlacedCall(call, plan[name], partition_of(graph, plan, name), staged)
+    """Return a call as placed by a plan, on the first of its row sets: whoever makes rows has no other."""
+    return placed_parts(graph, plan, name)[0]
 
 
 def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Need]:
-    """Return what each device of a call works on; see PlacedCall."""
+    """Return what each device of a call works on, of the first of its row sets; see PlacedCall."""
     return placed_call(graph, plan, name).needs()
 
 
@@ -116,19 +119,38 @@ def rows_held(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[D
 
 def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tuple[str, ...]]:
     """Return the calls whose rows `name` reads, each with the keys that some device of it uses."""
-    used = frozenset[str]().union(*(need.keys for need in needs(graph, plan, name).values()))
-    by_producer = graph.reads_of(name).items()
+    found: dict[str, tuple[str, ...]] = {}
+    for placed in placed_parts(graph, plan, name):
+        for producer, keys in reads_of_part(graph, placed).items():
+            found[producer] = tuple(dict.fromkeys((*found.get(producer, ()), *keys)))
+    return found
+
+
+def reads_of_part(graph: DataflowGraph, placed: PlacedCall) -> dict[str, tuple[str, ...]]:
+    """Return the calls whose rows a call reads on one of its row sets, each with the keys that some device uses."""
+    used = frozenset[str]().union(*(need.keys for need in placed.needs().values()))
+    by_producer = graph.keys_read(placed.call).items()
     return {producer: tuple(key for key in keys if key in used) for producer, keys in by_producer}
 
 
+def _placed(graph: DataflowGraph, plan: ExecutionPlan, part: Call) -> PlacedCall:
+    staged = part.kind in ("inference", "train_step") and knows_lengths(graph, part)
+    return PlacedCall(part, plan[part.name], _partition(graph, plan, part), staged)
+
+
 def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPartition:
-    """Return the rule for a call's rows: calls on the same rows with the same dp and speeds have the same one.
+    """Return the rule for a call's rows (the first of its row sets): calls on the same rows with the same dp and speeds
+    have the same one.
 
     So nothing moves between them. All calls on the same rows use the finest mini-batches that any train_step cuts them
     into, so that inference and train_step agree, where there are items enough. Rows that a generate made go by tokens;
     its own, and those of a dataset, by count.
     """
-    call, placement = graph.call(name), plan[name]
+    return _partition(graph, plan, graph.call(name).parts[0])
+
+
+def _partition(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> RowPartition:
+    placement = plan[call.name]
     if call.kind == "compute":
         return RowPartition(call.num_rows)
     mini_batches, rows_per_item = _cuts(graph, call)
@@ -139,7 +161,7 @@ def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPar
 
 def _cuts(graph: DataflowGraph, call: Call) -> tuple[int, int]:
     """Return the mini-batches and the rows of an item that a call's rows are cut into, whatever the plan."""
-    same_rows = [other for other in graph if other.kind != "compute" and other.rows == call.rows]
+    same_rows = [part for other in graph if other.kind != "compute" for part in other.parts if part.rows == call.rows]
     width = math.lcm(*(other.rows_per_item for other in same_rows))
     finest = math.lcm(*(other.mini_batches for other in same_rows))
     num_items = call.num_rows // width

@@ -11,6 +11,7 @@ from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.loss import LossTerm, Output
 from prefect_rlhf.placement.augmented.node import Node
 from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.rows.shares import PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.step_rows import StepRows
@@ -22,8 +23,7 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
     """Return what each rank of a call is told: the same call, each with its replica's rows and its stage's keys."""
     call, placement = node.call, node.placement
     assert call is not None and placement is not None  # every call node has both
-    generated = run.graph.generated_by(call)
-    row_ids, frees = step_rows.row_ids(call, node.step), step_rows.take_frees(node)
+    generated, frees = run.graph.generated_by(call), step_rows.take_frees(node)
     shared = {
         "step": node.step,
         "call": call,
@@ -38,17 +38,36 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
         "generated_by": generated.role if generated else None,
         **operation_fields(call, placement.micro_batches),
     }
-    row_lengths, lengths = step_rows.lengths_for(call, node.step), step_rows.lengths(node.step)
-    commands: dict[int, CallCommand] = {}
-    needs = step_rows.needs[call.name]
+    passes = [_passes(run, part, node.step, step_rows) for part in step_rows.parts[call.name]]
+    return {
+        rank: CallCommand(
+            **shared,
+            rows=own.rows,
+            row_ids=own.row_ids,
+            keys=own.keys,
+            lengths=own.lengths,
+            frees=frees.get(rank, ()),
+            passes=tuple(of_rank[rank] for of_rank in passes) if call.kind == "train_step" else (),
+        )
+        for rank, own in passes[0].items()
+    }
+
+
+def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows) -> dict[int, PassCommand]:
+    """Return each rank's rows of one row set of a call."""
+    call, needs = placed.call, placed.needs()
+    row_ids = step_rows.row_ids(call, step)
+    row_lengths, lengths = step_rows.lengths_for(call, step), step_rows.lengths(step)
     shares = {need.share for need in needs.values()} if call.kind == "train_step" else ()
     sizes_of = {share: share.mini_batch_sizes(call.mini_batches, lengths) for share in shares}
     some_without_rows = any(0 in sizes for sizes in sizes_of.values())
+    terms = loss_terms(call, len(run.graph.call(call.name).terms) == 1)
+    passes: dict[int, PassCommand] = {}
     for device, need in needs.items():
-        rank, rows = run.rank(device), need.share.rows(lengths)
-        own = PassCommand(
+        rows = need.share.rows(lengths)
+        passes[run.rank(device)] = PassCommand(
             call=call,
-            terms=loss_terms(call),
+            terms=terms,
             rows=rows,
             row_ids=tuple(row_ids[row] for row in rows),
             keys=need.keys,
@@ -56,16 +75,7 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
             mini_batch_rows=sizes_of.get(need.share, ()),
             some_without_rows=some_without_rows,
         )
-        commands[rank] = CallCommand(
-            **shared,
-            rows=own.rows,
-            row_ids=own.row_ids,
-            keys=own.keys,
-            lengths=own.lengths,
-            frees=frees.get(rank, ()),
-            passes=(own,) if call.kind == "train_step" else (),
-        )
-    return commands
+    return passes
 
 
 @lru_cache(maxsize=64)  # the same in every step
@@ -84,13 +94,13 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
 
 
 @lru_cache(maxsize=64)  # the same in every step
-def loss_terms(call: Call, is_only: bool = True) -> tuple[LossTerm, ...]:
-    """Return the losses of a train_step as an engine takes them; the metrics of an only one are without its name."""
+def loss_terms(call: Call, is_only: bool) -> tuple[LossTerm, ...]:
+    """Return a train_step's losses on one row set, as an engine takes them; metrics of an only one have no name."""
     return tuple(
         LossTerm(
             loss=Bound(term.operation),
             outputs=cast(tuple[Output, ...], term.outputs),
-            name="" if is_only and len(call.terms) == 1 else term.name,
+            name="" if is_only else term.name,
             weight=term.weight,
             mean_over=term.mean_over,
             temperature=term.temperature,

@@ -147,7 +147,7 @@ class Dispatcher:
 
     def _fullest_rows(self, call: Call) -> int:
         """Return the rows of the fullest replica."""
-        return max(len(need.share.rows()) for need in self.rows.needs[call.name].values())
+        return max(len(need.share.rows()) for need in self.rows.parts[call.name][0].needs().values())
 
     def _layout(self, instance: ModelInstance) -> Layout:
         if instance not in self._layouts:

@@ -20,7 +20,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import row_transfers
-from prefect_rlhf.placement.rows.shares import Need, knows_lengths, needs
+from prefect_rlhf.placement.rows.shares import PlacedCall, knows_lengths, placed_parts
 from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -39,9 +39,9 @@ class StepRows:
         self._lock = threading.Lock()
 
     @cached_property
-    def needs(self) -> Mapping[str, Mapping[Device, Need]]:
-        """Return what each device of each call works on, by the call's name."""
-        return {call.name: needs(self._graph, self._plan, call.name) for call in self._graph}
+    def parts(self) -> Mapping[str, tuple[PlacedCall, ...]]:
+        """Return each call on each of its row sets, by the call's name."""
+        return {call.name: placed_parts(self._graph, self._plan, call.name) for call in self._graph}
 
     def row_ids(self, call: Call, step: int) -> tuple[int, ...]:
         """Return the dataset's row number behind each of the call's rows at `step`.
@@ -69,7 +69,7 @@ class StepRows:
         """Note the lengths of the rows that a generate made."""
         assert node.call is not None  # a generate
         lengths = [0] * node.call.num_rows
-        for device, need in self.needs[node.call.name].items():
+        for device, need in self.parts[node.call.name][0].needs().items():
             reported = reports[self.run.rank(device)].row_lengths
             for row, length in zip(need.share.rows(), reported, strict=True):
                 lengths[row] = length

@@ -111,7 +111,7 @@ class Trial:
             tokenizer=self.tokenizer,
             versions={model.role: 0 for model in self.graph.models},
             generated_by=generated.role if generated else None,
-            passes=(PassCommand(call, loss_terms(call), rows, row_ids),) if call.kind == "train_step" else (),
+            passes=tuple(map(tried_pass, call.parts)) if call.kind == "train_step" else (),
             **operation_fields(call, 1),
         )
 
@@ -119,6 +119,12 @@ class Trial:
 def made_of(call: Call) -> tuple[int, ...]:
     """Return the rows of the dataset behind the rows that a call is tried on."""
     return call.rows.dataset_rows(range(min(ITEMS, call.num_rows // call.rows.rows_per_item)))
+
+
+def tried_pass(part: Call) -> PassCommand:
+    """Return the losses of a train_step on one row set, on the rows that it is tried on."""
+    row_ids = made_of(part)
+    return PassCommand(part, loss_terms(part, is_only=False), tuple(range(len(row_ids))), row_ids)
 
 
 def named(call: Call) -> str:

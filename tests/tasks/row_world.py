@@ -15,9 +15,10 @@ from prefect_rlhf.engines.loss import LossValues
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
-from prefect_rlhf.placement.graph import Call, DataflowGraph, Operation, Term
+from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port, Term
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.operations import Bound, computation, loss
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.settings import Sampling, Settings
@@ -45,6 +46,16 @@ class Prompts:
 
     def read(self, row_ids):
         return {"prompt_tokens": [prompt(i) for i in row_ids]}
+
+
+class Pretrain(Prompts):
+    """The same forty prompts, each with its response."""
+
+    name, keys = "pretrain", ("tokens", "prompt_length")
+
+    def read(self, row_ids):
+        tokens = [prompt(i) + response(i) for i in row_ids]
+        return {"tokens": tokens, "prompt_length": [len(prompt(i)) for i in row_ids]}
 
 
 class KnowingEngine:
@@ -89,7 +100,7 @@ class KnowingEngine:
         assert len(rows.mini_batch_rows) == settings.mini_batches
         assert all(rows.mini_batch_rows) or rows.some_without_rows
         if not self._is_last or not len(rows.sequences):
-            assert not any(rows.columns)
+            assert not any(rows.columns) or rows.terms[0].name == "kept"  # a dataset is read on every stage
             return 0.0
         made = [term.loss(torch.zeros(()), seen) for term, seen in zip(rows.terms, rows.columns, strict=True)]
         return float(sum(one.values.sum() for one in made))
@@ -146,6 +157,26 @@ def check_value_columns(_, batch, settings: Settings) -> LossValues:
     return LossValues(torch.ones(len(batch["values"])))
 
 
+@loss("logprobs")
+def check_pretrain_columns(_, batch, settings: Settings) -> LossValues:
+    """Tokens are those of the dataset, and no other rows' columns are there."""
+    assert {key.rpartition(".")[2] for key in batch} == {"tokens", "prompt_length", "mask"}
+    return LossValues(torch.ones(len(batch["tokens"])))
+
+
+def with_pretrain(graph: DataflowGraph) -> DataflowGraph:
+    """The graph, whose actor is trained on six rows of a dataset, too."""
+    rows, ports = RowSet("pretrain", "pretrain"), (Port("pretrain", "pretrain", Pretrain.keys),)
+    term = Term("kept", check_pretrain_columns().operation, ("logprobs",), ports, rows, 6, weight=0.5)
+    calls = (
+        replace(call, inputs=call.inputs + ports, terms=(*call.terms, term))
+        if call.name == "actor_train_step"
+        else call
+        for call in graph
+    )
+    return replace(graph, calls=tuple(calls), datasets=(*graph.datasets, Dataset("pretrain", Pretrain.keys, 40)))
+
+
 def term_of(call: Call, loss: Bound) -> Term:
     """A loss on all that a train_step reads."""
     operator = loss.operator
@@ -181,7 +212,7 @@ def training_run(graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, fold
         plan=plan,
         num_steps=num_steps,
         lease=lease,
-        sources={"prompts": Prompts()},
+        sources={"prompts": Prompts(), "pretrain": Pretrain()},
         tokenizer="",
         run_dir=folder,
         seed=3,

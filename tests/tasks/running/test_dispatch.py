@@ -59,11 +59,11 @@ def gang():
     gang.close()
 
 
-def started(gang, name, folder, num_steps=2, num_rows=8):
+def started(gang, name, folder, num_steps=2, num_rows=8, change=lambda graph: graph):
     """A dispatcher whose instances are built."""
     cluster, placements = PLANS[name]
     graph = row_world.with_operations(ppo(mini_batches=2))
-    graph = replace(graph, calls=tuple(replace(call, num_rows=num_rows) for call in graph))
+    graph = change(replace(graph, calls=tuple(replace(call, num_rows=num_rows) for call in graph)))
     plan = ExecutionPlan(name, cluster, tuple((placements | {"advantages": on("n0:0", "python")}).items()))
     check_plan(plan, graph, cluster.whole)
     dispatcher = Dispatcher(row_world.training_run(graph, plan, num_steps, folder), gang)
@@ -135,6 +135,22 @@ def test_lengths_that_differ_are_dealt_by_tokens(gang, tmp_path):
         first = order.passes[0].mini_batch_rows[0]
         assert {row // 4 for row in order.rows[:first]} == {0} and {row // 4 for row in order.rows[first:]} == {1}
     assert abs(sum(tokens[0]) - sum(tokens[1])) <= 2 * max(map(row_world.length, range(40)))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_each_row_set_of_a_train_step_is_dealt_on_its_own(gang, tmp_path, name):
+    """Every row of both is trained on once by each shard, beside its own columns alone, and nothing is kept."""
+    dispatcher = started(gang, name, tmp_path, 1, change=row_world.with_pretrain)
+    metrics = {node.id: dispatcher.execute(node).metrics for node in row_world.whole_graph(dispatcher.run)}
+    assert metrics["actor_train_step@0"]["rows"] > 0
+    assert not held(gang, 0)
+    call = dispatcher.run.graph.call("actor_train_step")
+    dealt = [
+        sorted(row for need in set(part.needs().values()) for row in need.share.rows())
+        for part in dispatcher.rows.parts[call.name]
+    ]
+    assert dealt[1][:: len(dealt[1]) // 6] == list(range(6))
+    dispatcher.rows.finish(0)
 
 
 def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_path):
