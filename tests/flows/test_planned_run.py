@@ -87,6 +87,7 @@ def check_predictions(spans):
     assert rows["record_rollouts"]["predicted s"] == ""
     assert rows["step"]["predicted s"] and rows["step"]["measured s"]
     assert "data:image/svg+xml" in Artifact.get("estimate").data
+    assert "dataflow graph" in Artifact.get("graph").data
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
