@@ -97,7 +97,11 @@ class PairNode:
 
 @dataclass(frozen=True, slots=True)
 class LinkNode:
-    """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent where it takes 0."""
+    """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent where it takes 0.
+
+    Under `graph_order` what comes and goes for a call is alone: while a call that has present link nodes, or one of
+    these, runs, nothing comes or goes, on meshes that overlap its own, for a call of another role.
+    """
 
     name: str
     call: str

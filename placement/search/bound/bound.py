@@ -1,6 +1,7 @@
 """A lower bound on every completion of a partial plan, whatever the order in which nodes start, compiled.
 
-Two nodes *exclude* each other when they occupy something in common, or when one must wait for the other. The time that
+Two nodes *exclude* each other when they occupy something in common, when for both a model comes to a common device and
+goes, or when one must wait for the other. The time that
 nodes need of which some exclude each other is at least (*) of `exclusive_work`. Undecided calls enter with their
 smallest duration and area, and no overlap, so a bound of a partial plan holds for all its completions. For the period
 of a long run see `period`. For the makespan M of N iterations (*) is used three times:
@@ -106,7 +107,7 @@ def bound_of(t: Tables, us: Ints, overlap: Ints, s: Scratch, enough: int) -> int
     `s.area` is filled by `fill_areas`. Writes what binds into `s.binding`: the term (ALL_ITERATIONS, or CYCLE + number
     of the anchor), K and A of all iterations or of the cycle, K and A of the last iteration after the cycle.
     """
-    fill_conflicts(t, overlap, s.by_resource, s.conflict)
+    fill_conflicts(t, us, overlap, s.by_resource, s.conflict)
     nodes = present(us)
     if t.rule == GRAPH_ORDER:
         return period_bound(t, us, s, nodes, enough)

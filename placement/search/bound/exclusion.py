@@ -1,4 +1,5 @@
-"""Which nodes can never run at the same time, compiled: by what they occupy, and by waiting for each other.
+"""Which nodes can never run at the same time, compiled: by what they occupy, by whose models come and go on their
+devices one after the other, and by waiting for each other.
 
 No rule of scheduling has a say, so what follows from it holds for every schedule.
 """
@@ -6,12 +7,25 @@ No rule of scheduling has a say, so what follows from it holds for every schedul
 from __future__ import annotations
 
 from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
-from prefect_rlhf.placement.search.tables.tables import Tables
+from prefect_rlhf.placement.search.tables.tables import LINK, Tables
 
 
 @inner
-def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
-    """Write for each node the set of nodes that occupy something in common with it, itself included."""
+def visitors(t: Tables, us: Ints) -> int:
+    """The set of calls for which something comes and goes: a link node of theirs takes time."""
+    calls = 0
+    for node in range(t.num_nodes):
+        if t.node_kind[node] == LINK and us[node] > 0:
+            calls |= 1 << t.first[node]
+    return calls
+
+
+@inner
+def fill_conflicts(t: Tables, us: Ints, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
+    """Write for each node the set of nodes that never run beside it, itself included.
+
+    They occupy something in common, or are visits of other roles to a common device.
+    """
     for call in range(t.num_calls):
         by_resource[call] = by_resource[call + t.num_calls] = 0
         others = overlap[call]
@@ -26,6 +40,20 @@ def fill_conflicts(t: Tables, overlap: Ints, by_resource: Ints, conflict: Ints) 
         while resources:
             conflict[node] |= by_resource[lowest(resources)]
             resources &= resources - 1
+    visiting = visitors(t, us)
+    remaining = visiting
+    while remaining:
+        call = lowest(remaining)
+        remaining &= remaining - 1
+        alone = 0
+        others = overlap[call] & t.strangers[call] & visiting
+        while others:
+            alone |= t.visit_nodes[lowest(others)]
+            others &= others - 1
+        members = t.visit_nodes[call]
+        while members:
+            conflict[lowest(members)] |= alone
+            members &= members - 1
 
 
 @inner

@@ -56,6 +56,7 @@ from prefect_rlhf.placement.search.partial.partial import (
 )
 from prefect_rlhf.placement.search.tables.tables import DISJOINT, GRAPH_ORDER, UNDECIDED, Tables, calls_with_moves
 
+NOWHERE = -1  # the mesh of a call whose packing took too long
 FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
 
@@ -203,18 +204,30 @@ def can_pack(t: Tables, s: SearchState, call: int) -> bool:
     Only a packing that succeeds is kept. One that takes too long is left to `schedule_all_alike`.
     """
     p = s.partial
-    count = 0
+    count, result = 0, UNKNOWN
     while s.order[count] != call:
         s.trial[s.order[count]] = p.mesh[s.order[count]]
         count += 1
     packing = Packing(s.order, p.option, p.relation, s.trial)
-    result = pack_meshes(t, packing, s.pack_cursor, count, count + 1)
+    if all_placed(s, count):
+        result = pack_meshes(t, packing, s.pack_cursor, count, count + 1)
     if result != PACKED:
         result = pack_meshes(t, packing, s.pack_cursor, 0, count + 1)
     if result == PACKED:
         for index in range(count + 1):
             p.mesh[s.order[index]] = s.trial[s.order[index]]
+    else:
+        p.mesh[call] = NOWHERE
     return result != IMPOSSIBLE
+
+
+@inner
+def all_placed(s: SearchState, count: int) -> bool:
+    """Whether the first calls of the order have meshes of the classes of their options."""
+    for index in range(count):  # noqa: SIM110 - no generators in compiled code
+        if s.partial.mesh[s.order[index]] == NOWHERE:
+            return False
+    return True
 
 
 @inner
@@ -226,7 +239,7 @@ def schedule_all_alike(t: Tables, s: SearchState) -> None:
     p = s.partial
     s.tally[EVALUATIONS] += 1
     packing = Packing(s.order, p.option, p.relation, p.mesh)
-    if not is_packed(t, packing):
+    if not (all_placed(s, t.num_calls) and is_packed(t, packing)):
         result = pack_meshes(t, packing, s.pack_cursor, 0, t.num_calls)
         if result == UNKNOWN:
             s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], bound_partial(t, p, s.scalars[THRESHOLD]))

@@ -7,7 +7,8 @@ before that, are over. Zero-length nodes are contracted.
 
 from __future__ import annotations
 
-from prefect_rlhf.placement.search.compiled import Ints, inner
+from prefect_rlhf.placement.search.bound.exclusion import visitors
+from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 from prefect_rlhf.placement.search.partial.list_schedule import Agenda, in_reach
 from prefect_rlhf.placement.search.tables.tables import CALL, Tables
 
@@ -39,7 +40,9 @@ def period_in_graph_order(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> int:
 def prepare(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
     """Write what each run waits for, with its iteration's beginning, and what each node keeps others from."""
     for node in range(t.num_nodes):
+        a.own[node] = t.resources[node]
         a.reach[node] = in_reach(t, t.resources[node], overlap)
+    fill_visits(t, us, overlap, a)
     for iteration in range(t.iterations):
         a.left[iteration] = t.num_nodes
         for node in range(t.num_nodes):
@@ -49,6 +52,21 @@ def prepare(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
         if us[t.without[edge, 3]] == 0:
             for iteration in range(max(0, t.without[edge, 2]), min(t.iterations, t.iterations + t.without[edge, 2])):
                 a.missing[iteration * t.num_nodes + t.without[edge, 1]] += 1
+
+
+@inner
+def fill_visits(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
+    """Add what keeps apart the nodes for which models come and go: bit 2 C + c is the visit for call c."""
+    visiting = visitors(t, us)
+    remaining = visiting
+    while remaining:
+        call = lowest(remaining)
+        remaining &= remaining - 1
+        members = t.visit_nodes[call]
+        while members:
+            a.own[lowest(members)] |= 1 << 2 * t.num_calls + call
+            a.reach[lowest(members)] |= (overlap[call] & t.strangers[call] & visiting) << 2 * t.num_calls
+            members &= members - 1
 
 
 @inner
@@ -110,7 +128,7 @@ def begin_those_that_may(t: Tables, a: Agenda, now: int, num_ready: int, num_run
     for index in range(num_ready):
         run = a.ready[index]
         node = run % t.num_nodes
-        if t.resources[node] & busy == 0:
+        if a.own[node] & busy == 0:
             a.starts[run] = now
             a.running[num_running] = run
             num_running += 1

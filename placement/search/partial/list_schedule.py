@@ -24,7 +24,8 @@ class Agenda(NamedTuple):
     ready: Ints  # [runs]
     free_at: Ints  # [2 C]
     ended: Ints  # [runs]: those that have ended just now
-    reach: Ints  # [V]: resources that nothing may use while a node runs
+    own: Ints  # [V]: what a node uses: resources, and visits to devices
+    reach: Ints  # [V]: what nothing may use while a node runs
     running: Ints  # [runs]
     left: Ints  # [iterations]: runs of each that have not ended
     over_at: Ints  # [iterations]: microseconds
@@ -34,9 +35,9 @@ def agenda_for(t: Tables) -> Agenda:
     """Allocate arrays of the right sizes."""
     starts, missing, ready_at, ready, ended = np.zeros((5, t.iterations * t.num_nodes), dtype=np.int64)
     left, over_at = np.zeros((2, t.iterations), dtype=np.int64)
-    reach = np.zeros(t.num_nodes, dtype=np.int64)
+    own, reach = np.zeros((2, t.num_nodes), dtype=np.int64)
     running, free_at = np.zeros(t.num_nodes * t.iterations, dtype=np.int64), np.zeros(2 * t.num_calls, dtype=np.int64)
-    return Agenda(starts, missing, ready_at, ready, free_at, ended, reach, running, left, over_at)
+    return Agenda(starts, missing, ready_at, ready, free_at, ended, own, reach, running, left, over_at)
 
 
 @compiled

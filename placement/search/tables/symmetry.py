@@ -94,7 +94,11 @@ def _exchange(count: int, pairs: set[tuple[int, int]]) -> Permutation | None:
 
 
 def _keeps(problem: Problem, swap: Permutation) -> bool:
-    """Whether each node has its equal in the place where it goes, and all dependencies stay."""
+    """Whether each node has its equal in the place where it goes, and all dependencies stay, and who shares a role."""
+    roles = [call.role for call in problem.calls]
+    pairs = combinations(range(len(roles)), 2)
+    if any((roles[a] == roles[b]) != (roles[swap[a]] == roles[swap[b]]) for a, b in pairs):
+        return False
     goes = node_permutation(problem, swap)
     if goes is None or not all(_same(node, problem.nodes[goes[index]]) for index, node in enumerate(problem.nodes)):
         return False

@@ -40,6 +40,8 @@ class Tables(NamedTuple):
     resources: Ints
     node_of: Ints  # [C]: the node that is the call
     nodes_of: Ints  # [2 C]: set of nodes that occupy a resource
+    visit_nodes: Ints  # [C]: set of the call and its link nodes
+    strangers: Ints  # [C]: set of calls of other roles, whose visits to a device exclude its own; empty by ReaL's rule
     cost_start: Ints  # [V + 1]: the start of its durations in `cost`
     cost_columns: Ints  # options of the second call, for a pair
     cost_layers: Ints  # 3 when durations of a pair depend on the relation, else 1
@@ -140,6 +142,10 @@ def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list
         "resources": _ints(resources),
         "node_of": _ints([i for i, node in enumerate(problem.nodes) if isinstance(node, PlannedCall)]),
         "nodes_of": _ints([word([bool(word >> bit & 1) for word in resources]) for bit in range(2 * len(calls))]),
+        "visit_nodes": _ints([word([not isinstance(node, PairNode) and calls_of(node) == (name,)
+                                    for node in problem.nodes]) for name in calls]),
+        "strangers": _ints([word([other.role != call.role and problem.rule == "graph_order"
+                                  for other in problem.calls]) for call in problem.calls]),
         "cost_start": starts([cost.size for cost in costs]),
         "cost_columns": _ints([cost.shape[2] for cost in costs]),
         "cost_layers": _ints([cost.shape[0] for cost in costs]),
@@ -149,7 +155,7 @@ def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list
         "least_by_second": np.concatenate([cost.min(axis=(0, 1)) for cost in costs]),
         "row_start": starts([cost.shape[1] for cost in costs])[:-1],
         "column_start": starts([cost.shape[2] for cost in costs])[:-1],
-    }
+    }  # fmt: skip
 
 
 def _cost(node: ProblemNode) -> Ints:

@@ -116,6 +116,26 @@ def occupied(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | P
     return set().union(*(devices(problem, plan, end) for end in ends))
 
 
+def visits(problem: Problem, plan: Mapping[str, Choice], node: PlannedCall | PairNode | LinkNode) -> set[object]:
+    """A thing for each pair of nodes that may not run at once since something comes and goes for the calls of both.
+
+    So it is for calls of different roles, of which each has a link node that takes time, on meshes that overlap.
+    """
+    visitors = {n.call for n in problem.nodes if isinstance(n, LinkNode) and not is_absent(problem, plan, n)}
+    roles = {call.name: call.role for call in problem.calls}
+
+    def visitor(of: PlannedCall | PairNode | LinkNode) -> str | None:
+        call = None if isinstance(of, PairNode) else of.name if isinstance(of, PlannedCall) else of.call
+        return call if call in visitors else None
+
+    pairs = set()
+    for other in problem.nodes if visitor(node) else ():
+        own, its = visitor(node), visitor(other)
+        if own and its and roles[own] != roles[its] and devices(problem, plan, own) & devices(problem, plan, its):
+            pairs.add(frozenset((node.name, other.name)))
+    return set(pairs) if problem.rule == "graph_order" else set()
+
+
 Run = tuple[int, int]  # an iteration and the number of a node
 
 
@@ -151,7 +171,8 @@ def period(problem: Problem, plan: Mapping[str, Choice]) -> int:
     jobs = []
     for iteration, number in runs:
         node = problem.nodes[number]
-        mask = sum(1 << bits.setdefault(one, len(bits)) for one in occupied(problem, plan, node))
+        used = occupied(problem, plan, node) | visits(problem, plan, node)
+        mask = sum(1 << bits.setdefault(one, len(bits)) for one in used)
         after = [position[run] for run in waits[iteration, number]]
         after += [len(runs) + iteration - problem.in_flight] if iteration in submissions else []
         jobs.append(Job(mask, float(duration(problem, plan, node)), tuple(after)))
@@ -167,7 +188,8 @@ def period(problem: Problem, plan: Mapping[str, Choice]) -> int:
 def makespan_in_random_order(problem: Problem, plan: Mapping[str, Choice], iterations: int, random: Random) -> int:
     """Place one ready run after another, as late ones as come up, on devices that are then free."""
     waits = waits_of(problem, plan, iterations)
-    where = {run: occupied(problem, plan, problem.nodes[run[1]]) for run in waits}
+    used = [occupied(problem, plan, node) | visits(problem, plan, node) for node in problem.nodes]
+    where = {run: used[run[1]] for run in waits}
     rank = [random.random() for _ in problem.nodes]
     patience = random.choice([0.0, 0.5, 3.0, 1000.0])  # iterations that a run may be ahead for its rank
     ended: dict[Run, int] = {}

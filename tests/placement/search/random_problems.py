@@ -68,7 +68,7 @@ def _call(random: Random, index: int, num_classes: int) -> PlannedCall:
         cost, peak = random.randrange(1, 30), static + random.randrange(60)
         fullest = random.choice([0, 0, peak + 20])
         options.append(Option(Strategy(), random.randrange(num_classes), cost, static, peak, copy, fullest))
-    return PlannedCall(f"call{index}", f"role{index}", "inference", tuple(options))
+    return PlannedCall(f"call{index}", f"role{index // 2}", "inference", tuple(options))
 
 
 def _move(random: Random, index: int, calls: list[PlannedCall]) -> list[ProblemNode]:
