@@ -23,6 +23,7 @@ from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for those in which models take turns
+COPIES_SHARE = 0.3  # where it is decided who shares a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
@@ -79,6 +80,19 @@ def search_whole_space(request: SearchRequest) -> Finding:
     question, problem = request.question, request.space.least
     budget_seconds = WHOLE_SHARE * request.budget_seconds
     result = search(problem.problem, budget_seconds, request.method, progress=request.progress)
+    plan = solution(question, problem, result)
+    return _finding(None if plan is None else fitting(question, plan), bound=result)
+
+
+def search_copies(request: SearchRequest) -> Finding:
+    """Search all plans where it is decided whether a second reader of trained weights shares the copy of the first.
+
+    That makes moves of weights count that are left out elsewhere, and the search harder. None without such a call.
+    """
+    question, problem = request.question, request.space.with_copies
+    if problem is None:
+        return Finding()
+    result = search(problem.problem, COPIES_SHARE * request.budget_seconds, request.method)
     plan = solution(question, problem, result)
     return _finding(None if plan is None else fitting(question, plan), bound=result)
 
@@ -144,6 +158,7 @@ def _finding(*plans: ExecutionPlan | None, bound: SearchResult | None = None) ->
 
 ATTEMPTS = (
     Attempt(search_whole_space, always=True),
+    Attempt(search_copies),
     Attempt(search_in_turn, always=True),
     Attempt(search_presets, always=True),
     Attempt(search_fullest_devices),

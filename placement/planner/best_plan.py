@@ -1,18 +1,19 @@
 """From a question to the best plan that a search finds, how good it can be at most, and what the presets would take.
 
 Several searches look for plans that fit (see `attempts`). The fastest of all, improved on its augmented graph, is the
-plan; where steps overlap, the best of several that were improved. The bound is that of the whole space.
+plan, or of several where it is not close to the bound. The bound is that of the whole space.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.attempts import SearchRequest, make_attempts
+from prefect_rlhf.placement.planner.attempts import CLOSE, SearchRequest, make_attempts
 from prefect_rlhf.placement.planner.neighbours import improve_locally
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
@@ -23,7 +24,8 @@ from prefect_rlhf.placement.planner.simplicity import simplest
 from prefect_rlhf.placement.planner.time_sharing import keep_resident_where_free
 from prefect_rlhf.placement.search.driver import Method, Progress
 
-STALE_STARTS = 3  # plans that are improved where steps overlap
+STARTS = 3  # plans that are improved where none is close to the bound
+IMPROVING_SHARE = 0.3  # of the budget, at least, to improve them; what the searches left of it is theirs too
 
 
 def plan_graph(
@@ -41,6 +43,7 @@ def plan_graph(
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")
     question.site.cluster.check_mesh(question.site.mesh)
+    until = time.process_time() + budget_seconds
     space = _space(question, pins or {})
     request = SearchRequest(question, space, budget_seconds, method, progress)
     findings = make_attempts(request)
@@ -49,13 +52,13 @@ def plan_graph(
     timed += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
     if not timed:
         raise no_plan_fits(question, space, budget_seconds / 4)
-    starts = _fastest(timed, STALE_STARTS if question.graph.staleness else 1)
-    improved = (improve_locally(question, replace(start, name="auto"), space) for start in starts)
-    best = min(improved, key=question.seconds)
+    bound = max((finding.bound for finding in findings if finding.bound), key=lambda bound: bound.lower_bound_seconds)
+    close = min(seconds for _, seconds in timed) <= bound.lower_bound_seconds * (1 + CLOSE)
+    left = max(IMPROVING_SHARE * budget_seconds, until - time.process_time())
+    best = _improved(question, space, _fastest(timed, 1 if close else STARTS), left)
     fastest = _finished(question, best)
     simple = simplest(question, space, fastest, timed)
     plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"))
-    bound = [finding.bound for finding in findings if finding.bound is not None][-1]
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
     return Planned(
@@ -77,6 +80,17 @@ def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
     on_lease = {call: mesh for call, mesh in pins.items() if site.mesh.contains(mesh)}
     also = [site.cluster.check_mesh(mesh, f"pins.{call}") for call, mesh in on_lease.items()]
     return pinned(PlanSpace.of(question, also), pins)
+
+
+def _improved(
+    question: Question, space: PlanSpace, starts: Sequence[ExecutionPlan], budget_seconds: float
+) -> ExecutionPlan:
+    """The best of what a local search makes of each start; what one does not use of its share others may."""
+    until, improved = time.process_time() + budget_seconds, []
+    for index, start in enumerate(starts):
+        share = (until - time.process_time()) / (len(starts) - index)
+        improved.append(improve_locally(question, replace(start, name="auto"), space, share))
+    return min(improved, key=question.seconds)
 
 
 def _fastest(timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[ExecutionPlan]:

@@ -5,6 +5,8 @@ The search's own problem ranks them. The estimate counts more: transfers of rows
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -21,29 +23,32 @@ from prefect_rlhf.placement.search.problem import Choice
 
 NEGLIGIBLE = 1e-3  # of an iteration: a difference that no estimate means
 WHOLE_CACHE = 1e6  # GiB that stand for a cache of all rows
-PLACEMENTS_TRIED = 2  # of a call, by the local search
-STALE_PLACEMENTS_TRIED, STALE_ROUNDS = 6, 3  # where steps overlap: there moves of rows decide who goes first
+TRIED = 6  # placements of a call, by the local search
+ROUNDS = 3
 
 
-def improve_locally(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:
-    """Move one call at a time while an iteration gets shorter and the plan fits.
+def improve_locally(
+    question: Question, plan: ExecutionPlan, space: PlanSpace, budget_seconds: float = math.inf
+) -> ExecutionPlan:
+    """Move one call at a time while an iteration gets shorter and the plan fits, for so much processor time at most.
 
-    Each call is looked at once; where steps overlap, again after another was moved.
+    Each call is looked at again after another was moved.
     """
-    stale = question.graph.staleness > 0
-    tried, rounds = (STALE_PLACEMENTS_TRIED, STALE_ROUNDS) if stale else (PLACEMENTS_TRIED, 1)
-    for _ in range(rounds):
-        improved = _improve_once(question, plan, space, tried)
+    until = time.process_time() + budget_seconds
+    for _ in range(ROUNDS):
+        improved = _improve_once(question, plan, space, until)
         if improved == plan:
             break
         plan = improved
     return plan
 
 
-def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, tried: int) -> ExecutionPlan:
+def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, until: float) -> ExecutionPlan:
     seconds = question.seconds(plan)
     for call, others in neighbours(plan, space).items():
-        for placement in islice((placement for placement, has_room in others if has_room), tried):
+        for placement in islice((placement for placement, has_room in others if has_room), TRIED):
+            if time.process_time() > until:
+                return plan
             changed = changed_plan(question, plan, call, placement)
             if changed is None:
                 continue

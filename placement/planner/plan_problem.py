@@ -32,6 +32,7 @@ from prefect_rlhf.placement.planner.candidates import (
 )
 from prefect_rlhf.placement.planner.least_moves import least_move_seconds
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.weight_copies import FORBIDDEN, readers_of, second_reader, use_of_copy
 from prefect_rlhf.placement.schedule.schedule import STEPS_IN_FLIGHT
 from prefect_rlhf.placement.search.problem import (
     Edge,
@@ -45,7 +46,6 @@ from prefect_rlhf.placement.search.problem import (
 )
 
 MICROSECONDS = 1e6
-FORBIDDEN = 10**12  # microseconds, of a move for which there is no room
 OTHER_GROUPS = 1  # communicators of a device beside those of the call that runs, as plans that fit mostly have
 ITERATIONS = 12  # in which the search measures a period
 
@@ -112,6 +112,18 @@ class PlanSpace:
         return plan_problem(self.context, self.candidates)
 
     @cached_property
+    def with_copies(self) -> PlanProblem | None:
+        """`least` with two options for each of a second reader's of trained weights; None where there is none.
+
+        The first of the two has a copy of its own, the second uses that of the first reader.
+        """
+        chooses = [name for name in self.candidates if second_reader(self.context.graph, name)]
+        if not chooses:
+            return None
+        twice = {name: options * 2 if name in chooses else options for name, options in self.candidates.items()}
+        return plan_problem(self.context, twice, copies=True)
+
+    @cached_property
     def most(self) -> PlanProblem:
         """The problem that counts bytes of the fullest device: most of its plans fit, with prefetch or without."""
         return plan_problem(self.context, self.candidates, "most")
@@ -145,11 +157,17 @@ def plan_problem(
     candidates: Candidates,
     counted: MemoryCount = "least",
     classes: tuple[tuple[int, ...], ...] | None = None,
+    copies: bool = False,
 ) -> PlanProblem:
-    """Pose the problem of the context's graph; `classes` of meshes replace those of its space."""
+    """Pose the problem of the context's graph; `classes` of meshes replace those of its space.
+
+    With `copies` the second half of a second reader's options uses the copy of the first.
+    """
     graph, space = context.graph, context.space
     reserve = 0 if counted == "least" else _reserve_bytes(context)
-    nodes = tuple(node for name in candidates for node in _nodes(graph.call(name), candidates, context, counted))
+    nodes = tuple(
+        node for name in candidates for node in _nodes(graph.call(name), candidates, context, counted, copies)
+    )
     problem = Problem(
         name=graph.name,
         device_bytes=tuple(
@@ -172,11 +190,11 @@ def _reserve_bytes(context: CostContext) -> int:
     return 2 * BUCKET_BYTES + groups
 
 
-def _nodes(call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount) -> Iterator[ProblemNode]:
+def _nodes(
+    call: Call, candidates: Candidates, context: CostContext, counted: MemoryCount, copies: bool
+) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
     graph, options = context.graph, candidates[call.name]
-    trainer = graph.trained_by(call.role or "")
-    readers = [other for other in graph if other.role == call.role and other != trainer]
     stopping = [option.host_seconds > 0 and stops_devices(option.placement, context) for option in options]
     occupied: Literal["compute", "host_link"] = "compute" if any(stopping) else "host_link"
     host_us = tuple(
@@ -185,14 +203,31 @@ def _nodes(call: Call, candidates: Candidates, context: CostContext, counted: Me
     )
     if any(host_us):
         yield LinkNode(_reload(call.name), call.name, host_us, occupied)
-    moved = trainer is not None and readers and call == readers[0]  # others may use its copy: it is not certain they do
-    if trainer is not None and moved and _lag(graph, call) != STALE:
-        yield _reallocation(call, candidates[trainer.name], options, trainer, context)
+    moves = list(_moves(call, candidates, context, copies))
+    late = bool(moves) and _lag(graph, call) == STALE
+    yield from () if late else moves
     yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, option, counted) for option in options))
     if any(host_us):
         yield LinkNode(_offload(call.name), call.name, host_us, occupied)
-    if trainer is not None and moved and _lag(graph, call) == STALE:
+    yield from moves if late else ()
+
+
+def _moves(call: Call, candidates: Candidates, context: CostContext, copies: bool) -> Iterator[PairNode]:
+    """The move of trained weights to their first reader, and with `copies` to the second, if it has its own.
+
+    Without, others may use the copy of the first: it is not certain that they do.
+    """
+    graph, options = context.graph, candidates[call.name]
+    trainer, first = graph.trained_by(call.role or ""), next(iter(readers_of(graph, call)), None)
+    if trainer is None or first is None:
+        return
+    if call == first:
         yield _reallocation(call, candidates[trainer.name], options, trainer, context)
+    elif copies and second_reader(graph, call.name):
+        own = options[: len(options) // 2]
+        move = _reallocation(call, candidates[trainer.name], own, trainer, context)
+        yield replace(move, microseconds=np.concatenate([move.microseconds, np.zeros_like(move.microseconds)], axis=2))
+        yield use_of_copy(first, candidates[first.name], call, own)
 
 
 def _option(call: Call, candidate: Candidate, counted: MemoryCount) -> Option:

@@ -31,7 +31,11 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
 from prefect_rlhf.placement.strategy import strategies
 
 LINES = QUESTIONS.read_text().splitlines()
-FEW = ("dpo --model actor=llama-7b", "grpo --model actor=llama-7b --model reward=llama-7b --cluster 1x8:h100")
+FEW = (
+    "dpo --model actor=llama-7b",
+    "grpo --model actor=llama-7b --model reward=llama-7b --cluster 1x8:h100",
+    "remax --model actor=llama-7b --model reward=llama-7b --cluster 1x8:h100",
+)
 PLANS_EACH = 60  # of each question: 2,100 plans in all
 TRIES = 50  # to find a legal placement of a call, or a legal plan
 
