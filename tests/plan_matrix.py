@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,14 +126,18 @@ class Result:
     @classmethod
     def read(cls, run_dir: Path) -> Result:
         """From a run's folder."""
-        rollouts = [pq.read_table(file) for file in sorted((run_dir / "rollouts").glob("*.parquet"))]
         return cls(
-            tokens=[table.column("tokens").to_pylist() for table in rollouts],
-            logprobs=[table.column("logprobs").to_pylist() for table in rollouts],
+            tokens=rollouts(run_dir, "tokens"),
+            logprobs=rollouts(run_dir, "logprobs"),
             metrics=_lines(run_dir / "metrics.jsonl"),
             weights={role: load_file(run_dir / role / "model.safetensors") for role in ("actor", "critic")},
             spans=_lines(run_dir / "task_runs.jsonl"),
         )
+
+
+def rollouts(run_dir: Path, column: str) -> list[Any]:
+    """A column of what a run recorded, by step."""
+    return [pq.read_table(file).column(column).to_pylist() for file in sorted((run_dir / "rollouts").glob("*.parquet"))]
 
 
 COMPARED = tuple(
@@ -178,7 +182,7 @@ def first_differences(one: Result, other: Result) -> list[tuple[int, int, int, f
     return []
 
 
-def plan_file(compact: Compact, path: Path) -> Path:
+def plan_file(compact: Compact, path: Path, computations: Sequence[str] = COMPUTATIONS) -> Path:
     """Write a plan of `n0` as a plan file."""
     calls: dict[str, dict[str, Any]] = {}
     for call, text in compact.items():
@@ -190,7 +194,7 @@ def plan_file(compact: Compact, path: Path) -> Path:
                 entry[key] = yaml.safe_load(value)
             else:
                 entry[word[:2]] = int(word[2:])
-    calls |= {name: {"mesh": "n0:0", "engine": "python"} for name in COMPUTATIONS}
+    calls |= {name: {"mesh": "n0:0", "engine": "python"} for name in computations}
     path.write_text(json.dumps({"name": path.stem, "calls": calls}))
     return path
 

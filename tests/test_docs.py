@@ -195,6 +195,14 @@ def test_pages_link_to_files_that_exist():
             assert link.startswith("http") or (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
+def test_each_decision_has_a_number_of_its_own():
+    """In its file's name and in its heading, one after another."""
+    records = sorted((PROJECT / "docs" / "adr").glob("*.md"))
+    for number, record in enumerate(records, 1):
+        assert record.name.startswith(f"{number:04d}-"), f"{record.name} is record {number}"
+        assert record.read_text().startswith(f"# {number}. "), f"{record.name} begins with another number"
+
+
 def test_no_page_is_without_a_reader():
     """The README reaches every page."""
     readme = (PROJECT / "README.md").read_text()
