@@ -23,8 +23,8 @@ def writing(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
     """Let `write` make something beside `path`, then rename it, in place of what is there; return `path`.
 
-    Nobody sees half of it, even when several processes write at once; nothing is left of a write that raises. Raises
-    OutputFailed, which names `path`.
+    Nobody sees half of it, even when several processes write at once, nor after a power failure; nothing is left of a
+    write that raises. Raises OutputFailed, which names `path`.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with writing(path):
@@ -32,12 +32,30 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
         _remove(part)  # of an earlier process with this id, which was killed
         try:
             write(part)
+            _flush_all(part)
         except BaseException:
             _remove(part)
             raise
         if part.is_dir() and not part.is_symlink():
             _remove(path)  # a folder replaces only an empty one
         return part.replace(path)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file's content, or a folder's entries, would survive a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _flush_all(path: Path) -> None:
+    if path.is_symlink():
+        return
+    for below in path.iterdir() if path.is_dir() else ():
+        _flush_all(below)
+    flush_to_disk(path)
 
 
 def _remove(path: Path) -> None:

@@ -7,7 +7,6 @@ that holds a checksum of each. The controller reads indexes, the ranks read tens
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from prefect_rlhf.engines.engine import StatePart
 from prefect_rlhf.engines.files.tensor_files import write_tensors
 from prefect_rlhf.engines.weights.views import within
-from prefect_rlhf.placement.atomic_file import writing
+from prefect_rlhf.placement.atomic_file import flush_to_disk, writing
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 
@@ -189,15 +188,6 @@ def write_json(file: Path, content: object) -> None:
     with writing(file):
         file.write_text(json.dumps(content, indent=1) + "\n")
         flush_to_disk(file)
-
-
-def flush_to_disk(path: Path) -> None:
-    """Wait until a file's content, or a folder's entries, would survive a power failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _parse(file: Path, key: str, value: str) -> StoredPart:

@@ -24,13 +24,13 @@ from prefect_rlhf.engines.files.checkpoint_files import (
     WHOLE,
     ShardIndex,
     check_coverage,
-    flush_to_disk,
     read_index,
     shard_indexes,
     write_json,
 )
 from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.weights.versions import Fingerprint
+from prefect_rlhf.placement.atomic_file import flush_to_disk
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters

@@ -1,12 +1,12 @@
-"""A disk that fills up, or turns read-only, under a run: it ends at once as failed, in one line that says which file.
+"""A disk that fills up, turns read-only or breaks under a run: it ends as failed, in one line that says which file.
 
-Each on a small file system of its own (a tmpfs, so only for root), in which everything that a run writes is.
+Each on a small file system of its own (so only for root), in which everything that a run writes is.
 """
 
 from __future__ import annotations
 
-import errno
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from tests import plan_matrix
 from tests.plan_matrix import plan_file
-from tests.small_disk import small_disk
+from tests.small_disk import break_disk, breakable_disk, fill, small_disk
 from tests.tiny import ppo_parameters
 
 pytestmark = [
@@ -45,20 +45,12 @@ def disk(tmp_path):
         yield folder
 
 
-def fill(disk: Path) -> None:
-    try:
-        with (disk / "filler").open("ab", buffering=0) as file:
-            for size in (1 << 16, 1 << 12):
-                while file.write(bytes(size)) == size:
-                    pass
-    except OSError as error:
-        assert error.errno == errno.ENOSPC
-
-
 def make_read_only(disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
 
 
+BROKEN = ("Input/output error", "No space left on device", "Read-only file system")
+"""What Linux says of blocks that it cannot write, as it meets them one way or another."""
 HARMS = {"full": (fill, "No space left on device"), "read-only": (make_read_only, "Read-only file system")}
 
 
@@ -95,6 +87,26 @@ def test_a_disk_that_ends_while_a_run_writes_ends_the_run(parameters, disk, monk
     assert state.is_failed(), state
     assert reason in state.message and "\n" not in state.message
     assert not list(disk.glob("*/checkpoints/*.part"))
+
+
+@pytest.mark.all
+@pytest.mark.skipif(shutil.which("mkfs.ext4") is None, reason="no tool that makes a file system")
+@pytest.mark.parametrize("node", ["actor_generate@0", "checkpoint.critic@0", "export.actor@2"])
+def test_a_disk_that_breaks_ends_the_run_when_it_is_next_flushed(parameters, tmp_path, monkeypatch, node):
+    """At the latest when a checkpoint or a trained model is: Linux tells of an I/O error then."""
+    execute = Dispatcher.execute
+    with breakable_disk(tmp_path / "runs", 4 * DISK_BYTES) as disk:
+
+        def harmed(self, planned):
+            if planned.id == node:
+                break_disk(disk)
+            return execute(self, planned)
+
+        monkeypatch.setattr(Dispatcher, "execute", harmed)
+        state = ended(parameters, disk)
+    assert state.is_failed(), state
+    assert any(reason in state.message for reason in BROKEN), state.message
+    assert str(tmp_path / "runs") in state.message and "\n" not in state.message
 
 
 @pytest.mark.parametrize("harm", HARMS)
