@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,11 @@ def disk(tmp_path):
 
 
 def make_read_only(disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    for _ in range(100):  # Linux refuses it while a file is open for writing, as a shard may be
+        if not subprocess.run(["mount", "-o", "remount,ro", str(disk)], capture_output=True).returncode:
+            return
+        time.sleep(0.1)
+    pytest.fail("the disk was never without an open file")
 
 
 BROKEN = ("Input/output error", "No space left on device", "Read-only file system")

@@ -305,7 +305,6 @@ COMMANDS = {
     "parameters that are not there": (["ppo", "--parameters", "none"], "--parameters"),
     "parameters of a long name": (["ppo", "--parameters", "n" * 400], "--parameters"),
     "no parameter": (["ppo"], "prompts, held_out, actor"),
-    "no command": ([], "algorithm"),
     "an unknown flag": (["ppo", "--stepz", "1"], "--stepz"),
     "a flag without its value": (["ppo", "--devices"], "--devices"),
     **{f"{devices} devices": (["ppo", "--devices", devices], "--devices") for devices in ("0", "-1", "x", "1e3", "9" * 5000, "1_0", "")},

@@ -32,7 +32,7 @@ def test_the_plan_table_has_a_row_per_call():
         "pp": "1",
         "rows": "8",
         "mini-batches": "",
-        "micro-batches": "1",
+        "micro-batches": "",
         "offload": "",
     }
 

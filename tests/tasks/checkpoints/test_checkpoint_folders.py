@@ -12,7 +12,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.checkpoints import folders as checkpoints
-from prefect_rlhf.tasks.checkpoints.folders import check_resumable, find_checkpoint, folder_of, keep_newest
+from prefect_rlhf.tasks.checkpoints.folders import FORMAT, check_resumable, find_checkpoint, folder_of, keep_newest
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from tests.finished_steps import write_checkpoint, write_shards
 from tests.strategies import GIB, ppo
@@ -119,20 +119,20 @@ def test_a_checkpoint_that_is_not_what_was_written_is_refused_when_it_is_found(r
     ("header", "author"),
     [
         ({}, "prefect-rlhf 0.1.0 from before formats had numbers"),
-        ({"format": 3, "written_by": "prefect-rlhf 9.1"}, "prefect-rlhf 9.1"),
+        ({"format": FORMAT + 1, "written_by": "prefect-rlhf 9.1"}, "prefect-rlhf 9.1"),
     ],
 )
 def test_a_checkpoint_of_another_format_is_refused_in_one_line_that_says_what_to_do(run_dir, tmp_path, header, author):
     """The first format had no number; what its manifest holds is not looked at."""
     manifest = folder_of(run_dir, 2) / "checkpoint.json"
     stored = json.loads(manifest.read_text())
-    assert stored["format"] == 2 and stored["written_by"].startswith("prefect-rlhf ")
+    assert stored["format"] == FORMAT and stored["written_by"].startswith("prefect-rlhf ")
     manifest.write_text(json.dumps({"manifest": stored["manifest"], "checksum": stored["checksum"], **header}))
     with pytest.raises(InvalidInput) as error:
         find_checkpoint(str(run_dir), tmp_path)
     assert str(error.value) == (
-        f"resume_from: got '{manifest}, written by {author}', expected a checkpoint of format 2; finish the run with "
-        "that version, or start a new run from the Hugging Face folders that it exports after its last step"
+        f"resume_from: got '{manifest}, written by {author}', expected a checkpoint of format {FORMAT}; finish the run "
+        "with that version, or start a new run from the Hugging Face folders that it exports after its last step"
     )
 
 
