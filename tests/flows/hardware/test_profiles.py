@@ -7,6 +7,7 @@ import pytest
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.profile import legal_degrees
+from prefect_rlhf.placement.cost.contention import SlowDown
 from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.errors import InvalidInput
@@ -34,6 +35,7 @@ def kept(of, num_devices=2, **changes):
     made = Profile(
         of, "bfloat16", "cpu", subject.versions, (), links, 1e-9,
         processor=subject.processor, num_devices=num_devices,
+        slow_downs=(SlowDown("inference", "megatron", (1, num_devices), (1.0, 1.5), 1.5),) if num_devices > 1 else (),
     )  # fmt: skip
     made = replace(made, **changes)
     profiles.keep_profile(made, profiles.profile_file(subject))
@@ -63,6 +65,7 @@ def test_a_profile_of_another_number_of_devices_is_another_profile():
         ({"versions": (("torch", "1.0"),)}, "profile.versions.torch: got '1.0', expected "),
         ({"processor": "abacus"}, "profile.processor: got 'abacus', expected "),
         ({"shape": OTHER}, "profile.shape: got "),
+        ({"slow_downs": ()}, "profile.slow_downs: got 'none', expected times with fewer devices busy"),
     ],
 )
 def test_a_stale_profile_is_refused_in_one_line_that_says_what_to_do(changes, field):
