@@ -1,0 +1,75 @@
+"""The project's own prefect.yaml, deployed whole: a worker runs GRPO and ReMax from it, scored by a Python function."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.blocks.prefect_site import PrefectSite, everything_up
+from tests.tiny import make_model, make_prompts
+
+POOL = "two-device-mesh"  # that prefect.yaml names
+PROJECT = Path(__file__).parents[2]
+ALGO = {
+    "batch_size": 4,
+    "sampling": {"max_new_tokens": 4},
+    "evaluate_every": 1,
+    "optimizer": {"lr": 1e-3},
+}
+ALGORITHMS = {
+    "grpo": ALGO | {"samples_per_prompt": 2, "kl": {"coefficient": 0.01}},
+    "remax": ALGO | {"kl": {"kind": "fixed", "coefficient": 0.01}},
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.all]
+
+
+class ProjectSite(PrefectSite):
+    """A site with the deployments of this project."""
+
+    def deploy(self) -> None:
+        """Deploy them as the README does."""
+        self.environment["RLHF_HOME"] = str(self.folder)
+        self.prefect("work-pool", "create", POOL, "--type", "gpu-mesh")
+        self.prefect("--no-prompt", "deploy", "--all", cwd=PROJECT)
+
+    def start_worker(self) -> None:
+        """Start one for the pool that prefect.yaml names."""
+        self._start("worker", "worker", "start", "--pool", POOL, "--name", "tester")
+        self.until(lambda: b"started!" in (self.folder / "worker.log").read_bytes(), 60)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    with everything_up(ProjectSite(tmp_path_factory.mktemp("deployed"))) as site:
+        (site.folder / "my_rewards.py").write_text("def short(row):\n    return -float(len(row['response']))\n")
+        yield site
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_algorithm_without_a_critic_is_a_deployment_that_trains(site, algorithm):
+    """With its form's own parameters: two steps, an evaluation beside each, and the trained model."""
+    prompts = make_prompts(site.folder / "prompts.parquet")
+    model = {"path": make_model(site.folder / "actor")}
+    run = site.run(
+        algorithm,
+        {"lease_directory": str(site.folder / "leases")},
+        prompts={"path": prompts},
+        held_out={"path": prompts, "split": "held_out"},
+        actor=model,
+        ref=model,
+        reward={"functions": {"short": {"function": f"{site.folder}/my_rewards.py:short"}}},
+        algo=ALGORITHMS[algorithm],
+        plan="flattening",
+        steps=2,
+        output_dir=str(site.folder / "runs"),
+    )
+    site.until_state(run, "COMPLETED", 300)
+    folder = site.folder / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [step["step"] for step in metrics] == [0, 1]
+    assert all("actor_train.loss" in step and "score.short" in step for step in metrics), metrics[0]
+    assert (folder / "evaluation.jsonl").read_text().count("\n") == 3
+    assert (folder / "actor" / "model.safetensors").is_file()
