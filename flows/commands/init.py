@@ -1,0 +1,86 @@
+"""The command `prefect-rlhf init`: a folder with what a person deploys from who installed the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+
+from prefect_rlhf.flows.commands.flags import Flags
+from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.placement.errors import InvalidInput
+
+HOME = "{{ $RLHF_HOME }}"  # the folder of models, data and runs, where the package's own prefect.yaml has it
+HEADER = """\
+# Deployments of every algorithm, of yours too: prefect deploy --all, from this folder.
+# The work pool is two CPU devices of this machine; kind: cuda, devices_per_node and mesh are for GPUs.
+"""
+OWN_DEPLOYMENT = """
+  - name: my-reinforce
+    description: An algorithm of your own; its parameters are those of parameters.yaml.
+    entrypoint: my_reinforce.py:reinforce
+    work_pool: *two_devices
+    enforce_parameter_schema: true
+    parameters:
+"""
+NEXT = """
+From {folder}, with a model of yours or SmolLM2 and its data, which the first line brings:
+
+  python -m prefect_rlhf.flows.demo fetch --home .
+  prefect-rlhf graph my_reinforce.py:reinforce
+  prefect-rlhf run my_reinforce.py:reinforce --parameters parameters.yaml --devices 2 --dry-run
+
+Without --dry-run it trains. Through a Prefect server, each of the last two in a terminal of its own:
+
+  prefect server start
+  prefect work-pool create two-device-mesh --type gpu-mesh
+  prefect deploy --all
+  prefect worker start --pool two-device-mesh
+  prefect deployment run rlhf/my-reinforce --watch
+"""
+
+
+def parser() -> Flags:
+    """Return the flags."""
+    top = Flags(prog="prefect-rlhf init", description=__doc__)
+    top.add_argument("folder", type=Path, metavar="FOLDER", help="where the files go; made if it is not there")
+    return top
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Write the files and say what to do with them; returns the exit status. Raises InvalidInput or OutputFailed."""
+    folder: Path = parser().parse_args(arguments).folder.expanduser().absolute()
+    files_of_project = project(folder)
+    write_new(folder, files_of_project)
+    print(f"wrote {', '.join(files_of_project)}", NEXT.format(folder=folder), sep="\n", end="")
+    return 0
+
+
+def project(folder: Path) -> dict[str, str]:
+    """Return the text of each file by its name. Raises InvalidInput for a path that YAML would read otherwise."""
+    texts = {path.name: path.read_text() for path in (files("prefect_rlhf") / "template").iterdir() if path.is_file()}
+    if any(character in str(folder) for character in '{}"\\') or not str(folder).isprintable():
+        raise InvalidInput("FOLDER", str(folder), 'a path without {, }, ", \\ and line breaks')
+    texts["prefect.yaml"] = deployments(texts["prefect.yaml"], folder, texts["parameters.yaml"])
+    return dict(sorted(texts.items()))
+
+
+def deployments(shipped: str, folder: Path, own_parameters: str) -> str:
+    """Return the shipped prefect.yaml with everything in `folder`, and with the deployment of the author's flow."""
+    text = HEADER + shipped[shipped.index("name: prefect-rlhf") :].replace(HOME, str(folder))
+    parameters = [f"      {line}" for line in own_parameters.splitlines() if not line.startswith("#")]
+    return "\n".join([text.rstrip() + "\n" + OWN_DEPLOYMENT.rstrip(), *parameters, ""])
+
+
+def write_new(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write every file. Raises InvalidInput where one is there already, and then writes none."""
+    there = [name for name in texts if (folder / name).exists() or (folder / name).is_symlink()]
+    if there:
+        raise InvalidInput("FOLDER", str(folder), f"a folder without {', '.join(there)}: nothing is overwritten")
+    for name, text in texts.items():
+        write_atomically(folder / name, partial(_write, text))
+
+
+def _write(text: str, part: Path) -> None:
+    part.write_text(text)
