@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,9 @@ def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
 
 def try_own_operators(graph: DataflowGraph, inputs: RunInputs) -> None:
     """Import and try every operator in a process of its own. Raises InvalidInput for one that cannot be right."""
+    if find_spec("torch") is None:  # only a dry run comes so far
+        log_warning("torch is not installed, so no loss or computation of your own is tried")
+        return
     from prefect_rlhf.tasks.trial.try_operators import try_operators  # only here: a plan takes no engine
 
     for warning in try_operators(graph, inputs.sources, inputs.tokenizer):

