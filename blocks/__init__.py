@@ -3,12 +3,15 @@
 Importing this room registers them: Prefect does so through the entry point group `prefect.collections`.
 """
 
+from prefect_rlhf.blocks.chats import Chats, ChatsBlock
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
 from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 
 __all__ = [
+    "Chats",
+    "ChatsBlock",
     "Cluster",
     "GpuMeshWorker",
     "Model",

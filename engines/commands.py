@@ -43,7 +43,7 @@ class RowSource(Protocol):
     def column_kinds(self) -> Mapping[str, ColumnKind]: ...
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
-        """Return rows in the order asked for: `prompt_tokens` (lists of ids) or the columns of preference pairs."""
+        """Return rows in the order asked for: `prompt_tokens` (lists of ids), or tokens and what goes with them."""
         ...
 
     def read_column(self, name: str, row_ids: Sequence[int]) -> list[Any]:

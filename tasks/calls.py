@@ -146,15 +146,16 @@ def score(
 
 def compute(
     operator: Operator[Any, Any],
-    *inputs: RowsHandle,
+    *inputs: object,
     settings: Settings,
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
     """Add a pure function of rows, on the host CPU of one device; it makes the keys that its @computation names.
 
-    Inputs are of the same rows, or of what they were made of, whose values are repeated for them. A computation of
-    `tokens` and `prompt_length`, or of `prompt_tokens`, makes new rows, one of each.
+    Inputs are of the same rows, or of what they were made of, whose values are repeated for them; of a dataset
+    parameter all items. A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes new rows, one of
+    each.
     """
     trace = current_trace("compute")
     _check_computation(trace, operator)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import prefect_rlhf
+from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
@@ -38,7 +39,7 @@ All that the file of an algorithm may name, by `from prefect_rlhf import ...`, w
 Shapes: B rows, T response tokens, S tokens of prompt and response.
 """
 WORDS = [calls.generate, calls.inference, calls.score, calls.compute, calls.train_step]
-PARAMETERS = [Model, Prompts, Preferences]
+PARAMETERS = [Model, Prompts, Preferences, Chats]
 SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Importance, Overlong, HostRewards, RewardFunction]
 ROWS = [Batch, Loss, LossValues, Terms, Context, Computed]
 HELPERS = [rollouts.text_columns, rollouts.lists, rollouts.write_rows, saved_state]

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from prefect_rlhf.blocks.dataset import Preferences, Prompts
+from prefect_rlhf.blocks.dataset import DatasetFields
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
@@ -45,7 +45,7 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
                 values[name] = _model_fields(name, values.get(name), options.models, names)
             elif _may_be(hints[name], HostRewards):
                 values.setdefault(name, UNNAMED_FUNCTION)
-        elif hints[name] in (Prompts, Preferences):
+        elif isinstance(hints[name], type) and issubclass(hints[name], DatasetFields):
             values.setdefault(name, {"path": ABSENT})
         elif name not in values and parameter.default is inspect.Parameter.empty:
             raise InvalidInput(name, None, "a value, which the algorithm needs")

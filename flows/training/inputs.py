@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.model_shape import read_model_spec
 
@@ -21,13 +23,16 @@ MANY = 1 << 30  # items of such a dataset
 PADDING = 0.002
 """Of a vocabulary: by so much do models of one family differ that have the same tokens (Qwen2.5 1.5B and 7B)."""
 
+DatasetParameter = Prompts | Preferences | Chats
+Source = PromptDataset | PreferenceDataset | ChatDataset
+
 
 @dataclass(frozen=True, slots=True)
 class RunInputs:
     """The models and datasets among a run's parameters, by parameter name."""
 
     models: Mapping[str, ModelSpec]
-    sources: Mapping[str, PromptDataset | PreferenceDataset]
+    sources: Mapping[str, Source]
     datasets: Mapping[str, Dataset]
     longest: Mapping[str, int]  # tokens of each dataset's longest row
     tokenizer: str
@@ -69,7 +74,7 @@ def read_inputs(
     check_vocabularies(models, PADDING if may_be_absent else 0.0)
     tokenizer = next(iter(models.values())).path
     context, vocabulary = shortest_context(models), next(iter(models.values())).shape.vocab_size
-    named = {name: value for name, value in arguments.items() if isinstance(value, Prompts | Preferences)}
+    named = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
     there = {name: value for name, value in named.items() if not (may_be_absent and value.path == ABSENT)}
     sources = {name: open_source(name, value, tokenizer) for name, value in there.items()}
     longest = {name: sources[name].check(context, vocabulary) if name in sources else 0 for name in named}
@@ -93,11 +98,14 @@ def check_vocabularies(models: Mapping[str, ModelSpec], padding: float = 0.0) ->
             raise InvalidInput(f"{other.role}.vocab_size", other.shape.vocab_size, expected)
 
 
-def open_source(name: str, value: Prompts | Preferences, tokenizer: str) -> PromptDataset | PreferenceDataset:
+def open_source(name: str, value: DatasetParameter, tokenizer: str) -> Source:
     """Return the dataset as ranks read it."""
-    kind = PromptDataset if isinstance(value, Prompts) else PreferenceDataset
     settings = value.model_dump(exclude={"saved", "columns"})
-    return kind(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
+    if isinstance(value, Prompts):
+        return PromptDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
+    if isinstance(value, Chats):
+        return ChatDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
+    return PreferenceDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
 
 
 def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:

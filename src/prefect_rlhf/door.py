@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
@@ -21,7 +22,7 @@ from prefect_rlhf.tasks.data.rollouts import lists, record_rollouts, text_column
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.operations import computation, loss
 from prefect_rlhf.tasks.rl.advantages import gae, grpo_advantages, remax_advantages
-from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation
+from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation, token_loss
 from prefect_rlhf.tasks.rl.groups import group_scores, groups_of
 from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, KLControl, PolicyGradient, ReMax
 from prefect_rlhf.tasks.rl.importance import importance_weights
@@ -38,6 +39,7 @@ from prefect_rlhf.tasks.rl.losses import (
 from prefect_rlhf.tasks.rl.losses import dpo as dpo_loss
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.rl.masked import masked_mean, response_mask, row_means, row_sums, whiten
+from prefect_rlhf.tasks.rl.offline_settings import SFT
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
 from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards
@@ -56,6 +58,7 @@ __all__ = [
     "Model",
     "Prompts",
     "Preferences",
+    "Chats",
     "Reward",
     "HostRewards",
     "RewardFunction",
@@ -74,6 +77,7 @@ __all__ = [
     "GRPO",
     "ReMax",
     "DPO",
+    "SFT",
     # losses and computations of your own
     "loss",
     "computation",
@@ -103,6 +107,7 @@ __all__ = [
     "record_rollouts",
     "record_evaluation",
     "pair_accuracy",
+    "token_loss",
     # what they are made of
     "log_sigmoid",
     "kl_estimate",

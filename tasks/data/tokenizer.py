@@ -34,13 +34,25 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool) -> list[i
     """
     if not _is_chat(prompt, chat_template):
         return [] if not prompt else list(tokenizer(prompt)["input_ids"])
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(turn) for turn in prompt]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    text = rendered(tokenizer, messages, "chat_template", add_generation_prompt=True)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def rendered(
+    tokenizer: Any, messages: Sequence[ChatMessage], where: str, *, add_generation_prompt: bool = False
+) -> str:
+    """Return messages as the tokenizer's chat template writes them.
+
+    Raises InvalidInput, at `where`, for messages that the template refuses, and for a template that is broken.
+    """
+    turns = [dict(turn) for turn in messages]
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # noqa: BLE001  a template is a program of the model's author
         expected = f"messages that the chat template of {tokenizer.name_or_path} takes ({error!s:.200})"
-        raise InvalidInput("chat_template", messages, expected) from error
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        raise InvalidInput(where, turns, expected) from error
+    return str(text)
 
 
 def answered_tokens(

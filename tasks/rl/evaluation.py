@@ -1,6 +1,6 @@
-"""Evaluation on held-out data: of a policy by a reward model, and of a reward model by pairs.
+"""Evaluation on held-out data: of a policy by a reward model or by answers, and of a reward model by pairs.
 
-Shapes: B rows, P pairs (row 2p chosen, 2p+1 rejected).
+Shapes: B rows, T response tokens, P pairs (row 2p chosen, 2p+1 rejected).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
 from prefect_rlhf.tasks.operations import computation
-from prefect_rlhf.tasks.rl.masked import mean_of
+from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, response_mask
 from prefect_rlhf.tasks.rl.score_shaping import named_rewards
 from prefect_rlhf.tasks.settings import Settings
 
@@ -46,3 +46,11 @@ def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
             "score": float(scores_B.mean()),
         }
     )
+
+
+@computation()
+def token_loss(rows: Batch, logprobs: Batch, settings: Settings) -> Computed:
+    """Measure the mean of minus the log-probability of each token that is learnt, in nats, over all rows."""
+    mask_BT = response_mask(rows) if "mask" in rows.columns else logprobs.mask("logprobs")
+    loss = -masked_mean(logprobs["logprobs"].float(), mask_BT)
+    return Computed(metrics={"loss": float(loss), "tokens": float(mask_BT.sum())})

@@ -7,6 +7,7 @@ from prefect.blocks.core import Block
 from prefect.testing.standard_test_suites import BlockStandardTestSuite
 from pydantic import ValidationError
 
+from prefect_rlhf.blocks.chats import Chats, ChatsBlock
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
 from prefect_rlhf.blocks.model import Model, ModelBlock
@@ -16,16 +17,20 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import TransformerShape
 
-BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock]
+BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock]
 
 FIELDS = {
     Cluster: "cluster num_nodes devices_per_node device_memory_gib kind lease_directory",
     ModelBlock: "path head dtype new_head",
     PromptsBlock: "path split_column split chat_template columns prompt_column last_answer",
     PreferencesBlock: "path split_column split chat_template columns prompt_column chosen_column rejected_column",
+    ChatsBlock: "path split_column split chat_template columns form messages_column prompt_column completion_column"
+    " text_column",
     Model: "path head dtype new_head saved",
     Prompts: "path split_column split chat_template columns prompt_column last_answer saved",
     Preferences: "path split_column split chat_template columns prompt_column chosen_column rejected_column saved",
+    Chats: "path split_column split chat_template columns form messages_column prompt_column completion_column"
+    " text_column saved",
     GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib kind"
     " lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds working_dir"
     " stream_output",
@@ -122,14 +127,15 @@ def test_a_block_is_taken_as_its_values():
 
 
 def test_values_of_the_graph():
-    """A pair is two rows, a prompt one; a model keeps what was typed."""
+    """A pair is two rows, a prompt or a chat one; a model keeps what was typed."""
     shape = TransformerShape(64, 128, 2, 4, 2, 16, 512, 128, 1e4, 1e-5, True)
     spec = Model(path="m", head="scalar", new_head=True).to_spec("critic", shape)
     assert (spec.role, spec.path, spec.head, spec.dtype, spec.new_head) == ("critic", "m", "scalar", "bfloat16", True)
     assert (
         Preferences(path="p").to_spec("a", 3).rows_per_item,
         Prompts(path="p").to_spec("b", 3).rows_per_item,
-    ) == (2, 1)
+        Chats(path="p").to_spec("c", 3).rows_per_item,
+    ) == (2, 1, 1)
 
 
 def test_a_cluster_is_a_shape_in_bytes():

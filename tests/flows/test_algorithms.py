@@ -1,6 +1,7 @@
 """The bodies of all algorithms as graphs: what each call reads, which weight version it waits for, how it is drawn."""
 
 import inspect
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -11,6 +12,7 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.flows.reward import reward
+from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Dataset, VersionEdge
@@ -25,9 +27,13 @@ from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
 
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 SCALAR_ROLES = {"critic", "reward"}
-PROMPTS, PAIRS = Dataset("", ("prompt_tokens",), 64), Dataset("", ("tokens", "prompt_length"), 64, rows_per_item=2)
+ROWS = {
+    "Prompts": Dataset("", ("prompt_tokens",), 64),
+    "Preferences": Dataset("", ("tokens", "prompt_length"), 64, rows_per_item=2),
+    "Chats": Dataset("", ("tokens", "prompt_length", "mask"), 64),
+}
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=64 << 30)
-ALGORITHMS = {"ppo": ppo, "reward": reward, "dpo": dpo, "grpo": grpo, "remax": remax}
+ALGORITHMS = {"ppo": ppo, "reward": reward, "sft": sft, "dpo": dpo, "grpo": grpo, "remax": remax}
 
 
 class Stand:
@@ -45,9 +51,8 @@ def traced(flow, **settings):
     }
     datasets = {}
     for name, kind in kinds.items():
-        if kind in ("Prompts", "Preferences"):
-            made = PROMPTS if kind == "Prompts" else PAIRS
-            datasets[name] = Dataset(name, made.keys, made.num_items, made.rows_per_item)
+        if kind in ROWS:
+            datasets[name] = replace(ROWS[kind], name=name)
     models = {role: model for role, model in models.items() if role not in settings}
     arguments = {name: Stand() for name in (*models, *datasets)} | settings
     return flow.algorithm.trace(arguments, models, datasets)

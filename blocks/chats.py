@@ -1,0 +1,57 @@
+"""Chats, answered prompts or texts that a model learns to say, and which columns of them a run reads."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from prefect.blocks.core import Block
+from pydantic import Field
+
+from prefect_rlhf.blocks.dataset import PATH, DatasetFields, Name, read_as
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
+from prefect_rlhf.placement.graph import Dataset
+from prefect_rlhf.placement.path_text import PathText
+
+
+class ChatsFields(DatasetFields):
+    """Fields of Chats and a ChatsBlock."""
+
+    form: Literal["messages", "completion", "text"] | None = Field(
+        None, description="What a row is: messages, a prompt with its completion, or a text; empty: as its columns say."
+    )
+    messages_column: Name = Field("messages", description="Column with a whole chat; the assistant's turns are learnt.")
+    prompt_column: Name = Field("prompt", description="Column with what is before the completion: text, or messages.")
+    completion_column: Name = Field("completion", description="Column with what is learnt: text, or messages.")
+    text_column: Name = Field("text", description="Column with a text, all of which is learnt.")
+
+
+class ChatsBlock(Block, ChatsFields):
+    """Chats that flow runs use by name.
+
+    >>> ChatsBlock(path="data/chats.jsonl").save("lessons")  # doctest: +SKIP
+    """
+
+    _block_type_name = "RLHF Chats"
+    _block_type_slug = "rlhf-chats"
+    _documentation_url = DOCUMENTATION_URL
+    _description = "Chats, answered prompts or texts to learn."
+    _code_example = """
+    ```python
+    from prefect_rlhf.blocks.chats import ChatsBlock
+
+    chats = ChatsBlock.load("BLOCK_NAME")
+    ```
+    """
+
+
+class Chats(DeploymentParameter, ChatsFields):
+    """Chats, answered prompts or texts to learn."""
+
+    block: ClassVar[type[Block]] = ChatsBlock
+
+    path: PathText = Field("", description=PATH)
+
+    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
+        """Return these chats as source `name` of a graph; the file holds `num_items` of them and further `columns`."""
+        keys = ("tokens", "prompt_length", "mask")
+        return Dataset(name, keys, num_items, read_as=read_as(self), columns=columns)

@@ -1,0 +1,99 @@
+"""A chat cut where the assistant's answers begin and end, as the chat template renders it; and its tokens with a mask.
+
+The template is rendered on the first messages, then on one more, and so on: each rendering must begin with the one
+before, so what is new is what the message adds. Pieces become tokens one by one, as a prompt and its response do when
+the response is sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.data.tokenizer import ChatMessage, rendered
+
+ASSISTANT, SYSTEM = "assistant", "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a text; of an answer, every token is trained on."""
+
+    text: str
+    is_answer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedTokens:
+    """Tokens of a row; the first `prompt_length` are only read, `mask` is 1 where one after these is trained on."""
+
+    tokens: list[int]
+    prompt_length: int
+    mask: list[int]
+
+
+def chat_pieces(tokenizer: Any, messages: Sequence[ChatMessage], where: str, first: int = 0) -> list[Piece]:
+    """Cut a chat into pieces; the assistant's messages from number `first` on are answers, without their heading.
+
+    The heading is what the template adds for an answer that is still to come. Raises InvalidInput, at `where`, for a
+    template that takes back or changes what it wrote, and for messages that it refuses.
+    """
+    pieces: list[Piece] = []
+    before = ""
+    opening = next((number for number, turn in enumerate(messages) if turn["role"] != SYSTEM), len(messages) - 1)
+    for number in range(opening, len(messages)):
+        after = rendered(tokenizer, messages[: number + 1], where)
+        _check_prefix(before, after, f"{where} message {number}", "when this message follows")
+        if messages[number]["role"] == ASSISTANT and number >= first:
+            heading = rendered(tokenizer, messages[:number], where, add_generation_prompt=True)
+            _check_prefix(before, heading, f"{where} message {number}", "when an answer is asked for")
+            _check_prefix(heading, after, f"{where} message {number}", "when the answer is there")
+            pieces += [Piece(heading[len(before) :], False), Piece(after[len(heading) :], True)]
+        else:
+            pieces.append(Piece(after[len(before) :], False))
+        before = after
+    return pieces
+
+
+def _check_prefix(before: str, after: str, where: str, when: str) -> None:
+    """Raise InvalidInput unless a rendering goes on from another."""
+    if after.startswith(before):
+        return
+    same = next(place for place in range(len(before) + 1) if before[: place + 1] != after[: place + 1])
+    seen = f"{after[max(0, same - 20) : same + 40]!s} after {before[max(0, same - 20) : same + 40]!s}"
+    expected = (
+        f"a chat template that keeps what it has written {when}; mend it in the tokenizer's folder, or drop the row"
+    )
+    raise InvalidInput(where, seen, expected)
+
+
+def masked_tokens(tokenizer: Any, pieces: Sequence[Piece]) -> MaskedTokens:
+    """Return the tokens of pieces. What comes after the last answer is left out.
+
+    An answer ends with its end-of-sequence token where it has one: what a template writes after that is never sampled.
+    """
+    tokens: list[int] = []
+    trained: list[bool] = []
+    for is_answer, run in groupby(pieces, key=lambda piece: piece.is_answer):
+        new = list(tokenizer("".join(piece.text for piece in run), add_special_tokens=False)["input_ids"])
+        ends = [place for place, token in enumerate(new) if token == tokenizer.eos_token_id]
+        length = ends[-1] + 1 if ends else len(new)
+        tokens += new
+        trained += [is_answer and place < length for place in range(len(new))]
+    return masked(tokens, trained)
+
+
+def masked(tokens: Sequence[int], trained: Sequence[bool]) -> MaskedTokens:
+    """Return tokens with the mask of those that are trained on, from the first to the last of these.
+
+    The first token follows nothing, so no model says how likely it is.
+
+    >>> masked([5, 6, 7, 8, 9], [False, False, True, False, False])
+    MaskedTokens(tokens=[5, 6, 7], prompt_length=2, mask=[1])
+    """
+    places = [place for place, is_trained in enumerate(trained) if is_trained and place]
+    begin, end = (places[0], places[-1] + 1) if places else (len(tokens), len(tokens))
+    return MaskedTokens(list(tokens[:end]), begin, [int(is_trained) for is_trained in trained[begin:end]])

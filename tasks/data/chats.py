@@ -1,0 +1,143 @@
+"""Chats, answered prompts or texts to learn, as ranks read them and as the controller checks them before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, final
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, chat_pieces, masked, masked_tokens
+from prefect_rlhf.tasks.data.source import DatasetSource
+from prefect_rlhf.tasks.data.stored_rows import require_text
+from prefect_rlhf.tasks.data.tokenizer import answered_tokens, load_tokenizer
+
+Form = Literal["messages", "completion", "text"]
+
+
+@final
+@dataclass(frozen=True)
+class ChatDataset(DatasetSource):
+    """Rows to learn: keys `tokens`, `prompt_length` and `mask`, 1 at tokens that are trained on.
+
+    These are the assistant's of `messages`, the completion's after a prompt, all but the first of a text.
+    A text or a completion that is text ends with the end-of-sequence token, a message as the chat template says.
+    """
+
+    form: Form | None = None  # None: as the columns say
+    messages_column: str = "messages"
+    prompt_column: str = "prompt"
+    completion_column: str = "completion"
+    text_column: str = "text"
+
+    keys = ("tokens", "prompt_length", "mask")
+
+    def __len__(self) -> int:
+        return self.num_items
+
+    def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
+        """Return the tokens of some rows, how many of them are only read, and the mask of those after."""
+        rows = self._masked(row_ids)
+        return {
+            "tokens": [row.tokens for row in rows],
+            "prompt_length": [row.prompt_length for row in rows],
+            "mask": [row.mask for row in rows],
+        }
+
+    def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
+        """Raise InvalidInput for data that some step would choke on; return the longest row's number of tokens.
+
+        `max_tokens` is the longest row that fits, `vocabulary` the number of tokens that the models know.
+        """
+        columns = self._columns
+        for column in columns:
+            require_text(self.rows, column, allow_messages=self._form != "text")
+        if self._form == "messages" and not self._holds_messages(columns[0]):
+            raise InvalidInput(f"{self.name}.{columns[0]}", "text", "lists of {role, content}; of text, form is text")
+        if self._form == "text" and self.chat_template:
+            raise InvalidInput(f"{self.name}.chat_template", True, "false: a text is no chat")
+        self.check_columns()
+        self.check_tokenizer(has_chats=any(map(self._holds_messages, columns)))
+        for row, values in enumerate(self._values(range(len(self)))):
+            for column, value in zip(columns, values, strict=True):
+                self._check_value(f"{self.name} row {row} {column}", value, may_be_empty=column != columns[-1])
+        rows = self._masked(range(len(self)))
+        for number, each in enumerate(rows):
+            if not any(each.mask):
+                expected = f"a message of the assistant, or two tokens of text, in {self.path}"
+                raise InvalidInput(f"{self.name} row {number} {columns[-1]}", "nothing to learn", expected)
+        return self.check_tokens([each.tokens for each in rows], max_tokens, vocabulary)
+
+    @cached_property
+    def _form(self) -> Form:
+        """What a row is. Raises InvalidInput where the columns do not say."""
+        if self.form is not None:
+            return self.form
+        by_column: dict[str, Form] = {
+            self.messages_column: "messages",
+            self.completion_column: "completion",
+            self.text_column: "text",
+        }
+        there = [form for column, form in by_column.items() if column in self.rows.names]
+        if len(there) == 1:
+            return there[0]
+        has = ", ".join(self.rows.names)
+        if there:
+            raise InvalidInput(f"{self.name}.form", None, f"one of {', '.join(there)}: {self.path} has columns {has}")
+        expected = (
+            f"a file with a column {', '.join(by_column)}, or their names in messages_column and so on; it has {has}"
+        )
+        raise InvalidInput(f"{self.name}.path", self.path, expected)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """The columns that are read, that of what is learnt last."""
+        if self._form == "completion":
+            return self.prompt_column, self.completion_column
+        return (self.messages_column if self._form == "messages" else self.text_column,)
+
+    def _holds_messages(self, column: str) -> bool:
+        return self.rows.column(column).holds_messages
+
+    def _values(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return what the columns hold of some rows."""
+        return list(zip(*(self.rows.read(column, row_ids) for column in self._columns), strict=True))
+
+    def _check_value(self, where: str, value: Any, may_be_empty: bool) -> None:
+        """Raise InvalidInput for a text or chat that is missing or blank; an empty prompt is none."""
+        if may_be_empty and value == "":
+            return
+        texts = [value] if isinstance(value, str) or not value else [turn["content"] for turn in value]
+        for text in texts:
+            if not isinstance(text, str) or not text.strip():
+                raise InvalidInput(where, value, f"text that is not empty, in {self.path}")
+        if not isinstance(value, str) and not all(turn["role"] for turn in value):
+            raise InvalidInput(where, value, f"messages that all have a role, in {self.path}")
+
+    def _masked(self, row_ids: Sequence[int]) -> list[MaskedTokens]:
+        """Return the tokens of some rows with their masks."""
+        return [self._masked_row(row, values) for row, values in zip(row_ids, self._values(row_ids), strict=True)]
+
+    def _masked_row(self, row: int, values: tuple[Any, ...]) -> MaskedTokens:
+        tokenizer, where = load_tokenizer(self.tokenizer), f"{self.name} row {row} {self._columns[-1]}"
+        *prompt, said = values
+        if self._form == "messages":
+            return masked_tokens(tokenizer, chat_pieces(tokenizer, said, where))
+        before = prompt[0] if prompt else ""
+        if self._form == "completion" and (
+            self.chat_template or not (isinstance(before, str) and isinstance(said, str))
+        ):
+            asked = _messages(before, "user")
+            return masked_tokens(
+                tokenizer, chat_pieces(tokenizer, asked + _messages(said, ASSISTANT), where, len(asked))
+            )
+        tokens, length = answered_tokens(tokenizer, before, said, chat_template=False, end=True)
+        return masked(tokens, [place >= length for place in range(len(tokens))])
+
+
+def _messages(value: Any, role: str) -> list[Any]:
+    """Return messages as they are, and a text as one message of `role`; an empty one is none."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}] if value else []
+    return list(value)
