@@ -32,7 +32,7 @@ from benchmarks.our_ppo import flow_parameters
 from benchmarks.ppo_work import PPOWork
 from benchmarks.prepared_ppo import prepared_ppo
 from benchmarks.step_work import check_files
-from prefect_rlhf.flows.commands import profile as profile_command
+from prefect_rlhf.flows.commands import cli
 from prefect_rlhf.flows.hardware import profiles
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.placement.augmented.node import subject_of
@@ -144,7 +144,7 @@ def ensure_profile(work: PPOWork, again: bool) -> None:
     if again or not profiles.profile_file(subject).is_file():
         longest = "64" if work.threads == 2 else "32"
         sizes = ["--rows", str(work.batch_size), "--longest", longest]
-        print(profile_command.run([work.model, "--devices", str(work.threads), *sizes]))
+        print(cli.main(["profile", work.model, "--devices", str(work.threads), *sizes]))
 
 
 def plans(work: PPOWork, chosen: Sequence[str] | None, folder: Path) -> dict[str, str]:

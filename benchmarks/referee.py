@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from prefect_rlhf.flows.commands.plan import parser as plan_parser
-from prefect_rlhf.flows.commands.plan import read_options
+from prefect_rlhf.flows.commands import plan as plan_command
+from prefect_rlhf.flows.commands.flags import read_flags
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import RlhfError
@@ -86,7 +86,7 @@ def main() -> None:
 
 def judge(line: str, num_plans: int, budget_seconds: float, draw: random.Random) -> Verdict:
     """Answer one question and try to disprove the answer."""
-    options = read_options(plan_parser().parse_args(shlex.split(line)))
+    options = plan_command.read_options(read_flags(plan_command.plan, shlex.split(line)))
     question = read_question(find_flow(options.algorithm), options)
     began = time.process_time()
     planned = plan_graph(question, budget_seconds)

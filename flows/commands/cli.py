@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import version
 from types import MappingProxyType
 
+from cyclopts import App, CycloptsError
+
+from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explained, print_error
 from prefect_rlhf.flows.training.installed_engines import ENGINES, missing_engine
-from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
+from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "run": "train with an algorithm on devices of this machine; --dry-run checks it and takes none",
-        "plan": "which plan, how fast, how full, on a cluster that need not be there",
-        "profile": "measure a model's layers on this machine's devices, for plans and predictions",
-        "graph": "draw what an algorithm's calls read and wait for",
-        "init": "write what you deploy from into a folder: prefect.yaml, a flow to start from, its parameters",
+        "run": "Train with an algorithm on devices of this machine; --dry-run checks it and takes none.",
+        "plan": "Which plan, how fast, how full, on a cluster that need not be there.",
+        "profile": "Measure a model's layers on this machine's devices, for plans and predictions.",
+        "graph": "Draw what an algorithm's calls read and wait for.",
+        "init": "Write what you deploy from into a folder: prefect.yaml, a flow to start from, its parameters.",
     }
 )
-HELP = (
-    "usage: prefect-rlhf COMMAND ...\n\nRLHF training as a Prefect plugin.\n\n"
-    + "\n".join(f"  {name:8} {what}" for name, what in COMMANDS.items())
-    + "\n\nprefect-rlhf ppo is short for prefect-rlhf run ppo; prefect-rlhf COMMAND --help says what each takes."
-)
+HELP = """RLHF training as a Prefect plugin.
+
+prefect-rlhf COMMAND --help says what a command takes. prefect-rlhf ppo is short for prefect-rlhf run ppo."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,21 +34,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Where no plan fits, what fills the devices and what would help follows as a table.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    if not words or words[0] in ("--help", "-h"):
-        print(HELP, file=sys.stdout if words else sys.stderr)
-        return 0 if words else 2
-    command = words.pop(0) if words[0] in COMMANDS else "run"
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses torch, which only runs need
     try:
-        status: int = import_module(f"prefect_rlhf.flows.commands.{command}").run(words)  # a plan needs less than a run
+        return run_words(list(sys.argv[1:] if arguments is None else arguments))
+    except CycloptsError as error:
+        print_error(f"{PROGRAM}: {explained(error)}")
+    except PlanDoesNotFit as error:
+        print_error(f"{PROGRAM}: {error}\n{error.report}")
     except RlhfError as error:
-        more = (error.report,) if isinstance(error, PlanDoesNotFit) else ()
-        print(f"prefect-rlhf: {error}", *more, sep="\n", file=sys.stderr)
-        return 2
+        print_error(f"{PROGRAM}: {error}")
     except ModuleNotFoundError as error:
         engine = (error.name or "").partition(".")[0]
         if engine not in ENGINES:
             raise
-        print(f"prefect-rlhf: {missing_engine(engine)}", file=sys.stderr)
-        return 2
-    return status
+        print_error(f"{PROGRAM}: {missing_engine(engine)}")
+    return 2
+
+
+def run_words(words: list[str]) -> int:
+    """Run the command that the first word names, or `run` where it is an algorithm's name or a flag of it."""
+    if not words or words[0] in ("--help", "-h", "--version"):
+        front_page()(words)
+        return 0 if words else 2
+    command = words.pop(0) if words[0] in COMMANDS else "run"
+    if command == "run" and words and not words[0].startswith("-"):
+        check_algorithm(words[0])
+    module = import_module(f"prefect_rlhf.flows.commands.{command}")  # that one alone: a plan needs less than a run
+    status: int | None = app_of(getattr(module, command))(words)
+    return status or 0  # None after --help
+
+
+def front_page() -> App:
+    """Return what shows all commands, and the version."""
+    page = App(name=PROGRAM, help=HELP, help_format="plaintext", version=version(PROGRAM), result_action="return_value")
+    for place, (name, what) in enumerate(COMMANDS.items()):
+        page.command(App(name=name, help=what, sort_key=place))
+    return page
+
+
+def check_algorithm(word: str) -> None:
+    """Raise InvalidInput for a word that is neither an algorithm nor a command, with those that are like it."""
+    from prefect_rlhf.flows.rlhf_flow import ALGORITHMS  # only here: help needs no Prefect
+
+    if ":" not in word and word not in ALGORITHMS:
+        known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(ALGORITHMS)}, or file.py:function)"
+        raise InvalidInput("algorithm", word, known + closest(word, (*COMMANDS, *ALGORITHMS)))

@@ -1,36 +1,110 @@
-"""Flags that all commands share: parameters of a file and single ones by name, numbers, and words on stderr."""
+"""Flags that commands share, how they are read, and the one line that a wrong one costs."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, TypeVar
 
-from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.in_short import in_short, one_line
 from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
 
+Flags = TypeVar("Flags")
+PROGRAM = "prefect-rlhf"
+MOST_NAMES = 3  # that are said to be close to a wrong one
 
-class Flags(argparse.ArgumentParser):
-    """Flags of a command, of which a wrong one costs a line too."""
+ALL_AT_ONCE = Parameter(name="*")
+"""Of a dataclass: its fields are the flags."""
+ParametersFile = Annotated[Path | None, Parameter(metavar="FILE", help="YAML or JSON file of the flow's parameters.")]
+Assignments = Annotated[
+    tuple[str, ...],
+    Parameter(
+        name=("--param", "-p"),
+        metavar="NAME=VALUE",
+        help="One parameter, its value as YAML; dots reach into groups: -p algo.clip=0.2. May be given often.",
+    ),
+]
 
-    def error(self, message: str) -> NoReturn:
-        """Raise RlhfError with what argparse says, in short."""
-        raise RlhfError(f"{one_line(in_short(message, str))}; {self.prog} --help says what there is")
+
+def app_of(command: Callable[[Flags], int]) -> App:
+    """Return what reads the flags of a command and calls it. Its docstring is the help."""
+    app = App(
+        name=f"{PROGRAM} {command.__name__}",
+        default_command=command,
+        version_flags=[],
+        default_parameter=Parameter(negative=(), allow_repeating=True, show_default=False),
+        help_format="plaintext",
+        exit_on_error=False,
+        print_error=False,
+        result_action="return_value",
+    )
+    app["--help"].show = False  # who reads it knows
+    return app
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    """Return what reads a flag's whole number; argparse says what it raises for any other."""
+def read_flags(command: Callable[[Flags], int], words: Sequence[str]) -> Flags:
+    """Return the flags that a command would be called with. Raises CycloptsError for a wrong one."""
+    _, bound, _ = app_of(command).parse_args(words)
+    flags: Flags = bound.arguments["flags"]
+    return flags
 
-    def read(text: str) -> int:
+
+def explained(error: CycloptsError) -> str:
+    """Return in one line what is wrong with a flag, what would be right, and where all are said."""
+    known = f"{error.app.name[0]} --help says what there is" if error.app else ""
+    return one_line("; ".join(part for part in (_mistake(error), known) if part))
+
+
+def _mistake(error: CycloptsError) -> str:
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).partition("=")[0]
+        names = [name for argument in error.argument_collection for name in argument.names]
+        return f"{in_short(word, str)} is no flag{closest(word, names)}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"too much is said: {in_short(' '.join(error.unused_tokens or []), str)}"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        name = error.keyword or error.argument.name.lstrip("-").upper()
+        return f"{name}: a value is missing"
+    if isinstance(error, CoercionError) and error.token is not None:
+        choices = ", ".join(getattr(error.target_type, "__args__", ()))
+        expected = f"got {in_short(error.token.value)}, expected one of {choices}" if choices else str(error.msg)
+        return f"{error.token.keyword}: {expected}"
+    return in_short(error, str)
+
+
+def closest(word: str, names: Iterable[str]) -> str:
+    """Return how to go on after a word that is none of `names`: those that look or begin like it."""
+    names = dict.fromkeys(names)
+    begin = [name for name in names if len(word) > len("--x") and name.startswith(word)]
+    alike = dict.fromkeys([*begin, *get_close_matches(word[:100], names, MOST_NAMES, cutoff=0.5)])
+    return f"; closest: {', '.join(list(alike)[:MOST_NAMES])}" if alike else ""
+
+
+def whole_number(least: int, most: int) -> Parameter:
+    """Return what reads a flag's whole number, and refuses any other text."""
+
+    def read(kind: type, tokens: Sequence[Token]) -> int:
+        text = tokens[0].value
         if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"got {in_short(text)}, expected a whole number of {least} to {most}")
+            raise ValueError(f"got {in_short(text)}, expected a whole number of {least} to {most}")
         return int(text)
 
-    return read
+    return Parameter(converter=read, metavar="N", show_default=True)
 
 
 def read_parameters(file: Path | None, assignments: Sequence[str]) -> dict[str, Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.flows.commands.flags import Flags, read_parameters
+from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, Assignments, ParametersFile, read_parameters
 from prefect_rlhf.flows.forms.plan_options import plan_options
 from prefect_rlhf.flows.planning.what_if import read_model_shape
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
-from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow, find_flow
+from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, AlgorithmFlow, find_flow
 from prefect_rlhf.flows.training.inputs import read_inputs
 from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.graph import DataflowGraph
@@ -21,27 +24,32 @@ from prefect_rlhf.placement.pictures.dataflow import dataflow_svg, dataflow_text
 ANY_MODEL = "llama-7b"  # a graph's calls do not depend on what the models are
 
 
-def parser() -> Flags:
-    """Return the flags."""
-    top = Flags(
-        prog="prefect-rlhf graph", description="Show what an algorithm's calls read and wait for, as text and SVG."
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphFlags:
+    """The flags of `graph`."""
+
+    algorithm: Annotated[str, Parameter(help=f"{', '.join(ALGORITHMS)}, or file.py:function or module:function.")] = (
+        field(kw_only=False)
     )
-    top.add_argument("algorithm", help="ppo, dpo, grpo, remax, reward, module:function or file.py:function of your own")
-    top.add_argument("--parameters", type=Path, help="YAML or JSON file of the flow's parameters")
-    top.add_argument("-p", "--param", action="append", default=[], metavar="NAME=VALUE", help="one parameter, YAML")
-    top.add_argument("--output", type=Path, metavar="FILE.svg", help="where the picture goes (default ALGORITHM.svg)")
-    return top
+    parameters: ParametersFile = None
+    param: Assignments = ()
+    output: Annotated[
+        Path | None, Parameter(metavar="FILE.svg", help="Where the picture goes; without it, ALGORITHM.svg.")
+    ] = None
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Print the graph and write its picture; returns the exit status. Raises InvalidInput or GraphError."""
-    options = parser().parse_args(arguments)
-    parameters = read_parameters(options.parameters, options.param)
-    graph = read_graph(find_flow(options.algorithm), options.algorithm, parameters)
-    file = options.output or Path(f"{graph.name}.svg")
+def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
+    """Draw what an algorithm's calls read and wait for, as text and as a picture. No model or data is needed.
+
+    prefect-rlhf graph ppo
+    prefect-rlhf graph my_flow.py:my_flow --output mine.svg
+    """
+    parameters = read_parameters(flags.parameters, flags.param)
+    drawn = read_graph(find_flow(flags.algorithm), flags.algorithm, parameters)
+    file = flags.output or Path(f"{drawn.name}.svg")
     with writing(file):
-        write_atomically(file, lambda part: part.write_text(dataflow_svg(graph)))
-    print(dataflow_text(graph), "", file, sep="\n")
+        write_atomically(file, lambda part: part.write_text(dataflow_svg(drawn)))
+    print(dataflow_text(drawn), "", file, sep="\n")
     return 0
 
 

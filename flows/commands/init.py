@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Annotated
 
-from prefect_rlhf.flows.commands.flags import Flags
+from cyclopts import Parameter
+
+from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -41,19 +45,23 @@ Without --dry-run it trains. Through a Prefect server, each of the last two in a
 """
 
 
-def parser() -> Flags:
-    """Return the flags."""
-    top = Flags(prog="prefect-rlhf init", description=__doc__)
-    top.add_argument("folder", type=Path, metavar="FOLDER", help="where the files go; made if it is not there")
-    return top
+@dataclass(frozen=True, slots=True)
+class InitFlags:
+    """The flags of `init`."""
+
+    folder: Annotated[Path, Parameter(help="Where the files go; made if it is not there.")]
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Write the files and say what to do with them; returns the exit status. Raises InvalidInput or OutputFailed."""
-    folder: Path = parser().parse_args(arguments).folder.expanduser().absolute()
-    files_of_project = project(folder)
-    write_new(folder, files_of_project)
-    print(f"wrote {', '.join(files_of_project)}", NEXT.format(folder=folder), sep="\n", end="")
+def init(flags: Annotated[InitFlags, ALL_AT_ONCE]) -> int:
+    """Write what you deploy from into a folder, and say what to do next. Nothing is overwritten.
+
+    A prefect.yaml with every algorithm as a deployment, and a small algorithm of
+    your own to start from, with its parameters and data.
+    """
+    folder = flags.folder.expanduser().absolute()
+    texts = project(folder)
+    write_new(folder, texts)
+    print(f"wrote {', '.join(texts)}", NEXT.format(folder=folder), sep="\n", end="")
     return 0
 
 

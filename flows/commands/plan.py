@@ -2,59 +2,81 @@
 
 from __future__ import annotations
 
-import argparse
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
-from prefect_rlhf.flows.commands.flags import Flags, print_error, read_numbers, read_pairs, read_parameters
+from cyclopts import Parameter
+
+from prefect_rlhf.flows.commands.flags import (
+    ALL_AT_ONCE,
+    Assignments,
+    ParametersFile,
+    print_error,
+    read_numbers,
+    read_pairs,
+    read_parameters,
+)
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.placement.yaml_text import parse_yaml
 
-FLAGS = {
-    "cluster": "--cluster",
-    "device": "--device",
-    "network": "--network",
-    "device_memory_gib": "--device-memory-gib",
-    "call_seconds": "--call-seconds",
-    "prompt_length": "--prompt-length",
-    "response_length": "--response-length",
-    "batch_size": "--batch-size",
-    "plan": "--plan",
-    "method": "--method",
-    "budget_seconds": "--budget",
-    "output_dir": "--output",
-}
-"""Fields of PlanOptions that take one value."""
-NUMBERS = {"device_memory_gib", "call_seconds", "batch_size", "budget_seconds"}
-"""Those whose value is read as YAML; the others are words."""
+NUMBERS = ("device_memory_gib", "call_seconds", "batch_size", "budget_seconds")
+"""Flags whose value is read as YAML; the others are words."""
 
 
-def parser() -> Flags:
-    """Return the flags; what they mean is said once, by the fields of PlanOptions."""
-    help_of = {name: field.description for name, field in PlanOptions.model_fields.items()}
-    top = Flags(prog="prefect-rlhf plan", description=__doc__)
-    top.add_argument("algorithm", help=help_of["algorithm"])
-    top.add_argument("--model", action="append", default=[], metavar="ROLE=MODEL", help=help_of["models"])
-    top.add_argument("--parameters", type=Path, help="YAML or JSON file of the flow's parameters")
-    top.add_argument("-p", "--param", action="append", default=[], metavar="NAME=VALUE", help="one parameter, YAML")
-    top.add_argument("--profile", action="append", default=[], metavar="FILE", help=help_of["profiles"])
-    top.add_argument("--pin", action="append", default=[], metavar="CALL=MESH", help=help_of["pins"])
-    top.add_argument("--explain", action="store_true", help=help_of["explain"])
-    top.add_argument("--sweep", metavar="NODES,...", help=help_of["sweep"])
-    for name, flag in FLAGS.items():
-        top.add_argument(flag, dest=name, help=help_of[name])
-    return top
+def _flag(field_name: str, name: str | None = None, metavar: str | None = None) -> Parameter:
+    """Return a flag that means what a field of PlanOptions says."""
+    said = PlanOptions.model_fields[field_name]
+    default = f" [default: {said.default}]" if said.default else ""
+    return Parameter(name=name, metavar=metavar, help=f"{said.description}{default}")
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Answer the question; returns the exit status. Ctrl-C ends the search with the best plan so far."""
-    options = read_options(parser().parse_args(arguments))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFlags:
+    """The flags of `plan`: the fields of PlanOptions, as a person types them."""
+
+    algorithm: Annotated[str, Parameter(help=PlanOptions.model_fields["algorithm"].description)] = field(kw_only=False)
+    models: Annotated[tuple[str, ...], _flag("models", "--model", "ROLE=MODEL")] = ()
+    cluster: Annotated[str | None, _flag("cluster", metavar="NODESxDEVICES:KIND")] = None
+    device: Annotated[str | None, _flag("device")] = None
+    network: Annotated[str | None, _flag("network")] = None
+    device_memory_gib: Annotated[str | None, _flag("device_memory_gib", metavar="GIB")] = None
+    call_seconds: Annotated[str | None, _flag("call_seconds", metavar="SECONDS")] = None
+    prompt_length: Annotated[str | None, _flag("prompt_length", metavar="TOKENS")] = None
+    response_length: Annotated[str | None, _flag("response_length", metavar="TOKENS")] = None
+    batch_size: Annotated[str | None, _flag("batch_size", metavar="N")] = None
+    parameters: ParametersFile = None
+    param: Assignments = ()
+    profiles: Annotated[tuple[str, ...], _flag("profiles", "--profile", "FILE")] = ()
+    plan: Annotated[str | None, _flag("plan", metavar="FILE")] = None
+    pins: Annotated[tuple[str, ...], _flag("pins", "--pin", "CALL=MESH")] = ()
+    method: Annotated[str | None, _flag("method")] = None
+    budget_seconds: Annotated[str | None, _flag("budget_seconds", "--budget", "SECONDS")] = None
+    explain: Annotated[bool, _flag("explain")] = False
+    sweep: Annotated[str | None, _flag("sweep", metavar="NODES,...")] = None
+    output_dir: Annotated[str | None, _flag("output_dir", "--output", "FOLDER")] = None
+
+
+def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
+    """Search the best plan of an algorithm on a cluster that need not be there.
+
+    A plan says on which devices each call runs, split how. The answer has its
+    seconds an iteration, what fills the devices, how far from the best it can be
+    at most, and the usual placements beside it:
+
+      prefect-rlhf plan ppo --model actor=llama-70b --model critic=llama-7b \\
+        --cluster 16x8:h100 --batch-size 512 \\
+        --prompt-length 1024 --response-length 1024
+
+    It takes no device. Ctrl-C ends the search with the best plan so far.
+    """
+    options = read_options(flags)
     with interruptible() as progress:
         answer = answer_question(options, progress)
     paths = answer.write(Path(options.output_dir).expanduser())
@@ -62,23 +84,26 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def read_options(flags: argparse.Namespace) -> PlanOptions:
+def read_options(flags: PlanFlags) -> PlanOptions:
     """Return the flags as values. Raises InvalidInput for the first that is wrong."""
     values: dict[str, Any] = {
-        name: parse_yaml(FLAGS[name], value, value) if name in NUMBERS else value
-        for name in FLAGS
-        if (value := getattr(flags, name)) is not None
+        one.name: value
+        for one in fields(flags)
+        if one.name in PlanOptions.model_fields and (value := getattr(flags, one.name)) is not None
     }
-    values |= {
-        "algorithm": flags.algorithm,
-        "models": read_pairs("--model", flags.model),
-        "parameters": read_parameters(flags.parameters, flags.param),
-        "profiles": flags.profile,
-        "pins": read_pairs("--pin", flags.pin),
-        "explain": flags.explain,
-        "sweep": read_numbers("--sweep", flags.sweep, "numbers of nodes, such as 1,2,4"),
-    }
-    return plan_options(values)
+    for name in NUMBERS:
+        if name in values:
+            values[name] = parse_yaml(f"--{name.replace('_', '-')}", values[name], values[name])
+    return plan_options(
+        values
+        | {
+            "models": read_pairs("--model", flags.models),
+            "parameters": read_parameters(flags.parameters, flags.param),
+            "profiles": list(flags.profiles),
+            "pins": read_pairs("--pin", flags.pins),
+            "sweep": read_numbers("--sweep", flags.sweep, "numbers of nodes, such as 1,2,4"),
+        }
+    )
 
 
 @contextmanager

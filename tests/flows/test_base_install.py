@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prefect_rlhf.flows.commands.cli import COMMANDS, main
 from tests.tiny import ppo_parameters
 
 PROGRAM = Path(__file__).with_name("without_engines.py")
@@ -52,10 +51,3 @@ def test_a_plan_is_searched(folder):
     lengths = ["--prompt-length", "128", "--response-length", "128", "--batch-size", "64"]
     done = command(folder, "plan", "ppo", *models, *lengths, "--cluster", "1x8:h100", "--output", "plans")
     assert done.returncode == 0, done.stderr
-
-
-def test_help_names_every_command_and_what_it_does(capsys):
-    assert main(["--help"]) == 0
-    said = capsys.readouterr().out
-    assert all(f"  {name} " in said and what in said for name, what in COMMANDS.items())
-    assert main([]) == 2

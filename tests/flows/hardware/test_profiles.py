@@ -97,8 +97,8 @@ def test_degrees_divide_devices_and_model():
     ("arguments", "complaint"),
     [
         (["no-such-model"], "models.model: got 'no-such-model', expected a Hugging Face folder, or the name"),
-        (["llama-7b", "--rows", "0"], "argument --rows: got '0', expected a whole number of 1"),
-        (["llama-7b", "--longest", "4"], "argument --longest: got '4', expected a whole number of 16"),
+        (["llama-7b", "--rows", "0"], "--rows: got '0', expected a whole number of 1"),
+        (["llama-7b", "--longest", "4"], "--longest: got '4', expected a whole number of 16"),
         (["llama-7b", "--tensor-parallel", "two"], "--tensor-parallel: got 'two', expected degrees, such as 1,2"),
         (["llama-7b", "--tensor-parallel", "3"], "tensor_parallel: got 3, expected a divisor of the model's 32 heads"),
         (["llama-7b", "--longest", "4096"], "longest: got 4096, expected at most 4090"),

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefect_rlhf.flows.commands.plan import parser, read_options
+from prefect_rlhf.flows.commands.flags import read_flags
+from prefect_rlhf.flows.commands.plan import plan, read_options
 from prefect_rlhf.flows.planning.assumptions import AT_LIMIT, assumptions, tail
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
@@ -15,7 +16,7 @@ WORDS = ["--cluster", "1x8:h100", "--model", "actor=llama-7b", "--model", "criti
 
 
 def asked(*more, algorithm="ppo", models=WORDS[2:6]):
-    options = read_options(parser().parse_args([algorithm, *WORDS[:2], *models, *WORDS[6:], *more]))
+    options = read_options(read_flags(plan, [algorithm, *WORDS[:2], *models, *WORDS[6:], *more]))
     return read_question(find_flow(algorithm), options)
 
 

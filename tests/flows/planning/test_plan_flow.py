@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
 from prefect.artifacts import Artifact
 
-from prefect_rlhf.flows.commands.plan import FLAGS
+from prefect_rlhf.flows.commands.plan import PlanFlags
 from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.plan import plan
 from prefect_rlhf.placement.errors import InvalidInput
@@ -82,6 +83,5 @@ def test_a_plan_on_devices_is_refused():
 
 
 def test_every_field_of_the_form_is_a_flag_of_the_command():
-    others = {"algorithm", "models", "parameters", "profiles", "explain", "sweep", "pins"}
-    assert set(PlanOptions.model_fields) == others | set(FLAGS)
+    assert {*PlanOptions.model_fields, "param"} == {field.name for field in fields(PlanFlags)}
     assert set(inspect.signature(plan.fn).parameters) == {*PlanOptions.model_fields, "dry_run"}

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.referee import QUESTIONS
-from prefect_rlhf.flows.commands.plan import parser, read_options
+from prefect_rlhf.flows.commands import plan as plan_command
+from prefect_rlhf.flows.commands.flags import read_flags
 from prefect_rlhf.flows.planning.what_if import read_question
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.cost.paged_cache import gib_above, whole_cache_bytes
@@ -105,7 +106,7 @@ def drawn_plan(draw: random.Random, question: Question, known: ExecutionPlan, pa
 
 
 def assert_none_is_below(line: str, count: int, path: Path) -> None:
-    options = read_options(parser().parse_args(shlex.split(line, comments=True)))
+    options = plan_command.read_options(read_flags(plan_command.plan, shlex.split(line, comments=True)))
     question = read_question(find_flow(options.algorithm), options)
     planned, draw = plan_graph(question, budget_seconds=1.0), random.Random(line)
     for _ in range(count):

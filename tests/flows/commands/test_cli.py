@@ -1,0 +1,80 @@
+"""The command line as a newcomer meets it: help of every command, and one line for what is not there."""
+
+import subprocess
+import sys
+
+import pytest
+
+from prefect_rlhf.flows.commands.cli import COMMANDS, main
+from prefect_rlhf.flows.commands.flags import read_flags
+from prefect_rlhf.flows.commands.plan import plan
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_help_names_every_command_and_what_it_does(capsys):
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(f" {name} " in said and what in said for name, what in COMMANDS.items())
+
+
+def test_without_a_word_it_shows_the_help_and_fails(capsys):
+    assert main([]) == 2
+    assert "Usage: prefect-rlhf COMMAND" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_says_what_it_is_for_and_every_flag(command, capsys):
+    assert main([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"Usage: prefect-rlhf {command} [OPTIONS] " if command != "init" else "Usage: prefect-rlhf init"
+    )
+    assert "--" in said and "Raises" not in said and "default: None" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["pln"], "algorithm: got 'pln', expected a command"),
+        (["pln"], "; closest: plan"),
+        (["ppoo"], "; closest: ppo, "),
+        (["run", "grp"], "; closest: grpo"),
+        (["plan", "ppo", "--modle", "a=b"], "--modle is no flag; closest: --model, "),
+        (["plan", "ppo", "--prompt", "5"], "--prompt is no flag; closest: --prompt-length"),
+        (["run", "ppo", "--qqq"], "--qqq is no flag; prefect-rlhf run --help says what there is"),
+        (["run", "ppo", "again"], "too much is said: again; prefect-rlhf run --help"),
+        (["plan"], "ALGORITHM: a value is missing; prefect-rlhf plan --help"),
+        (["plan", "ppo", "--cluster"], "--cluster: a value is missing"),
+        (["profile", "llama-7b", "--kind", "tpu"], "--kind: got 'tpu', expected one of cpu, cuda"),
+        (["ppo", "--no-dry-run"], "--no-dry-run is no flag; closest: --dry-run"),
+    ],
+)
+def test_what_is_not_there_costs_a_line_with_what_is_close(words, says, capsys):
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("prefect-rlhf: ") and says in line
+
+
+def test_a_flag_may_be_given_in_every_way_that_people_type_it():
+    """Values after a space or =, short flags, often where there may be many; of a single value the last counts."""
+    words = ["ppo", "-p", "a=1", "--param=b=-2", "-pc=3", "--model", "actor=x", "--model", "ref=y", "--explain"]
+    flags = read_flags(plan, [*words, "--budget", "1", "--budget=2"])
+    assert flags.param == ("a=1", "b=-2", "c=3")
+    assert flags.models == ("actor=x", "ref=y")
+    assert flags.explain and flags.budget_seconds == "2"
+
+
+@pytest.mark.parametrize("words", [["--dry-run", "ppo"], ["ppo", "--dry-run"], ["run", "--dry-run", "ppo"]])
+def test_an_algorithm_alone_is_short_for_run(words, capsys):
+    assert main(words) == 2
+    assert "prompts, held_out, actor" in capsys.readouterr().err
+
+
+def test_help_needs_neither_prefect_nor_an_engine():
+    program = "import sys; from prefect_rlhf.flows.commands.cli import main; main(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert not {"prefect", "torch", "numba", "transformers"} & set(done.stdout.splitlines()[-1].split())
