@@ -112,8 +112,12 @@ class Bench:
         return [results[rank] for rank in sorted(results)]
 
     def passes(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
-        """Time a call on all ranks at once; return the mean over ranks of its parts."""
+        """Say what is timed, and time it."""
         self.step(f"{engine} {method}: {rows} x {length} tokens")
+        return self.time(method, engine, rows, length)
+
+    def time(self, method: str, engine: EngineKind, rows: int, length: int) -> PassSeconds:
+        """Time a call on all ranks at once; return the mean over ranks of its parts."""
         repeats = 1 if rows * length >= MANY_TOKENS else REPEATS
         by_rank = self.each(method, lambda rank: (self.instance(rank, engine), rows, length, repeats, self.gang.size))
         names = PassSeconds.__dataclass_fields__

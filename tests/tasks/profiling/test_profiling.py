@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefect_rlhf.engines.profiling.profiling_rank import PassSeconds
 from prefect_rlhf.placement.cost.call import call_cost
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.profile import Profile, ProfiledTimes, Subject
@@ -11,7 +12,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.model import TransformerShape
 from prefect_rlhf.placement.strategy import Strategy
 from prefect_rlhf.tasks.profiling.bench import Sizes, part_of
-from prefect_rlhf.tasks.profiling.measure import measure
+from prefect_rlhf.tasks.profiling.measure import held_up, measure
 
 pytestmark = pytest.mark.slow
 
@@ -88,3 +89,10 @@ def test_sizes_that_the_model_has_not_are_refused_before_a_rank_starts(sizes, co
     with pytest.raises(InvalidInput) as error:
         measure(SUBJECT, sizes, lambda *_: pytest.fail("nothing may begin"))
     assert str(error.value) == complaint
+
+
+def test_a_size_that_took_longer_than_a_larger_one_is_looked_at_again():
+    """What only has more rows or only a longer row says nothing about the other."""
+    took = {(1, 16): 1.0, (2, 16): 2.4, (4, 16): 1.8, (1, 32): 2.0, (4, 32): 3.0, (8, 16): 2.9}
+    timed = {size: PassSeconds(0.0, seconds, 0.0, call=seconds) for size, seconds in took.items()}
+    assert held_up(timed) == [(2, 16)]
