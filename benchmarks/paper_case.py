@@ -27,7 +27,8 @@ from prefect_rlhf.placement.planner.preset_plan import preset_problems
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.placement.plans.presets import Preset
 from prefect_rlhf.placement.schedule.estimate import training
-from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax
+from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.settings import Update
 
 WHOLE_EVALUATIONS, PRESET_EVALUATIONS = 1_000_000, 100_000  # of the search: the same on every machine

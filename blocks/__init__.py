@@ -7,6 +7,7 @@ from prefect_rlhf.blocks.chats import Chats, ChatsBlock
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
 from prefect_rlhf.blocks.model import Model, ModelBlock
+from prefect_rlhf.blocks.rated_answers import RatedAnswers, RatedAnswersBlock
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 
 __all__ = [
@@ -20,4 +21,6 @@ __all__ = [
     "PreferencesBlock",
     "Prompts",
     "PromptsBlock",
+    "RatedAnswers",
+    "RatedAnswersBlock",
 ]

@@ -1,18 +1,33 @@
-"""Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290): preferences without a reward model."""
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and its kin, without a reward model.
+
+DPO, cDPO, robust DPO, IPO and SimPO are settings of this one flow.
+"""
 
 from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Preferences
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.tasks.calls import inference, train_step
-from prefect_rlhf.tasks.rl.hyperparameters import DPO
-from prefect_rlhf.tasks.rl.losses import dpo as dpo_loss
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.calls import compute, inference, train_step
+from prefect_rlhf.tasks.rl.offline_settings import DPO
+from prefect_rlhf.tasks.rl.preference_evaluation import preference_accuracy
+from prefect_rlhf.tasks.rl.preference_losses import dpo as dpo_loss
 
 
 @rlhf_flow("dpo")
-def dpo(pairs: Preferences, actor: Model, ref: Model, algo: DPO = DPO()) -> None:
-    """One iteration: how likely the reference finds both answers, then a step of the policy."""
-    ref_logprobs = inference(ref, pairs, output="logprobs", batch_size=algo.batch_size)
-    loss = dpo_loss(algo).on(pairs, ref_logprobs, batch_size=algo.batch_size)
+def dpo(pairs: Preferences, held_out: Preferences, actor: Model, ref: Model | None = None, algo: DPO = DPO()) -> None:
+    """One iteration: how likely the reference finds both answers, then a step of the policy; evaluation on other pairs.
+
+    SimPO has no reference.
+    """
+    if algo.needs_reference != (ref is not None):
+        expected = "a model, which the loss compares with" if ref is None else "none: simpo has no reference"
+        raise InvalidInput("ref", getattr(ref, "path", ref), expected)
+    size, every = algo.batch_size, algo.evaluate_every
+    reference = [inference(ref, pairs, output="logprobs", batch_size=size)] if ref else []
+    loss = dpo_loss(algo).on(pairs, *reference, batch_size=size)
     train_step(actor, loss, optimizer=algo.optimizer, update=algo.update)
+    logprobs = inference(actor, held_out, output="logprobs", every=every, name="actor_evaluation")
+    compared = [inference(ref, held_out, output="logprobs", every=every, name="ref_evaluation")] if ref else []
+    compute(preference_accuracy, logprobs, *compared, settings=algo, every=every)

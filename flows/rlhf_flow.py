@@ -23,7 +23,7 @@ from prefect_rlhf.placement.modules import IN_RANK, import_from
 from prefect_rlhf.tasks.server.patience import wait_for_server
 from prefect_rlhf.tasks.trace import Algorithm
 
-ALGORITHMS = ("ppo", "reward", "sft", "dpo", "grpo", "remax")
+ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax")
 
 
 class AlgorithmFlow(FormFlow):

@@ -148,18 +148,19 @@ def compute(
     operator: Operator[Any, Any],
     *inputs: object,
     settings: Settings,
+    batch_size: int | None = None,
     every: int | None = None,
     name: str | None = None,
 ) -> RowsHandle:
     """Add a pure function of rows, on the host CPU of one device; it makes the keys that its @computation names.
 
     Inputs are of the same rows, or of what they were made of, whose values are repeated for them; of a dataset
-    parameter all items. A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes new rows, one of
-    each.
+    parameter `batch_size` items, or all. A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes
+    new rows, one of each.
     """
     trace = current_trace("compute")
     _check_computation(trace, operator)
-    handles = [trace.rows(rows, "compute", None, every) for rows in inputs]
+    handles = [trace.rows(rows, "compute", batch_size, every) for rows in inputs]
     operator.check_arguments(trace.flow, len(handles))
     name = name or operator.name
     if not handles:

@@ -27,6 +27,7 @@ from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.calls import generate, train_step
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 from prefect_rlhf.tasks.rl.losses import policy_gradient
+from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.trace import trace_body
 from tests import vocabulary
 from tests.finished_steps import write_checkpoint
@@ -119,10 +120,18 @@ def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypat
         assert checked["reward"].host_functions
 
 
-@pytest.mark.parametrize("text", [row[1] for row in table_rows("grpo.md") if row[1][:2] == "`{"])
-def test_settings_of_each_algorithm_are_taken_as_they_stand_there(text):
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (settings, row[1])
+        for page, settings in (("grpo.md", GRPO), ("offline.md", DPO))
+        for row in table_rows(page)
+        if row[1][:2] == "`{"
+    ],
+)
+def test_settings_of_each_algorithm_are_taken_as_they_stand_there(settings, text):
     algo = yaml.safe_load(text.strip("`"))
-    assert GRPO.model_validate(algo).model_dump(exclude_unset=True) == algo
+    assert settings.model_validate(algo).model_dump(exclude_unset=True) == algo
 
 
 @pytest.mark.parametrize(("body", "says"), [row for row in table_rows("authoring.md") if "flow mine: " in row[1]])
@@ -174,7 +183,7 @@ def check_prefect_command(arguments):
             assert argument.removeprefix("rlhf/") in {deployment["name"] for deployment in deployments}
 
 
-@pytest.mark.parametrize("name", ["reward", "ppo", "grpo", "remax", "sft"])
+@pytest.mark.parametrize("name", ["reward", "ppo", "grpo", "remax", "sft", "dpo", "kto"])
 def test_a_deployment_has_parameters_that_its_flow_takes(name):
     """By the schema that Prefect enforces when a run is made, and by the flow itself."""
     text = (PROJECT / "prefect.yaml").read_text().replace("{{ $RLHF_HOME }}", "/home")

@@ -16,6 +16,7 @@ import prefect_rlhf
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.loss import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
@@ -23,7 +24,15 @@ from prefect_rlhf.tasks import calls
 from prefect_rlhf.tasks.data import rollouts
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.operations import OFFERED, Bound, Operator, computation, loss
-from prefect_rlhf.tasks.rl import advantages, evaluation, importance, losses, rewards
+from prefect_rlhf.tasks.rl import (
+    advantages,
+    evaluation,
+    importance,
+    losses,
+    preference_evaluation,
+    preference_losses,
+    rewards,
+)
 from prefect_rlhf.tasks.rl.hyperparameters import KLControl
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
@@ -39,11 +48,11 @@ All that the file of an algorithm may name, by `from prefect_rlhf import ...`, w
 Shapes: B rows, T response tokens, S tokens of prompt and response.
 """
 WORDS = [calls.generate, calls.inference, calls.score, calls.compute, calls.train_step]
-PARAMETERS = [Model, Prompts, Preferences, Chats]
+PARAMETERS = [Model, Prompts, Preferences, Chats, RatedAnswers]
 SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Importance, Overlong, HostRewards, RewardFunction]
 ROWS = [Batch, Loss, LossValues, Terms, Context, Computed]
 HELPERS = [rollouts.text_columns, rollouts.lists, rollouts.write_rows, saved_state]
-MODULES = [losses, rewards, advantages, importance, rollouts, evaluation]
+MODULES = [losses, preference_losses, rewards, advantages, importance, rollouts, evaluation, preference_evaluation]
 
 
 def page() -> str:

@@ -1,4 +1,4 @@
-"""Human ratings of movie-review sentences (Hutto & Gilbert 2014) as prompts and preference pairs.
+"""Human ratings of movie-review sentences (Hutto & Gilbert 2014) as prompts, preference pairs and rated answers.
 
 The sources of the package `vaderSentiment` hold 10,605 sentences, each with the mean of 20 ratings from -4 to 4.
 A sentence is in one split only: what is held out shares no sentence, and no opening, with what is trained on.
@@ -28,7 +28,8 @@ RATINGS_FILE = "movieReviewSnippets_GroundTruth.txt"
 OPENING_WORDS = 5
 MIN_WORDS = 9  # of a sentence whose opening is a prompt: the rest is worth writing
 MIN_MARGIN = 0.5  # between the ratings of a pair
-NUM_HELD_OUT = {"prompts": 64, "preferences": 200}  # all are used in every evaluation
+MIN_RATING = 1.0  # of an answer that is good; a bad one is as far below 0
+NUM_HELD_OUT = {"prompts": 64, "preferences": 200, "answers": 200}  # all are used in every evaluation
 HELD_OUT_TENTHS = 1
 
 
@@ -51,15 +52,20 @@ class Sentence:
         """Its first words."""
         return " ".join(self.text.split()[:OPENING_WORDS])
 
+    @property
+    def rest(self) -> str:
+        """What follows its opening, with the space between."""
+        return "".join(f" {word}" for word in self.text.split()[OPENING_WORDS:])
 
-def prepare_ratings(out: Path, downloads: Path) -> tuple[Path, Path]:
-    """Write `prompts.parquet` and `preferences.parquet` into `out` unless they are there; return their paths."""
-    paths = out / "prompts.parquet", out / "preferences.parquet"
+
+def prepare_ratings(out: Path, downloads: Path) -> tuple[Path, Path, Path]:
+    """Write Parquet of prompts, preferences and answers into `out` unless they are there; return their paths."""
+    paths = out / "prompts.parquet", out / "preferences.parquet", out / "answers.parquet"
     if all(path.is_file() for path in paths):
         return paths
     sentences = read_sentences(download(PACKAGE, downloads, source=True))
-    for path, rows in zip(paths, (prompt_rows(sentences), preference_rows(sentences)), strict=True):
-        write_atomically(path, partial(pq.write_table, pa.Table.from_pylist(rows)))
+    for path, rows_of in zip(paths, (prompt_rows, preference_rows, answer_rows), strict=True):
+        write_atomically(path, partial(pq.write_table, pa.Table.from_pylist(rows_of(sentences))))
     return paths
 
 
@@ -89,6 +95,16 @@ def preference_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
     """Return pairs, each sentence in one at most: prompt (empty), chosen, rejected, margin, split."""
     rows = [row for split in ("train", "held_out") for row in _pairs([s for s in sentences if s.split == split])]
     return _limit_held_out(rows, NUM_HELD_OUT["preferences"])
+
+
+def answer_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
+    """Return openings with what follows, each good or bad by itself: prompt, completion, label, split."""
+    rows = [
+        {"prompt": s.opening, "completion": s.rest, "label": s.rating > 0, "split": s.split}
+        for s in _shuffled(list({sentence.text: sentence for sentence in sentences}.values()))
+        if abs(s.rating) >= MIN_RATING and len(s.text.split()) >= MIN_WORDS
+    ]
+    return _limit_held_out(rows, NUM_HELD_OUT["answers"])
 
 
 def _pairs(sentences: Sequence[Sentence]) -> Iterator[dict[str, Any]]:

@@ -17,6 +17,7 @@ from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.model_shape import model_shape
+from prefect_rlhf.tasks.rl.offline_settings import REFERENCE_FREE
 
 LIKE = {"ref": "actor", "reward": "critic"}
 """Roles that have the model of another where nobody says."""
@@ -78,7 +79,7 @@ def _may_be(hint: Any, kind: type) -> bool:
 def _may_do_without(
     hints: Mapping[str, Any], role: str, values: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> bool:
-    """Whether the model of a role that nobody named is left out: functions score, or no KL needs a reference.
+    """Whether the model of a role that nobody named is left out: functions score, or nothing needs a reference.
 
     Functions score where the parameters say so, or where no other role has a model that would do.
     """
@@ -87,9 +88,12 @@ def _may_do_without(
         if given is None:
             return LIKE.get(role) not in hints
         return isinstance(given, HostRewards) or (isinstance(given, dict) and "functions" in given)
-    if not _may_be(hint, type(None)) or given is not None or "kl" not in settings:
+    algo = values.get("algo") or {}
+    if not _may_be(hint, type(None)) or given is not None:
         return False
-    kl = settings["kl"].default.model_dump() | dict((values.get("algo") or {}).get("kl") or {})
+    if "kl" not in settings:
+        return algo.get("loss") in REFERENCE_FREE
+    kl = settings["kl"].default.model_dump() | dict(algo.get("kl") or {})
     return bool(kl["coefficient"] == 0)
 
 

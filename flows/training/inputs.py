@@ -9,6 +9,7 @@ from typing import Any
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
@@ -23,7 +24,7 @@ MANY = 1 << 30  # items of such a dataset
 PADDING = 0.002
 """Of a vocabulary: by so much do models of one family differ that have the same tokens (Qwen2.5 1.5B and 7B)."""
 
-DatasetParameter = Prompts | Preferences | Chats
+DatasetParameter = Prompts | Preferences | Chats | RatedAnswers
 Source = PromptDataset | PreferenceDataset | ChatDataset
 
 
@@ -105,6 +106,8 @@ def open_source(name: str, value: DatasetParameter, tokenizer: str) -> Source:
         return PromptDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
     if isinstance(value, Chats):
         return ChatDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
+    if isinstance(value, RatedAnswers):
+        return ChatDataset(name, tokenizer=tokenizer, column_paths=value.columns, form="completion", **settings)
     return PreferenceDataset(name, tokenizer=tokenizer, column_paths=value.columns, **settings)
 
 

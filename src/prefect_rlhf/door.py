@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.hosts.check import check_function
 from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
@@ -24,7 +25,7 @@ from prefect_rlhf.tasks.operations import computation, loss
 from prefect_rlhf.tasks.rl.advantages import gae, grpo_advantages, remax_advantages
 from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation, token_loss
 from prefect_rlhf.tasks.rl.groups import group_scores, groups_of
-from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, KLControl, PolicyGradient, ReMax
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, PolicyGradient, ReMax
 from prefect_rlhf.tasks.rl.importance import importance_weights
 from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.losses import (
@@ -36,12 +37,20 @@ from prefect_rlhf.tasks.rl.losses import (
     value_clip,
     weighted_policy_gradient,
 )
-from prefect_rlhf.tasks.rl.losses import dpo as dpo_loss
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.rl.masked import masked_mean, response_mask, row_means, row_sums, whiten
-from prefect_rlhf.tasks.rl.offline_settings import SFT
+from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
 from prefect_rlhf.tasks.rl.old_policy import old_policy
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
+from prefect_rlhf.tasks.rl.preference_evaluation import (
+    kto_kl,
+    label_accuracy,
+    mismatched_answers,
+    preference_accuracy,
+)
+from prefect_rlhf.tasks.rl.preference_losses import dpo as dpo_loss
+from prefect_rlhf.tasks.rl.preference_losses import implicit_rewards
+from prefect_rlhf.tasks.rl.preference_losses import kto as kto_loss
 from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
 from prefect_rlhf.tasks.terms import Terms
@@ -59,6 +68,7 @@ __all__ = [
     "Prompts",
     "Preferences",
     "Chats",
+    "RatedAnswers",
     "Reward",
     "HostRewards",
     "RewardFunction",
@@ -78,6 +88,7 @@ __all__ = [
     "ReMax",
     "DPO",
     "SFT",
+    "KTO",
     # losses and computations of your own
     "loss",
     "computation",
@@ -96,6 +107,7 @@ __all__ = [
     "weighted_policy_gradient",
     "grpo_loss",
     "dpo_loss",
+    "kto_loss",
     "bradley_terry",
     # computations that are there
     "gae",
@@ -108,9 +120,14 @@ __all__ = [
     "record_evaluation",
     "pair_accuracy",
     "token_loss",
+    "preference_accuracy",
+    "label_accuracy",
+    "mismatched_answers",
+    "kto_kl",
     # what they are made of
     "log_sigmoid",
     "kl_estimate",
+    "implicit_rewards",
     "response_mask",
     "masked_mean",
     "row_means",

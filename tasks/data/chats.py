@@ -14,6 +14,7 @@ from prefect_rlhf.tasks.data.stored_rows import require_text
 from prefect_rlhf.tasks.data.tokenizer import answered_tokens, load_tokenizer
 
 Form = Literal["messages", "completion", "text"]
+MASKED_KEYS = ("tokens", "prompt_length", "mask")
 
 
 @final
@@ -23,6 +24,7 @@ class ChatDataset(DatasetSource):
 
     These are the assistant's of `messages`, the completion's after a prompt, all but the first of a text.
     A text or a completion that is text ends with the end-of-sequence token, a message as the chat template says.
+    With a `label_column`, which says whether an answer is good, there is the key `label`, 1 or 0.
     """
 
     form: Form | None = None  # None: as the columns say
@@ -30,20 +32,27 @@ class ChatDataset(DatasetSource):
     prompt_column: str = "prompt"
     completion_column: str = "completion"
     text_column: str = "text"
+    label_column: str | None = None
 
-    keys = ("tokens", "prompt_length", "mask")
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What `read` returns."""
+        return MASKED_KEYS if self.label_column is None else (*MASKED_KEYS, "label")
 
     def __len__(self) -> int:
         return self.num_items
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
-        """Return the tokens of some rows, how many of them are only read, and the mask of those after."""
+        """Return the tokens of some rows, how many of them are only read, and the mask of those after; labels."""
         rows = self._masked(row_ids)
-        return {
+        read: dict[str, Sequence[Any]] = {
             "tokens": [row.tokens for row in rows],
             "prompt_length": [row.prompt_length for row in rows],
             "mask": [row.mask for row in rows],
         }
+        if self.label_column is not None:
+            read["label"] = [float(label) for label in self._labels(row_ids)]
+        return read
 
     def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
         """Raise InvalidInput for data that some step would choke on; return the longest row's number of tokens.
@@ -58,6 +67,7 @@ class ChatDataset(DatasetSource):
         if self._form == "text" and self.chat_template:
             raise InvalidInput(f"{self.name}.chat_template", True, "false: a text is no chat")
         self.check_columns()
+        self._check_labels()
         self.check_tokenizer(has_chats=any(map(self._holds_messages, columns)))
         for row, values in enumerate(self._values(range(len(self)))):
             for column, value in zip(columns, values, strict=True):
@@ -99,6 +109,22 @@ class ChatDataset(DatasetSource):
 
     def _holds_messages(self, column: str) -> bool:
         return self.rows.column(column).holds_messages
+
+    def _labels(self, row_ids: Sequence[int]) -> list[Any]:
+        return self.rows.read(self.label_column or "", row_ids)
+
+    def _check_labels(self) -> None:
+        """Raise InvalidInput for a label that is not yes or no, and for labels that are all the same."""
+        if self.label_column is None:
+            return
+        labels = self._labels(range(len(self)))
+        for row, label in enumerate(labels):
+            if not isinstance(label, bool | int | float) or label not in (0, 1):
+                where = f"{self.name} row {row} {self.label_column}"
+                raise InvalidInput(where, label, f"true or false, or 1 or 0, in {self.path}")
+        if len(set(labels)) == 1:
+            expected = f"answers that are good and answers that are not, in {self.path}"
+            raise InvalidInput(f"{self.name}.{self.label_column}", f"{bool(labels[0])} in all rows", expected)
 
     def _values(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
         """Return what the columns hold of some rows."""

@@ -157,16 +157,6 @@ class ReMax(PolicyGradient):
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
 
-class DPO(Settings):
-    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290)."""
-
-    batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Pairs in each step.")
-    beta: float = Field(0.1, gt=0, le=1e6, description="How strongly the policy is held to the reference model.")
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="Share of labels taken to be wrong.")
-    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
-    optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
-
-
 class Reward(Settings):
     """A reward model from preferences (Bradley & Terry 1952; Ouyang et al. 2022, equation 1)."""
 

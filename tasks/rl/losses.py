@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from prefect_rlhf.engines.loss import LossValues
 from prefect_rlhf.tasks.operations import loss
-from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.kl import kl_estimate
 from prefect_rlhf.tasks.rl.masked import row_sums
 from prefect_rlhf.tasks.rl.policy_losses import clipped_surrogate, sequence_ratio, weighted_gain
@@ -127,19 +127,6 @@ def bradley_terry(scores_B: Tensor, batch: Mapping[str, Tensor], settings: Rewar
     losses_P = -log_sigmoid(margins_P) + settings.centering * (chosen_P + rejected_P).square()
     accuracy_P = (margins_P > 0).float()
     return LossValues(losses_P, {"accuracy": accuracy_P, "margin": margins_P, "score": (chosen_P + rejected_P) / 2})
-
-
-@loss("logprobs", rows_per_item=2)
-def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> LossValues:
-    """Bradley-Terry on beta times the log-ratio of policy to reference (Rafailov et al. 2023, equation 7)."""
-    rewards_B = settings.beta * row_sums(logprobs_BT - batch[REF_LOGPROBS], batch["mask"])
-    chosen_P, rejected_P = rewards_B[0::2], rewards_B[1::2]
-    margins_P = chosen_P - rejected_P
-    wrong = settings.label_smoothing
-    losses_P = -(1 - wrong) * log_sigmoid(margins_P) - wrong * log_sigmoid(-margins_P)
-    accuracy_P = (margins_P > 0).float()
-    metrics = {"accuracy": accuracy_P, "margin": margins_P, "chosen_reward": chosen_P, "rejected_reward": rejected_P}
-    return LossValues(losses_P, metrics)
 
 
 def log_sigmoid(logits: Tensor) -> Tensor:

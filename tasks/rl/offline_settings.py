@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Settings, Update
+
+PreferenceLoss = Literal["dpo", "cdpo", "robust", "ipo", "simpo"]
+BETAS: Mapping[PreferenceLoss, float] = MappingProxyType(
+    {"dpo": 0.1, "cdpo": 0.1, "robust": 0.1, "ipo": 0.1, "simpo": 2.0}
+)
+"""What beta is where nobody says."""
+REFERENCE_FREE: tuple[PreferenceLoss, ...] = ("simpo",)
+WITH_WRONG_LABELS: tuple[PreferenceLoss, ...] = ("cdpo", "robust")
 
 
 class SFT(Settings):
@@ -19,3 +30,74 @@ class SFT(Settings):
     evaluate_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out rows.")
     update: Update = Field(default=Update(), description="How a train_step walks the rows.")
     optimizer: Optimizer = Field(default=Optimizer(lr=2e-5, warmup_steps=5), description="Optimizer of the model.")
+
+
+class DPO(Settings):
+    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290), and its kin as settings."""
+
+    loss: PreferenceLoss = Field(
+        "dpo", description="cdpo and robust take labels to be wrong, ipo aims at one margin, simpo has no reference."
+    )
+    batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Pairs in each step.")
+    beta: float | None = Field(
+        None, gt=0, le=1e6, description="How strongly the policy is held to the reference; empty: 0.1, simpo 2."
+    )
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="With cdpo and robust: the share of labels taken to be wrong."
+    )
+    margin: float | None = Field(
+        None, ge=0, le=1e6, description="With simpo: by how much the chosen answer shall be ahead; empty: 1."
+    )
+    evaluate_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out pairs.")
+    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
+    optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
+
+    @property
+    def strength(self) -> float:
+        """Beta, as stated or as the loss has it.
+
+        >>> DPO().strength, DPO(loss="simpo").strength, DPO(beta=0.5).strength
+        (0.1, 2.0, 0.5)
+        """
+        return BETAS[self.loss] if self.beta is None else self.beta
+
+    @property
+    def target_margin(self) -> float:
+        """The margin of rewards from which a pair counts as told apart."""
+        return 0.0 if self.loss != "simpo" else 1.0 if self.margin is None else self.margin
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss reads what a reference model makes of the answers."""
+        return self.loss not in REFERENCE_FREE
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> DPO:
+        """Refuse a setting that another one leaves without effect."""
+        mistakes = {
+            f"label_smoothing is of cdpo and robust, not of {self.loss}": (
+                self.label_smoothing > 0 and self.loss not in WITH_WRONG_LABELS
+            ),
+            f"{self.loss} without label_smoothing is dpo: a share of wrong labels above 0, or loss: dpo": (
+                self.label_smoothing == 0 and self.loss in WITH_WRONG_LABELS
+            ),
+            f"margin is of simpo, not of {self.loss}": self.margin is not None and self.loss != "simpo",
+        }
+        for says, wrong in mistakes.items():
+            if wrong:
+                raise PydanticCustomError("algo", says)
+        return self
+
+
+class KTO(Settings):
+    """Learning from answers that are good or bad by themselves (Ethayarajh et al. 2024, arXiv:2402.01306)."""
+
+    batch_size: int = Field(32, ge=2, le=MOST_ROWS, description="Answers in each step.")
+    beta: float = Field(0.1, gt=0, le=1e6, description="How strongly the policy is held to the reference model.")
+    good_weight: float = Field(1.0, gt=0, le=1e6, description="Weight of a good answer's loss.")
+    bad_weight: float = Field(1.0, gt=0, le=1e6, description="Weight of a bad answer's loss.")
+    evaluate_every: int = Field(
+        10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out answers."
+    )
+    update: Update = Field(default=Update(), description="How a train_step walks the rows.")
+    optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")

@@ -11,13 +11,14 @@ from prefect_rlhf.blocks.chats import Chats, ChatsBlock
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.dataset import Preferences, PreferencesBlock, Prompts, PromptsBlock
 from prefect_rlhf.blocks.model import Model, ModelBlock
+from prefect_rlhf.blocks.rated_answers import RatedAnswers, RatedAnswersBlock
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import TransformerShape
 
-BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock]
+BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock, RatedAnswersBlock]
 
 FIELDS = {
     Cluster: "cluster num_nodes devices_per_node device_memory_gib kind lease_directory",
@@ -26,6 +27,8 @@ FIELDS = {
     PreferencesBlock: "path split_column split chat_template columns prompt_column chosen_column rejected_column",
     ChatsBlock: "path split_column split chat_template columns form messages_column prompt_column completion_column"
     " text_column",
+    RatedAnswersBlock: "path split_column split chat_template columns prompt_column completion_column label_column",
+    RatedAnswers: "path split_column split chat_template columns prompt_column completion_column label_column saved",
     Model: "path head dtype new_head saved",
     Prompts: "path split_column split chat_template columns prompt_column last_answer saved",
     Preferences: "path split_column split chat_template columns prompt_column chosen_column rejected_column saved",

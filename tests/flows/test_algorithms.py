@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
+from prefect_rlhf.flows.kto import kto
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.flows.reward import reward
@@ -23,6 +24,7 @@ from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, ReMax
+from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
 
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
@@ -31,9 +33,10 @@ ROWS = {
     "Prompts": Dataset("", ("prompt_tokens",), 64),
     "Preferences": Dataset("", ("tokens", "prompt_length"), 64, rows_per_item=2),
     "Chats": Dataset("", ("tokens", "prompt_length", "mask"), 64),
+    "RatedAnswers": Dataset("", ("tokens", "prompt_length", "mask", "label"), 64),
 }
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=64 << 30)
-ALGORITHMS = {"ppo": ppo, "reward": reward, "sft": sft, "dpo": dpo, "grpo": grpo, "remax": remax}
+ALGORITHMS = {"ppo": ppo, "reward": reward, "sft": sft, "dpo": dpo, "kto": kto, "grpo": grpo, "remax": remax}
 
 
 class Stand:
@@ -146,6 +149,22 @@ def test_without_a_weight_of_kl_there_is_no_reference(name, settings):
         traced(ALGORITHMS[name], ref=None)
     with pytest.raises(InvalidInput, match="ref: got .*, expected none: algo.kl.coefficient is 0"):
         traced(ALGORITHMS[name], algo=settings)
+
+
+def test_simpo_alone_has_no_reference():
+    graph = traced(dpo, algo=DPO(loss="simpo"), ref=None)
+    assert {model.role for model in graph.models} == {"actor"}
+    with pytest.raises(InvalidInput, match="ref: got None, expected a model"):
+        traced(dpo, ref=None)
+    with pytest.raises(InvalidInput, match="ref: got .*, expected none: simpo has no reference"):
+        traced(dpo, algo=DPO(loss="simpo"))
+
+
+def test_kto_compares_with_answers_to_other_prompts_as_policy_and_reference_find_them():
+    graph = traced(kto)
+    made = graph.call("mismatched_answers")
+    assert made.num_rows == 32 and graph.call("actor_mismatched").rows == made.rows == graph.call("ref_mismatched").rows
+    assert {port.source for port in graph.call("actor_train").inputs} == {"answers", "ref_inference", "kto_kl"}
 
 
 def test_dpo_and_reward_never_part_the_answers_of_a_pair():

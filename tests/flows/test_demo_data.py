@@ -57,7 +57,7 @@ def test_sentences_keep_number_rating_and_text(downloads):
 
 
 def test_nothing_held_out_is_trained_on(downloads, tmp_path):
-    prompts, preferences = prepare_ratings(tmp_path / "data", downloads)
+    prompts, preferences, _ = prepare_ratings(tmp_path / "data", downloads)
     train, held_out = by_split(preferences)
     texts = [{pair[side] for pair in pairs for side in ("chosen", "rejected")} for pairs in (train, held_out)]
     assert texts[0]
@@ -68,7 +68,7 @@ def test_nothing_held_out_is_trained_on(downloads, tmp_path):
 
 
 def test_pairs_are_ordered_far_apart_and_use_a_sentence_once(downloads, tmp_path):
-    _, preferences = prepare_ratings(tmp_path / "data", downloads)
+    _, preferences, _ = prepare_ratings(tmp_path / "data", downloads)
     pairs = [pair for split in by_split(preferences) for pair in split]
     assert all("good" in pair["chosen"] and "bad" in pair["rejected"] and pair["margin"] == 3.0 for pair in pairs)
     uses = Counter(text for pair in pairs for text in (pair["chosen"], pair["rejected"]))
@@ -76,11 +76,21 @@ def test_pairs_are_ordered_far_apart_and_use_a_sentence_once(downloads, tmp_path
 
 
 def test_prompts_are_openings_of_five_words_each_once(downloads, tmp_path):
-    prompts, _ = prepare_ratings(tmp_path / "data", downloads)
+    prompts, *_ = prepare_ratings(tmp_path / "data", downloads)
     rows = pq.read_table(prompts).to_pylist()
     assert all(sentence(row["prompt_id"]).startswith(row["prompt"] + " ") for row in rows)
     assert {len(row["prompt"].split()) for row in rows} == {5}
     assert len({row["prompt"] for row in rows}) == len(rows)
+
+
+def test_answers_are_rated_by_themselves_and_whole_with_their_prompt(downloads, tmp_path):
+    *_, answers = prepare_ratings(tmp_path / "data", downloads)
+    train, held_out = by_split(answers)
+    assert {row["prompt"] + row["completion"] for row in train}.isdisjoint(
+        row["prompt"] + row["completion"] for row in held_out
+    )
+    assert all(row["label"] == ("good" in row["completion"]) for row in train + held_out)
+    assert {row["label"] for row in held_out} == {True, False}
 
 
 def test_prepared_data_are_kept(downloads, tmp_path):

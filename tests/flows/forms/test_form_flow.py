@@ -8,7 +8,12 @@ from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.plan import plan
 from prefect_rlhf.placement.errors import InvalidInput
 
-PARAMETERS = {"pairs": {"path": "pairs.parquet"}, "actor": {"saved": "big"}, "ref": {"path": "models/small"}}
+PARAMETERS = {
+    "pairs": {"path": "pairs.parquet"},
+    "held_out": {"path": "others.parquet"},
+    "actor": {"saved": "big"},
+    "ref": {"path": "models/small"},
+}
 
 
 def test_a_saved_block_is_loaded_once(monkeypatch):

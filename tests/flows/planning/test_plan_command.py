@@ -194,6 +194,8 @@ def test_a_pinned_call_is_on_its_mesh(folder, tmp_path):
         ("grpo", ["actor", "reward"]),
         ("remax", ["actor", "reward"]),
         ("dpo", ["actor"]),
+        ("kto", ["actor"]),
+        ("sft", ["actor"]),
         ("reward", ["reward"]),
     ],
 )

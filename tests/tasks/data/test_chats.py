@@ -177,3 +177,31 @@ def test_a_form_that_is_named_is_read_beside_others(tmp_path, tokenizer):
     source = ChatDataset("chats", path, tokenizer, split_column=None, form="text")
     source.check(max_tokens=9)
     assert next(learnt(source)) == "<s> it is </s>"
+
+
+def test_rated_answers_have_a_label_beside_their_tokens(tmp_path, tokenizer):
+    """Whichever way yes and no are written."""
+    rows = [{"prompt": "it is", "completion": text, "label": label} for text, label in (("good", True), ("bad", False))]
+    path = json_lines(tmp_path / "a.jsonl", *rows)
+    source = ChatDataset("answers", path, tokenizer, split_column=None, form="completion", label_column="label")
+    source.check(max_tokens=9)
+    read = source.read([1, 0])
+    assert tuple(read) == source.keys == ("tokens", "prompt_length", "mask", "label")
+    assert (read["label"], read["mask"]) == ([0.0, 1.0], [[1, 1], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (["good", "bad"], r"^answers row 0 label: got 'good', expected true or false, or 1 or 0"),
+        ([1, 2], r"^answers row 1 label: got 2, expected true or false"),
+        ([True, None], r"^answers row 1 label: got None, expected true or false"),
+        ([True, True], r"^answers.label: got 'True in all rows', expected answers that are good and answers that are"),
+    ],
+)
+def test_a_label_that_is_not_yes_or_no_is_refused(tmp_path, tokenizer, labels, says):
+    rows = [{"prompt": "it is", "completion": "good", "label": label} for label in labels]
+    path = json_lines(tmp_path / "a.jsonl", *rows)
+    source = ChatDataset("answers", path, tokenizer, split_column=None, form="completion", label_column="label")
+    with pytest.raises(InvalidInput, match=says):
+        source.check(max_tokens=9)

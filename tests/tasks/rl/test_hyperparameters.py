@@ -3,10 +3,11 @@
 import pytest
 from pydantic import ValidationError
 
-from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.losses import ppo_clip
+from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
 
-ALGORITHMS = [PPO, GRPO, ReMax, DPO, Reward]
+ALGORITHMS = [PPO, GRPO, ReMax, SFT, DPO, KTO, Reward]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

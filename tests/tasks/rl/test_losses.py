@@ -8,16 +8,17 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefect_rlhf.tasks.rl.hyperparameters import DPO, GRPO, PPO, ReMax, Reward
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.losses import (
     bradley_terry,
-    dpo,
     grpo,
     policy_gradient,
     ppo_clip,
     value_clip,
     weighted_policy_gradient,
 )
+from prefect_rlhf.tasks.rl.offline_settings import DPO
+from prefect_rlhf.tasks.rl.preference_losses import dpo
 from prefect_rlhf.tasks.settings import Settings
 from tests.tasks.rl.loss_sums import loss_sums
 
@@ -28,7 +29,7 @@ LOSSES = {
     "policy_gradient": (policy_gradient, Settings()),
     "weighted_policy_gradient": (weighted_policy_gradient, ReMax()),
     "grpo": (grpo, GRPO()),
-    "dpo": (dpo, DPO(label_smoothing=0.1)),
+    "dpo": (dpo, DPO(loss="cdpo", label_smoothing=0.1)),
     "bradley_terry": (bradley_terry, Reward(centering=0.01)),
 }
 
@@ -210,23 +211,3 @@ def test_bradley_terry_is_the_cross_entropy_of_choosing():
     assert (float(terms.weight), float(terms.metrics["accuracy"])) == (2, 1)
     centred = loss_sums(bradley_terry, scores, {}, Reward(centering=0.5))
     assert float(centred.total - terms.total) == pytest.approx(0.5 * (9 + 9))
-
-
-def test_dpo_by_hand():
-    """beta 0.5. Chosen: log-ratio 0.4 + 0.2 = 0.6; rejected: -0.4. Margin 0.5 * 1.0; loss -log sigmoid(0.5)."""
-    batch = {
-        "mask": torch.tensor([[1.0, 1.0], [1.0, 0.0]]),
-        "ref_inference.logprobs": torch.tensor([[-1.0, -1.0], [-1.0, 0.0]]),
-    }
-    new = torch.tensor([[-0.6, -0.8], [-1.4, 9.0]])  # 9 is padding
-    terms = loss_sums(dpo, new, batch, DPO(beta=0.5))
-    assert float(terms.total) == pytest.approx(math.log(1 + math.exp(-0.5)))
-    assert float(terms.metrics["margin"]) == pytest.approx(0.5)
-    assert float(terms.metrics["chosen_reward"]) == pytest.approx(0.3)
-
-
-def test_dpo_starts_at_log_two():
-    """Where the policy is the reference, no answer is preferred."""
-    batch, _ = rows()
-    terms = loss_sums(dpo, batch["ref_inference.logprobs"], batch, DPO())
-    assert float(terms.total / terms.weight) == pytest.approx(math.log(2))

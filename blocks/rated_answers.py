@@ -1,0 +1,53 @@
+"""Answers that are good or bad by themselves, without a counterpart, and which columns of them a run reads."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from prefect.blocks.core import Block
+from pydantic import Field
+
+from prefect_rlhf.blocks.dataset import PATH, DatasetFields, Name, read_as
+from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
+from prefect_rlhf.placement.graph import Dataset
+from prefect_rlhf.placement.path_text import PathText
+
+
+class RatedAnswersFields(DatasetFields):
+    """Fields of RatedAnswers and a RatedAnswersBlock."""
+
+    prompt_column: Name = Field("prompt", description="Column with what is before the answer: text, or messages.")
+    completion_column: Name = Field("completion", description="Column with the answer: text, or messages.")
+    label_column: Name = Field("label", description="Column that says whether it is good: true or false, 1 or 0.")
+
+
+class RatedAnswersBlock(Block, RatedAnswersFields):
+    """Rated answers that flow runs use by name.
+
+    >>> RatedAnswersBlock(path="data/thumbs.parquet").save("thumbs")  # doctest: +SKIP
+    """
+
+    _block_type_name = "RLHF Rated answers"
+    _block_type_slug = "rlhf-rated-answers"
+    _documentation_url = DOCUMENTATION_URL
+    _description = "Answers, each good or bad by itself."
+    _code_example = """
+    ```python
+    from prefect_rlhf.blocks.rated_answers import RatedAnswersBlock
+
+    answers = RatedAnswersBlock.load("BLOCK_NAME")
+    ```
+    """
+
+
+class RatedAnswers(DeploymentParameter, RatedAnswersFields):
+    """Answers that are good or bad by themselves."""
+
+    block: ClassVar[type[Block]] = RatedAnswersBlock
+
+    path: PathText = Field("", description=PATH)
+
+    def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
+        """Return these answers as source `name` of a graph; the file holds `num_items` and further `columns`."""
+        keys = ("tokens", "prompt_length", "mask", "label")
+        return Dataset(name, keys, num_items, read_as=read_as(self), columns=columns)

@@ -1,0 +1,30 @@
+"""KTO (Ethayarajh et al. 2024, arXiv:2402.01306): learning from answers that are good or bad, without pairs of them."""
+
+from __future__ import annotations
+
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.blocks.rated_answers import RatedAnswers
+from prefect_rlhf.flows.rlhf_flow import rlhf_flow
+from prefect_rlhf.tasks.calls import compute, inference, train_step
+from prefect_rlhf.tasks.rl.offline_settings import KTO
+from prefect_rlhf.tasks.rl.preference_evaluation import kto_kl, label_accuracy, mismatched_answers
+from prefect_rlhf.tasks.rl.preference_losses import kto as kto_loss
+
+
+@rlhf_flow("kto")
+def kto(answers: RatedAnswers, held_out: RatedAnswers, actor: Model, ref: Model, algo: KTO = KTO()) -> None:
+    """One iteration: what both models make of answers to other prompts, then a step of the policy against that.
+
+    With several mini-batches, what the policy gains on other prompts stays that of the step's start.
+    """
+    size, every = algo.batch_size, algo.evaluate_every
+    mismatched = compute(mismatched_answers, answers, settings=algo, batch_size=size)
+    gained = inference(actor, mismatched, output="logprobs", name="actor_mismatched")
+    expected = inference(ref, mismatched, output="logprobs", name="ref_mismatched")
+    kl = compute(kto_kl, mismatched, gained, expected, settings=algo)
+    ref_logprobs = inference(ref, answers, output="logprobs", batch_size=size)
+    loss = kto_loss(algo).on(answers, ref_logprobs, kl, batch_size=size, mean_over="rows")
+    train_step(actor, loss, optimizer=algo.optimizer, update=algo.update)
+    logprobs = inference(actor, held_out, output="logprobs", every=every, name="actor_evaluation")
+    reference = inference(ref, held_out, output="logprobs", every=every, name="ref_evaluation")
+    compute(label_accuracy, held_out, logprobs, reference, settings=algo, every=every)

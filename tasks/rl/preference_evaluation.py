@@ -1,0 +1,61 @@
+"""Whether a policy prefers the better answers of held-out data to the worse ones, and by how much.
+
+Shapes: B rows, T response tokens, P pairs (row 2p chosen, 2p+1 rejected), G good answers, W worse ones.
+"""
+
+from __future__ import annotations
+
+from prefect_rlhf.engines.compute import Computed
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.tasks.rl.masked import mean_of, row_sums
+from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO
+from prefect_rlhf.tasks.rl.preference_losses import implicit_rewards
+
+
+@computation()
+def preference_accuracy(logprobs: Batch, *reference: Batch, settings: DPO) -> Computed:
+    """Measure the share of pairs whose chosen answer has the higher implicit reward (a tie is a half), and the margin.
+
+    The second input is the reference's log-probabilities, where the loss has one.
+    """
+    reference_BT = reference[0]["logprobs"].float() if reference else None
+    rewards_B = implicit_rewards(logprobs["logprobs"].float(), reference_BT, logprobs.mask("logprobs"), settings)
+    margins_P = rewards_B[0::2] - rewards_B[1::2]
+    accuracy_P = (margins_P > 0).float() + 0.5 * (margins_P == 0).float()
+    return Computed(metrics={"accuracy": float(accuracy_P.mean()), "margin": float(margins_P.mean())})
+
+
+@computation("tokens", "prompt_length", "mask")
+def mismatched_answers(rows: Batch, settings: KTO) -> Computed:
+    """Put each answer of the step behind the next row's prompt, cut to the longest row's length: rows of their own.
+
+    What the policy gains on them over the reference is KTO's point of comparison.
+    """
+    tokens, masks = rows.columns["tokens"], rows.columns["mask"]
+    lengths = [int(length) for length in rows.columns["prompt_length"]]
+    longest = max(map(len, tokens), default=0)
+    made, made_masks = [], []
+    for row, length in enumerate(lengths):
+        answer = tokens[row - 1][lengths[row - 1] :][: longest - length]
+        made.append(tokens[row][:length].new_tensor([*tokens[row][:length].tolist(), *answer.tolist()]))
+        made_masks.append(masks[row - 1][: len(answer)])
+    return Computed({"tokens": made, "prompt_length": rows["prompt_length"], "mask": made_masks})
+
+
+@computation("kl")
+def kto_kl(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Computed:
+    """Return [B], equal for all rows: the mean log-ratio of policy to reference of mismatched answers, at least 0."""
+    gain_B = row_sums((logprobs["logprobs"] - reference["logprobs"]).float(), rows["mask"].float())
+    kl = gain_B.mean().clamp(min=0)
+    return Computed({"kl": kl.expand(len(gain_B)).clone()}, {"kl": float(kl)})
+
+
+@computation()
+def label_accuracy(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Computed:
+    """Measure how often a good answer has a higher implicit reward than a bad one (a tie is a half), and the margin."""
+    gain_B = row_sums((logprobs["logprobs"] - reference["logprobs"]).float(), rows["mask"].float())
+    good_G, bad_W = (settings.beta * gain_B[(rows["label"] > 0) == is_good] for is_good in (True, False))
+    ahead_GW = good_G[:, None] - bad_W[None]
+    accuracy = (ahead_GW > 0).float() + 0.5 * (ahead_GW == 0).float()
+    return Computed(metrics={"accuracy": mean_of(accuracy.flatten()), "margin": mean_of(ahead_GW.flatten())})
