@@ -6,6 +6,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from contextlib import chdir
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
+from prefect_rlhf.flows.commands.init import project, write_new
+from prefect_rlhf.flows.demo.__main__ import ACTIONS
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
@@ -36,6 +39,8 @@ from tests.tiny import make_model, make_prompts
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+EXTRAS = set(tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+FIRST = "first"  # the folder that the README has `prefect-rlhf init` make
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
 
@@ -50,16 +55,21 @@ def blocks(language):
 
 
 def commands():
-    """All commands of the docs; of those of ours that a page has, `make test` runs the first."""
-    lines = [(param.id, line.strip()) for param in blocks("console") for line in param.values[1].splitlines()]
+    """Each command with the folder that a `cd` before it names; `make test` runs the first of ours of each page."""
     params, pages = [], set()
-    for id, line in lines:
-        if line.startswith("$ "):
-            command, page = line[2:].partition("#")[0].strip(), id.partition(".md")[0]
-            is_later = command.startswith("prefect-rlhf") and page in pages
-            params.append(pytest.param(command, id=f"{id}-{line}", marks=[pytest.mark.all] if is_later else []))
-            if command.startswith("prefect-rlhf"):
-                pages.add(page)
+    for block in blocks("console"):
+        place, page = ".", block.id.partition(".md")[0]
+        for line in block.values[1].splitlines():
+            if not line.strip().startswith("$ "):
+                continue
+            command = line.strip()[2:].partition("#")[0].strip()
+            if command.startswith("cd "):
+                place = command[3:]
+                continue
+            is_ours = command.startswith("prefect-rlhf")
+            marks = [pytest.mark.all] if is_ours and page in pages else []
+            params.append(pytest.param(place, command, id=f"{block.id}-{line.strip()}", marks=marks))
+            pages |= {page} if is_ours else set()
     return params
 
 
@@ -77,6 +87,8 @@ def folder(tmp_path_factory):
     make_model(folder / "models" / "tiny-reward", scalar=True)
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet")
+    write_new(folder / FIRST, project(folder / FIRST))
+    make_model(folder / FIRST / "models" / "smollm2")
     shutil.copy(PROJECT / "docs" / "examples" / "parameters.yaml", folder)
     for language in ("python", "yaml", "json"):
         for attributes, text in (param.values for param in blocks(language)):
@@ -155,21 +167,28 @@ def test_a_body_that_cannot_run_is_refused_in_the_words_of_the_page(body, says):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", commands())
-def test_commands_run(folder, command):
+@pytest.mark.parametrize(("place", "command"), commands())
+def test_commands_run(folder, tmp_path, place, command):
     """In a process of their own, as a person starts them in the folder of the files: without server or PYTHONPATH."""
     program, *arguments = shlex.split(command)
     if program == "prefect-rlhf":
-        assert arguments[0] == "plan" or "--dry-run" in arguments, "docs show what ends and takes no device"
+        if arguments[0] not in ("plan", "graph", "init", "profile") and "--dry-run" not in arguments:
+            arguments.append("--dry-run")  # what trains is run for real in other files
         script = Path(sys.executable).with_name(program)
         unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["PREFECT_HOME"] = str(folder / "prefect")
-        words = {"cwd": folder, "env": environment, "timeout": 300, "capture_output": True, "text": True}
+        cwd = tmp_path if arguments[0] == "init" else folder / place
+        words = {"cwd": cwd, "env": environment, "timeout": 300, "capture_output": True, "text": True}
         done = subprocess.run([script, *arguments], **words, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
     elif program == "make":
         assert f"\n{arguments[0]}:" in (PROJECT / "Makefile").read_text()
+    elif program == "pip":
+        (extras,) = re.findall(r"\.\[(.*)\]", arguments[-1])
+        assert set(extras.split(",")) <= EXTRAS
+    elif program == "python":
+        assert arguments[:2] == ["-m", "prefect_rlhf.flows.demo"] and arguments[2] in ACTIONS
     else:
         check_prefect_command(arguments)
 
