@@ -1,9 +1,9 @@
 """Does an algorithm learn? Greedy accuracy on held-out sums of a small model, before and after; rewards are Python.
 
-    python -m benchmarks.learn {grpo,rloo,remax,ppo} [--seed N] [--steps N] [--home .rlhf] [--plot FILE]
+    python -m benchmarks.learn {grpo,rloo,remax,ppo,ppo-shared} [--seed N] [--steps N] [--home .rlhf] [--plot FILE]
 
 SmolLM2-135M-Instruct on two CPU devices, `sums.py` as the task. Last line JSON: algorithm, metric, before, after, kl
-(nats a response at the last step), minutes.
+(nats a response at the last step), minutes; of ppo-shared also `resident_bytes` of both forms of PPO.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 
 from benchmarks import sums
 from benchmarks.learn_ppo import run
+from benchmarks.resident_bytes import resident_bytes
 from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics
 from prefect_rlhf.flows.demo.smollm2 import prepare_model
 
-GOALS = {"grpo": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2}
+GOALS = {"grpo": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2, "ppo-shared": 0.2}
 """By how much accuracy shall rise."""
-STEPS = {"grpo": 40, "rloo": 40, "remax": 40, "ppo": 40}
+STEPS = {"grpo": 40, "rloo": 40, "remax": 40, "ppo": 40, "ppo-shared": 40}
 SAMPLING = {"max_new_tokens": 12}
 GROUP: Mapping[str, Any] = {
     "batch_size": 8,
@@ -32,6 +33,12 @@ GROUP: Mapping[str, Any] = {
     "mean_over": "tokens",
     "optimizer": {"lr": 2e-5, "warmup_steps": 3},
 }
+PPO: Mapping[str, Any] = {
+    "batch_size": 48,
+    "kl": {"kind": "fixed", "coefficient": 0.01},
+    "update": {"epochs": 1, "mini_batches": 2},
+    "actor_optimizer": {"lr": 1e-5, "warmup_steps": 3},
+}
 ALGORITHMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("grpo", GROUP),
     "rloo": ("grpo", {**GROUP, "advantage": "rloo"}),
@@ -39,15 +46,8 @@ ALGORITHMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         "remax",
         {"batch_size": 48, "kl": {"kind": "fixed", "coefficient": 0.01}, "optimizer": {"lr": 2e-5, "warmup_steps": 3}},
     ),
-    "ppo": (
-        "ppo",
-        {
-            "batch_size": 48,
-            "kl": {"kind": "fixed", "coefficient": 0.01},
-            "update": {"epochs": 1, "mini_batches": 2},
-            "actor_optimizer": {"lr": 1e-5, "warmup_steps": 3},
-        },
-    ),
+    "ppo": ("ppo", PPO),
+    "ppo-shared": ("ppo", {**PPO, "actor_optimizer": {"lr": 1e-5, "head_lr": 1e-3, "warmup_steps": 3}}),
 }
 """The flow of each, and its settings."""
 KL = ("kl_penalised_rewards.kl", "actor_train.kl_per_token")
@@ -70,7 +70,11 @@ def main() -> None:
     minutes = (time.monotonic() - began) / 60
     if options.plot:
         draw(run_dir, name, options.plot)
-    print(json.dumps(summary(run_dir, name, options.seed, minutes)))
+    found = summary(run_dir, name, options.seed, minutes)
+    if name == "ppo-shared":
+        forms = ("ppo-shared", "ppo")
+        found["resident_bytes"] = {form: resident_bytes("ppo", parameters(home, form, 1, 1)) for form in forms}
+    print(json.dumps(found))
 
 
 def parameters(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
@@ -78,14 +82,16 @@ def parameters(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
     flow, algo = ALGORITHMS[name]
     model, prompts = {"path": str(home / "models" / "smollm2")}, str(home / "data" / "sums.parquet")
     exact = f"{Path(sums.__file__).resolve()}:exact"
-    critic = {"critic": {**model, "head": "scalar", "new_head": True}} if flow == "ppo" else {}
+    values: dict[str, Any] = {"critic": {**model, "head": "scalar", "new_head": True}} if name == "ppo" else {}
+    if name == "ppo-shared":
+        values = {"actor": {**model, "head": "lm+scalar", "new_head": True}}
     return {
         "prompts": {"path": prompts, "chat_template": True},
         "held_out": {"path": prompts, "split": "held_out", "chat_template": True},
         "actor": model,
         "ref": model,
         "reward": {"functions": {"exact": {"function": exact}}},
-        **critic,
+        **values,
         "steps": steps,
         "seed": seed,
         "algo": {"sampling": SAMPLING, "evaluate_every": 10, **algo},

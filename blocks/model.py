@@ -16,7 +16,7 @@ class ModelFields(BaseModel):
     """Fields of Model and a ModelBlock."""
 
     path: PathText = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
-    head: Head = Field("lm", description="lm gives tokens, scalar one number a token; lm+scalar can only be planned.")
+    head: Head = Field("lm", description="lm gives tokens, scalar one number a token, lm+scalar both.")
     dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
     new_head: bool = Field(False, description="Start with an untrained scalar head if the folder has none.")
 

@@ -1,12 +1,14 @@
 """PPO (Schulman et al. 2017, arXiv:1707.06347) with a reward model or functions and a KL penalty (Ouyang et al. 2022).
 
-Six calls to models, as in figure 1 of ReaL (Mei et al. 2024), and computations on their rows.
+Six calls to models, as in figure 1 of ReaL (Mei et al. 2024), and computations on their rows. Without a critic the
+values are those of a scalar head on the actor's trunk, and one train_step trains both (APP: Xiao et al. 2023).
 """
 
 from __future__ import annotations
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.forms.critic import check_critic
 from prefect_rlhf.flows.forms.reward import Reward
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
@@ -25,7 +27,8 @@ def ppo(
     prompts: Prompts,
     held_out: Prompts,
     actor: Model,
-    critic: Model,
+    *,
+    critic: Model | None = None,
     ref: Model,
     reward: Reward,
     algo: PPO = PPO(),
@@ -35,18 +38,22 @@ def ppo(
 
     The ratio is to the policy that made the responses, so it also corrects for `staleness`.
     """
+    check_critic(actor, critic, algo)
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)
     scores = score(reward, rollout)
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)
-    values = inference(critic, rollout, output="values")
+    values = inference(critic or actor, rollout, output="values", name=None if critic else "actor_values")
     old = old_policy(actor, rollout, algo)
     rewards = compute(kl_penalised_rewards, old.logprobs, ref_logprobs, scores, settings=algo)
     advantages = compute(gae, rewards, values, settings=algo)
     compute(record_rollouts, rollout, scores, advantages, settings=algo)
     policy_loss = ppo_clip(algo).on(*old.inputs, advantages, temperature=algo.temperature)
-    train_step(actor, policy_loss, optimizer=algo.actor_optimizer, update=algo.update)
     value_loss = value_clip(algo).on(rollout, values, advantages)
-    train_step(critic, value_loss, optimizer=algo.critic_optimizer, update=algo.update)
+    if critic is None:
+        policy_loss += algo.value_weight * value_loss
+    train_step(actor, policy_loss, optimizer=algo.actor_optimizer, update=algo.update)
+    if critic is not None:
+        train_step(critic, value_loss, optimizer=algo.critic_optimizer, update=algo.update)
     every = algo.evaluate_every
     greedy = generate(actor, held_out, sampling=algo.sampling.greedy(), every=every, name="actor_evaluation")
     greedy_scores = score(reward, greedy, every=every, name="reward_evaluation")

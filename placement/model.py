@@ -8,8 +8,17 @@ from types import MappingProxyType
 from typing import Literal
 
 Head = Literal["lm", "scalar", "lm+scalar"]
-"""The end of a model: in tokens, in one number a token, or in both on one trunk (an actor and critic that share it)."""
+"""The end of a model: in tokens, in one number a token, or in both on one trunk, which actor and critic share."""
 Dtype = Literal["float32", "bfloat16"]
+
+
+def head_of(output: str) -> Literal["lm", "scalar"]:
+    """Return the head that makes an output.
+
+    >>> head_of("entropy"), head_of("values")
+    ('lm', 'scalar')
+    """
+    return "scalar" if output in ("values", "scores") else "lm"
 
 
 NO_BIASES: tuple[str, ...] = ()
@@ -73,8 +82,8 @@ class OptimizerSpec:
 class ModelSpec:
     """A role's model: the Hugging Face folder `path`, how it ends, and its formats.
 
-    `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. A scalar role whose
-    checkpoint has no scalar head starts with a zero head only when `new_head` is true.
+    `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. A role with a scalar head
+    whose checkpoint has none starts with a head of zeros only when `new_head` is true.
     """
 
     role: str

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from prefect_rlhf.engines.loss import Output
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.graph import Call, Operation, Term
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.tasks.heads import check_output
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.operations import Bound, Operator, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
@@ -51,6 +52,7 @@ def generate(
     """
     trace = current_trace("generate")
     role = trace.role(model, "generate")
+    check_output(trace.flow, trace.models[role], "logprobs", "generate")
     name = name or f"{role}_generate"
     source = trace.rows(prompts, "generate", batch_size, every)
     trace.require(("prompt_tokens",), (source,), f"generate {name}")
@@ -87,7 +89,7 @@ def inference(
     """Add one forward pass: key `logprobs`, `values` or `entropy` (of each response token) or `scores` (one a row)."""
     trace = current_trace("inference")
     role = trace.role(model, "inference")
-    _check_head(trace, role, output, "inference")
+    check_output(trace.flow, trace.models[role], output, "inference")
     name = name or f"{role}_inference"
     source = trace.rows(rows, "inference", batch_size, every)
     trace.require(TOKEN_KEYS, (source,), f"inference {name}")
@@ -246,7 +248,7 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
     operator = Bound(given.operation).operator
     operator.check_arguments(trace.flow, num_inputs=len(operator.outputs) + 1)
     for output in operator.outputs:
-        _check_head(trace, role, output, "train_step")
+        check_output(trace.flow, trace.models[role], output, "train_step")
     handles = [trace.rows(rows, "train_step", given.batch_size) for rows in given.rows]
     if not handles:
         raise GraphError(f"flow {trace.flow}: {where} has no input; it trains on rows: .on(rows)")
@@ -271,14 +273,6 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
         mean_over=given.mean_over,
         temperature=given.temperature,
     )
-
-
-def _check_head(trace: Trace, role: str, output: str, call: str) -> None:
-    if output not in get_args(Output):
-        raise GraphError(f"flow {trace.flow}: {call} of {role}: got output {output!r}, one of {get_args(Output)}")
-    head = "lm" if output in ("logprobs", "entropy") else "scalar"
-    if head not in trace.models[role].head:
-        raise GraphError(f"flow {trace.flow}: {call} of {role} for {output} needs a model with head: {head}")
 
 
 def _check_computation(trace: Trace, operator: object) -> None:

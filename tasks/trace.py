@@ -13,6 +13,7 @@ from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
 from prefect_rlhf.placement.model import ModelSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.tasks.heads import check_no_idle_head
 
 MAKERS = {
     "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
@@ -203,7 +204,7 @@ def trace_body(
         raise GraphError(f"flow {flow}: two parameters hold the same object; pass a copy to one of them")
     with tracing(Trace(flow, models, datasets, parameters)) as trace:
         body(**arguments)
-    return trace.graph()
+    return check_no_idle_head(trace.graph())
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,6 @@ def read_model_spec(
 
     Raises InvalidInput, with field `<role>.path` or `<role>.config...`, for a folder that this role cannot use.
     """
-    if head not in ARCHITECTURES:
-        raise InvalidInput(f"{role}.head", head, f"{' or '.join(ARCHITECTURES)}: two heads can be planned, not run")
     folder = Path(path)
     config, field = read_config(folder, role), f"{role}.config.json"
     _refuse_what_engines_do_not_run(config, field)
@@ -87,14 +85,16 @@ def write_folder(
 ) -> None:
     """Write a folder that plain `transformers` loads: config.json, safetensors files, the tokenizer's files.
 
-    `tensors` come one by one under their Hugging Face names, whole, in any order, and are written as `spec.dtype`. The
-    folder appears under its name only when it is complete.
+    `tensors` come one by one under their Hugging Face names, whole, in any order, and are written as `spec.dtype`. A
+    scalar head beside a language model's has a file of its own, which only `stored_tensors` reads, so that others load
+    the language model. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
+    apart = {"score.weight"} if spec.head == "lm+scalar" else set()
 
     def write(part: Path) -> None:
         part.mkdir()
-        write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes)
+        write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes, apart)
         (part / "config.json").write_text(json.dumps(_config_of(spec, Path(tokenizer)), indent=2) + "\n")
         for name in TOKENIZER_FILES:
             if (Path(tokenizer) / name).is_file():
@@ -108,7 +108,7 @@ def _refuse_what_engines_do_not_run(config: dict[str, Any], field: str) -> None:
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else architectures
     if first is architectures or first not in ARCHITECTURES.values():
-        right = "the Llama family: " + " or ".join(f"[{name}]" for name in ARCHITECTURES.values())
+        right = "the Llama family: " + " or ".join(f"[{name}]" for name in dict.fromkeys(ARCHITECTURES.values()))
         raise InvalidInput(f"{field}.architectures", first, right)
     plain = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for key, expected in plain.items():

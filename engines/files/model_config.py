@@ -16,7 +16,11 @@ MOST_WIDE = 1 << 20  # of a matrix, and of heads
 MOST_TOKENS = 1 << 30  # of a vocabulary or a context
 ATTENTION_BIASES = (*QUERY_BIASES, "self_attn.o_proj")
 MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-ARCHITECTURES: dict[Head, str] = {"lm": "LlamaForCausalLM", "scalar": "LlamaForSequenceClassification"}
+ARCHITECTURES: dict[Head, str] = {
+    "lm": "LlamaForCausalLM",
+    "scalar": "LlamaForSequenceClassification",
+    "lm+scalar": "LlamaForCausalLM",  # the scalar head lies in a file of its own: see `tensor_files`
+}
 """Those that our engines run, by how they end."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+APART = "scalar_head.safetensors"
+"""A file beside those of a plain model, with what only we read. The index does not name it, so vLLM passes it over."""
 FORMAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
 MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
@@ -115,16 +117,22 @@ def write_folder_of_tensors(
     dtype: str,
     tensors: Iterable[tuple[str, Tensor]],
     max_file_bytes: int = MAX_FILE_BYTES,
+    apart: Collection[str] = (),
 ) -> None:
-    """Write as `write_tensors` does, into a single file, or several of at most `max_file_bytes` with an index."""
-    parts = _parts(shapes, dtype, max_file_bytes)
-    if len(parts) == 1:
+    """Write as `write_tensors` does, into a single file, or several of at most `max_file_bytes` with an index.
+
+    Tensors named in `apart` go to a file that the index does not name.
+    """
+    plain = {name: shape for name, shape in shapes.items() if name not in apart}
+    parts = _parts(plain, dtype, max_file_bytes)
+    if len(parts) == 1 and not apart:
         write_tensors(folder / SINGLE, shapes, dtype, tensors)
         return
     files = {f"model-{i:05d}-of-{len(parts):05d}.safetensors": part for i, part in enumerate(parts, start=1)}
-    _write({folder / name: part for name, part in files.items()}, dtype, tensors)
+    beside = {APART: {name: shapes[name] for name in apart}} if apart else {}
+    _write({folder / name: part for name, part in (files | beside).items()}, dtype, tensors)
     weight_map = {name: file for file, part in files.items() for name in part}
-    total = sum(_num_bytes(shape, dtype) for shape in shapes.values())
+    total = sum(_num_bytes(shape, dtype) for shape in plain.values())
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2))
 
 
@@ -177,7 +185,7 @@ def _files(folder: Path, field: str) -> list[Path]:
             raise InvalidInput(field, name, f"names of files in {folder}, in its {INDEX}")
         if not (folder / name).is_file():
             raise InvalidInput(field, f"no file {name} in {folder}", "a folder that holds its safetensors files")
-    return [folder / name for name in names]
+    return [folder / name for name in (*names, *((APART,) if (folder / APART).is_file() else ()))]
 
 
 def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:

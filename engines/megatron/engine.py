@@ -43,13 +43,14 @@ from prefect_rlhf.engines.megatron.generation import Generation
 from prefect_rlhf.engines.megatron.gradient_buffers import sum_gradients, with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
-from prefect_rlhf.engines.megatron.model import build_model, head_weight, num_vocabulary_rows
+from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.row_group import row_groups
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import HostLink, OffloadedTensors
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.model import head_of
 from prefect_rlhf.placement.plan import OffloadPart
 
 FromHidden = Callable[[Tensor, MicroBatch], Any]
@@ -206,7 +207,7 @@ class MegatronEngine:
         targets_N = sequences.tokens_BS[row_N, position_N]
         found: dict[losses.Wanted, Tensor] = {}
         for output, temperature in wanted:
-            weight = head_weight(self._model)
+            weight = self._model.head_weight(head_of(output))
             if output == "scores":
                 last_b = sequences.lengths_B - 1
                 last_bH = packed_NH[place_SB[last_b, torch.arange(len(sequences), device=last_b.device)]]

@@ -20,7 +20,7 @@ from torch import Tensor
 from prefect_rlhf.engines.engine import Generated, SamplingSettings
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.key_value_cache import CachedPass
-from prefect_rlhf.engines.megatron.model import Transformer, head_weight
+from prefect_rlhf.engines.megatron.model import Transformer
 from prefect_rlhf.engines.megatron.row_group import RowGroup
 from prefect_rlhf.engines.sampling.sampler import choose, uniforms
 
@@ -120,7 +120,7 @@ class Generation:
     def _logits(self, hidden_BH: Tensor) -> Tensor | None:
         """Return logits [B, V] where tokens are chosen; other ranks of the tensor-parallel group send their part."""
         tp = self._groups.tp
-        part_BV = hidden_BH @ head_weight(self._model).t()
+        part_BV = hidden_BH @ self._model.head_weight("lm").t()
         if tp.size() == 1:
             return part_BV[:, : self._vocab_size]
         parts = [torch.empty_like(part_BV) for _ in range(tp.size())] if self._chooses else None

@@ -17,6 +17,7 @@ from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
 from prefect_rlhf.engines.loss import LossTerm, Output
 from prefect_rlhf.engines.mean_over import UNITS, RowParts, row_parts
 from prefect_rlhf.engines.megatron.batches import MicroBatch, micro_batch_rows, mini_batch_rows, on_device
+from prefect_rlhf.placement.model import head_of
 
 SumKey = tuple[int, int, str]
 """The term's number, the unit of its values (a place in UNITS), and the name: `loss`, or that of a metric."""
@@ -90,7 +91,7 @@ class PassRows:
 
 def wanted_by(term: LossTerm) -> tuple[Wanted, ...]:
     """Return the outputs of a loss in their order; only those of the vocabulary know a temperature."""
-    return tuple((output, term.temperature if output in ("logprobs", "entropy") else 1.0) for output in term.outputs)
+    return tuple((output, term.temperature if head_of(output) == "lm" else 1.0) for output in term.outputs)
 
 
 def pass_rows(rows: Sequence[TrainingRows], settings: TrainSettings, device: torch.device) -> list[PassRows]:

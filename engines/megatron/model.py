@@ -5,7 +5,7 @@ Shapes: S tokens of a row, B rows, H hidden, D head dimension.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,12 +38,20 @@ class Transformer(GPTModel):  # type: ignore[misc]
         hidden: Tensor = super().forward(tokens_BS, None, None, decoder_input=embedded, packed_seq_params=packing)
         return hidden
 
+    def head_weight(self, head: Literal["lm", "scalar"]) -> Tensor:
+        """Return the weight that the last stage multiplies hidden states with, for logits or for one number a token."""
+        if head == "scalar":
+            return cast(Tensor, self.scalar_head.weight)
+        if self.share_embeddings_and_output_weights:
+            return cast(Tensor, self.shared_embedding_or_output_weight())
+        return cast(Tensor, self.output_layer.weight)
+
     def _postprocess(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         return hidden_states
 
 
 class ScalarHead(torch.nn.Module):
-    """The last layer of a critic or reward model; every tensor-parallel rank holds all of it."""
+    """One number a token, of critics and reward models; every tensor-parallel rank holds all of it."""
 
     def __init__(self, hidden_size: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -53,7 +61,7 @@ class ScalarHead(torch.nn.Module):
 
 
 def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
-    """Allocate this rank's layers, weights unset. The embedding is on the first stage, the head on the last."""
+    """Allocate this rank's layers, weights unset. The embedding is on the first stage, the heads are on the last."""
     shape, config, strategy = spec.shape, transformer_config(spec, groups), groups.strategy
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
     model = Transformer(
@@ -64,22 +72,17 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
         pre_process=groups.is_first_stage,
         post_process=groups.is_last_stage,
         position_embedding_type="none",  # RotaryAttention knows positions
-        share_embeddings_and_output_weights=spec.head == "lm" and shape.tied_embeddings,
+        share_embeddings_and_output_weights="lm" in spec.head and shape.tied_embeddings,
         pg_collection=groups.collection,
     )
-    if spec.head == "scalar" and groups.is_last_stage:
-        model.output_layer = ScalarHead(shape.hidden_size, DTYPES[spec.dtype])
+    if "lm" not in spec.head:
+        model.output_layer = None  # Megatron gives the last stage one
+    if "scalar" in spec.head and groups.is_last_stage:
+        model.scalar_head = ScalarHead(shape.hidden_size, DTYPES[spec.dtype])
     _mark_split_weights(model)
     _clear_padding(model, num_vocabulary_rows(spec, groups))
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return cast(Transformer, model.to(device=device, dtype=DTYPES[spec.dtype]))
-
-
-def head_weight(model: Transformer) -> Tensor:
-    """Return the weight that the last stage multiplies hidden states with."""
-    if model.share_embeddings_and_output_weights:
-        return cast(Tensor, model.shared_embedding_or_output_weight())
-    return cast(Tensor, model.output_layer.weight)
 
 
 def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
@@ -143,13 +146,13 @@ def _clear_padding(model: Transformer, num_rows: int) -> None:
     """Zero the vocabulary's padding, which nothing else ever writes."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "word_embeddings" in name or ("output_layer" in name and parameter.shape[0] > 1):
+            if "word_embeddings" in name or "output_layer" in name:
                 parameter[num_rows:].zero_()
 
 
 def _mark_split_weights(model: Transformer) -> None:
     """Say which weights are split over tp: Megatron skips this without initialization, and gradient norms go wrong."""
     for name, parameter in model.named_parameters():
-        if "linear" in name or "word_embeddings" in name or ("output_layer" in name and parameter.shape[0] > 1):
+        if "linear" in name or "word_embeddings" in name or "output_layer" in name:
             by_columns = "linear_proj" in name or "linear_fc2" in name
             set_tensor_model_parallel_attributes(parameter, True, 1 if by_columns else 0, 1)

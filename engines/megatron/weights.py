@@ -35,7 +35,7 @@ def load(weights: dict[str, Shard], spec: ModelSpec) -> None:
 
 def _shards(model: Transformer, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
     embedding = model.embedding.word_embeddings.weight if groups.is_first_stage else None
-    tied = spec.head == "lm" and spec.shape.tied_embeddings
+    tied = "lm" in spec.head and spec.shape.tied_embeddings
     if groups.is_last_stage and tied and embedding is None:
         embedding = model.output_layer.weight  # the last stage's own copy
     if embedding is not None:
@@ -46,9 +46,9 @@ def _shards(model: Transformer, spec: ModelSpec, groups: Groups) -> Iterator[tup
             yield f"model.layers.{number}.{name}", shard
     if groups.is_last_stage:
         yield "model.norm.weight", _whole(model.decoder.final_layernorm.weight)
-        if spec.head == "scalar":
-            yield "score.weight", _whole(model.output_layer.weight)
-        elif not tied:
+        if "scalar" in spec.head:
+            yield "score.weight", _whole(model.head_weight("scalar"))
+        if "lm" in spec.head and not tied:
             yield from _vocabulary("lm_head.weight", model.output_layer.weight, spec, groups)
 
 

@@ -69,7 +69,7 @@ def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple
 
 def check_command(command: BuildCommand) -> None:
     """Raise InvalidInput for a command that this engine cannot carry out."""
-    if command.model.head != "lm":
+    if "lm" not in command.model.head:
         raise InvalidInput(f"{command.model.role}.head", command.model.head, "lm, to generate with vllm")
     if command.instance.strategy.pp != 1:
         raise InvalidInput(f"{command.instance.name}: pp", command.instance.strategy.pp, "1 with engine vllm")

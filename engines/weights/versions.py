@@ -20,30 +20,32 @@ class Fingerprints:
     """The fingerprint of each version of each role that a later node may ask for."""
 
     def __init__(self) -> None:
-        self._learned: dict[tuple[str, int], Fingerprint] = {}
+        self._learned: dict[tuple[str, int], dict[str, int]] = {}
 
     def settle(self, instance: ModelInstance, version: int, digests: Mapping[int, Digest], layout: Layout) -> None:
-        """Check that `instance` holds the content of `version`, or learn it when nobody held that version before.
+        """Check that `instance` holds the content of `version`; learn of it what nobody held before.
 
-        Raises StaleWeights, naming the version that the content is when it is one.
+        An engine may leave parameters out; it is held to those that it has. Raises StaleWeights, naming the version
+        that the content is when it is one.
         """
         held = combined(instance, layout, digests)
-        expected = self._learned.setdefault((instance.role, version), held)
-        differing = [name for name in expected if held.get(name) != expected[name]]
+        expected = self._learned.setdefault((instance.role, version), {})
+        differing = [name for name in held if expected.get(name, held[name]) != held[name]]
         if differing:
             learned = list(self._learned.items())  # at once: another thread may settle a version meanwhile
-            versions = [v for (role, v), other in learned if role == instance.role and other == held]
+            versions = [v for (role, v), other in learned if role == instance.role and held.items() <= other.items()]
             other_content = f"other content than v{version} (first in {differing[0]})"
             content = f"the content of v{max(versions)}" if versions else other_content
             raise StaleWeights(f"{instance.name} holds {content}, expected v{version}")
+        expected.update(held)
 
     def learn(self, role: str, version: int, fingerprint: Fingerprint) -> None:
         """Take what a version must be from whoever wrote it down."""
-        self._learned[role, version] = fingerprint
+        self._learned[role, version] = dict(fingerprint)
 
     def content(self, role: str, version: int) -> Fingerprint:
         """Return the fingerprint of a version that was seen."""
-        return self._learned[role, version]
+        return dict(self._learned[role, version])
 
     def forget_before(self, version: int) -> None:
         """Forget what no later node asks for: of each role the versions below `version`, except the newest of them.

@@ -20,7 +20,7 @@ from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.rl.offline_settings import REFERENCE_FREE
 
 LIKE = {"ref": "actor", "reward": "critic"}
-"""Roles that have the model of another where nobody says."""
+"""Roles that have the model of another where nobody says; where that has none either, the actor's."""
 UNNAMED_FUNCTION = {"functions": {"reward": {"function": "your_module:your_reward"}}}
 """The reward where nobody says: a plan imports none."""
 SCALAR_ROLES = ("critic", "reward")  # their head, where nobody says
@@ -40,10 +40,11 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
     _check_models(options.models)
     settings = getattr(hints.get("algo"), "model_fields", {})
     values = {name: value for name, value in options.parameters.items() if name not in RunOptions.model_fields}
+    shared = _shares_trunk(values)
     for name, parameter in names.items():
         if _may_be(hints[name], Model):
             if name in options.models or not _may_do_without(hints, name, values, settings):
-                values[name] = _model_fields(name, values.get(name), options.models, names)
+                values[name] = _model_fields(name, values.get(name), options.models, names, shared)
             elif _may_be(hints[name], HostRewards):
                 values.setdefault(name, UNNAMED_FUNCTION)
         elif isinstance(hints[name], type) and issubclass(hints[name], DatasetFields):
@@ -79,7 +80,7 @@ def _may_be(hint: Any, kind: type) -> bool:
 def _may_do_without(
     hints: Mapping[str, Any], role: str, values: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> bool:
-    """Whether the model of a role that nobody named is left out: functions score, or nothing needs a reference.
+    """Whether a role that nobody named is left out: functions score, nothing needs a reference, the actor gives values.
 
     Functions score where the parameters say so, or where no other role has a model that would do.
     """
@@ -91,16 +92,29 @@ def _may_do_without(
     algo = values.get("algo") or {}
     if not _may_be(hint, type(None)) or given is not None:
         return False
+    if role in SCALAR_ROLES:
+        return _shares_trunk(values)
     if "kl" not in settings:
         return algo.get("loss") in REFERENCE_FREE
     kl = settings["kl"].default.model_dump() | dict(algo.get("kl") or {})
     return bool(kl["coefficient"] == 0)
 
 
-def _model_fields(role: str, value: Any, models: Mapping[str, str], roles: Mapping[str, Any]) -> dict[str, Any]:
+def _shares_trunk(values: Mapping[str, Any]) -> bool:
+    """Whether the actor gives values, too."""
+    actor = values.get("actor")
+    head = actor.get("head", "") if isinstance(actor, dict) else getattr(actor, "head", "")
+    return head == "lm+scalar"
+
+
+def _model_fields(
+    role: str, value: Any, models: Mapping[str, str], roles: Mapping[str, Any], shared: bool
+) -> dict[str, Any]:
     """Return the fields of a Model parameter, its path from `models` first."""
     fields = dict(value) if isinstance(value, dict) else {} if value is None else value.model_dump()
     like = LIKE.get(role, "")
+    if like == "critic" and shared:
+        like = "actor"
     named = models.get(role) or fields.get("path") or fields.get("saved") or (models.get(like) if like in roles else "")
     if not named:
         also = f", or one for {like}" if like in roles else ""

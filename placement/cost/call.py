@@ -47,6 +47,7 @@ class _CallSeconds:
         portions, pieces = self.execution.pieces(rows // self.work.rows_per_item, train=False)
         each = rows / portions / pieces
         head = self.times.head_forward(each * self._head_tokens, self.execution.strategy.tp)
+        head = head.times(self.work.vocabulary_passes)
         once = self._pipelined(self._forward(each, length), self._to_next_stage(each * length), head, pieces)
         return once.times(portions)
 
@@ -67,7 +68,8 @@ class _CallSeconds:
         layer = self._forward(each, length) + self._backward(each, length)
         hops = self._to_next_stage(each * length).times(2)
         head = self.times.head_forward(tokens, tp) + self.times.head_backward(tokens, tp)
-        return self._pipelined(layer, hops, head, pieces).times(portions)
+        heads = head.times(work.vocabulary_passes)
+        return self._pipelined(layer, hops, heads, pieces).times(portions)
 
     def generate(self) -> Seconds:
         """Prefill all prompts, then take one step per token for the rows that are still being generated.
@@ -147,7 +149,7 @@ class _CallSeconds:
         """
         execution, strategy, sizes = self.execution, self.execution.strategy, self.times.sizes
         parameters, tied = sizes.fullest_stage_parameters(strategy), 0.0
-        if strategy.pp > 1 and sizes.tied and sizes.head == "lm":
+        if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
             num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
             tied = self.times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
         shared = execution.replicas_seconds(parameters, self.times) + tied

@@ -267,7 +267,7 @@ class _Active:
 
     def _logits(self, tokens: int) -> int:
         """Count the logits of the last stage's head, which makes some of the vocabulary at a time."""
-        if not self._is_last or "lm" not in self.sizes.head:
+        if not self._is_last or "lm" not in self.sizes.head or not self.work.vocabulary_passes:
             return 0
         tokens = self._head_tokens(tokens)
         at_once = max(LOGITS_AT_ONCE_CPU if self.on_cpu else LOGITS_AT_ONCE_CUDA, 128 * tokens)

@@ -140,7 +140,7 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     def on_node(part: tuple[int, int], node: int) -> Sequence[Device]:
         return [holder for holder in holders[part] if holder.node == node]
 
-    loads, item = Loads.none(), sizes.item
+    loads, item, sizes = Loads.none(), sizes.item, sizes.held_by(target.engine)
     asked: dict[tuple[tuple[int, int], int | None], float] = defaultdict(float)  # of a node's holders; None: of all
     for device, at in device_coordinates(target):
         for part, elements in needed(at.pp, at.tp).items():

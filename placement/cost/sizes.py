@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.engine_constants import ITEM_BYTES
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.model import NO_BIASES, QUERY_BIASES, Dtype, Head, ModelSpec, TransformerShape
+from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.placement.strategy import Strategy
 
 
@@ -51,6 +52,10 @@ class ModelSizes:
             shape.qk_norm,
             shape.norms_after,
         )
+
+    def held_by(self, engine: EngineKind) -> ModelSizes:
+        """Return the sizes of what an engine holds of the model; see `held_model`."""
+        return replace(self, head="lm") if engine == "vllm" and self.head == "lm+scalar" else self
 
     @property
     def item(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.model import head_of
 
 ModelCallKind = Literal["generate", "inference", "train_step"]
 
@@ -85,7 +86,8 @@ class CallWork:
     """One call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
 
     Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.
-    `others` are what a train_step does on further row sets, in the same optimizer steps.
+    `others` are what a train_step does on further row sets, in the same optimizer steps. A forward pass is
+    followed by so many `vocabulary_passes`, through the logits of all tokens; what a scalar head makes needs none.
     """
 
     kind: ModelCallKind
@@ -94,6 +96,7 @@ class CallWork:
     mini_batches: int = 1
     epochs: int = 1
     rows_per_item: int = 1
+    vocabulary_passes: int = 1
     others: tuple[CallWork, ...] = ()
 
     @classmethod
@@ -102,7 +105,15 @@ class CallWork:
         if call.kind == "compute":
             raise InvalidInput(f"calls.{call.name}.kind", call.kind, "a call with a model")
         first, *others = (
-            cls(call.kind, part.num_rows, workload, call.mini_batches, call.epochs, part.rows_per_item)
+            cls(
+                call.kind,
+                part.num_rows,
+                workload,
+                call.mini_batches,
+                call.epochs,
+                part.rows_per_item,
+                _vocabulary_passes(part),
+            )
             for part in call.parts
         )
         return replace(first, others=tuple(others)) if others else first
@@ -128,3 +139,11 @@ class CallWork:
         4
         """
         return self.replica_rows(dp * self.mini_batches)
+
+
+def _vocabulary_passes(part: Call) -> int:
+    """Count what a call asks of a forward pass that is made of all logits: another temperature is another pass."""
+    if part.kind == "inference":
+        return sum(head_of(output) == "lm" for output in part.outputs)
+    asked = {(output, term.temperature) for term in part.terms for output in term.outputs}
+    return sum(head_of(output) == "lm" for output, _ in asked) if asked else 1

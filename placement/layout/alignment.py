@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
 from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.layout.layout import Layout, layout_of
+from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
@@ -95,6 +95,7 @@ def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDA
 
     The stage of a shard decides which parameters it has, its tp part how much of each.
     """
+    model = held_model(model, other.engine)
     (a, b), (in_a, in_b) = (one.strategy, other.strategy), (_stages(one, model), _stages(other, model))
     both = (in_a[:, None] & in_b[None, :]).reshape(a.pp * b.pp, -1)
     parts = _split(one.engine, Strategy(tp=a.tp), model), _split(other.engine, Strategy(tp=b.tp), model)

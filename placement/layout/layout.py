@@ -9,7 +9,7 @@ the regions of that instance, so they need no layout of their own kind.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -54,8 +54,16 @@ def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]
 
 
 def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    """Split as Megatron without pp; the vocabulary is padded before it is split, so the last rank may hold less."""
+    """Split as Megatron without pp; the vocabulary is padded before it is split, so the last rank may hold less.
+
+    A scalar head beside a language model's is not there.
+    """
     return _layout(model, "vllm", strategy, ranks)
+
+
+def held_model(model: ModelSpec, engine: EngineKind) -> ModelSpec:
+    """Return the model as an engine holds it: vLLM, which generates, has no scalar head beside the other."""
+    return replace(model, head="lm") if engine == "vllm" and model.head == "lm+scalar" else model
 
 
 @cache
@@ -115,7 +123,7 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
     vocabulary = padded_vocabulary(model, engine, strategy.tp)
     shapes: dict[str, tuple[int, ...]] = {}
     regions: dict[str, dict[int, Region]] = {}
-    for parameter in parameters(model):
+    for parameter in parameters(held_model(model, engine)):
         shapes[parameter.name] = parameter.shape
         by_rank = {
             rank: _region(parameter, at.tp, strategy.tp, vocabulary)

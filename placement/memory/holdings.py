@@ -85,6 +85,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
     buffer = _padded(sum(_padded(size, _START) for size in tensors), multiple)
     if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
         buffer += multiple  # an embedding tied over the pipeline has a bucket of its own
+        buffer += multiple if "scalar" in sizes.head and stage == strategy.pp - 1 else 0  # and what comes after it
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
     return (
         ("weights", buffer * sizes.item),
@@ -96,7 +97,7 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
 @cache
 def _vllm(model: ModelSpec, tp: int, cache_bytes: int, backend: Backend) -> tuple[tuple[str, int], ...]:
     """Weights with rotary tables, the cache, and on CPU the copies that products are made from."""
-    sizes, shape = ModelSizes.of(model), model.shape
+    sizes, shape = ModelSizes.of(model).held_by("vllm"), model.shape
     vocabulary = padded_vocabulary(model, "vllm", tp)
     tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0))
     tables = shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers

@@ -117,7 +117,7 @@ def _groups(instance: ModelInstance, calls: Sequence[Call], model: ModelSpec) ->
     for device, at in placed:
         stages[_PP.of(at)].append(device)
     for members in stages.values():
-        if "train_step" in kinds and model.head == "lm" and model.shape.tied_embeddings:
+        if "train_step" in kinds and "lm" in model.head and model.shape.tied_embeddings:
             found[members[0], members[-1]] = None
         if "generate" in kinds and instance.engine == "megatron":
             found |= dict.fromkeys(zip(members, members[1:], strict=False))

@@ -72,7 +72,12 @@ class PPO(PolicyGradient):
     normalise_scores: bool = Field(False, description="Scale scores by the mean and deviation of all so far.")
     score_clip: float | None = Field(None, gt=0, le=1e6, description="Scores count up to this size, after scaling.")
     update: Update = Field(default=Update(epochs=2, mini_batches=2), description="How a train_step walks the rows.")
-    actor_optimizer: Optimizer = Field(default=Optimizer(lr=2e-5), description="Optimizer of the policy.")
+    value_weight: float = Field(
+        0.1, gt=0, le=1e6, description="Weight of the value loss where actor and critic share a trunk."
+    )
+    actor_optimizer: Optimizer = Field(
+        default=Optimizer(lr=2e-5, head_lr=1e-3), description="Optimizer of the policy, and of values on its trunk."
+    )
     critic_optimizer: Optimizer = Field(
         default=Optimizer(lr=2e-5, head_lr=1e-3), description="Optimizer of the value model."
     )

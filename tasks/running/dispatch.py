@@ -13,7 +13,7 @@ from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.placement.augmented.node import Node, Resource
 from prefect_rlhf.placement.errors import StaleWeights
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.layout.layout import Layout, layout_of
+from prefect_rlhf.placement.layout.layout import Layout, held_model, layout_of
 from prefect_rlhf.placement.plan import ModelInstance, instances, offloaded_parts, trained_instance
 from prefect_rlhf.tasks.running.checkpoint_nodes import Checkpointing
 from prefect_rlhf.tasks.running.commands import call_commands
@@ -102,7 +102,8 @@ class Dispatcher:
 
     def _reallocate(self, node: Node) -> dict[int, RankReport]:
         assert node.source is not None and node.target is not None and node.reads is not None  # set for this kind
-        layouts = self._layout(node.source), self._layout(node.target)
+        model = held_model(self._graph.model(node.source.role), node.target.engine)
+        layouts = layout_of(node.source, model, self.run.lease.mesh), self._layout(node.target)
         command = MoveWeightsCommand(node.source, node.target, node.reads, *layouts, self.run.lease.devices)
         ranks = [self.run.rank(device) for device in node.devices]
         reports = self._call("reallocate", dict.fromkeys(ranks, (command,)), node.title)

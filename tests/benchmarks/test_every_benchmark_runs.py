@@ -44,7 +44,10 @@ SMALLEST = {
     "our_grpo": ("{grpo_work}", MEASURED),
     "our_ppo": ("{ppo_work}", MEASURED),
     "papers": ("--only app", "expected holds name values"),
-    "learn": ("rloo --steps 1 --home {home}", "after algorithm before by_step goal kl metric minutes seed"),
+    "learn": (
+        "ppo-shared --steps 1 --home {home}",
+        "after algorithm before by_step goal kl metric minutes resident_bytes seed",
+    ),
     "plan_invariance": (
         "--plans 1 --four-ranks",
         "max_loss_difference max_weight_difference near_ties num_plans tokens_equal",

@@ -17,7 +17,6 @@ from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.engines.megatron.entropy import token_entropy
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs
-from prefect_rlhf.engines.megatron.model import head_weight
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.placement.layout.layout import Layout
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -144,7 +143,7 @@ def logits(rank: int, case: Case):
     tokens = make_rows(8)[0].tokens_BS
     padded = Packing.of(torch.full((8,), tokens.shape[1]), tokens.shape[1])
     hidden = engine._model(tokens, padded)
-    return (hidden @ head_weight(engine._model).t()).transpose(0, 1).detach().numpy()
+    return (hidden @ engine._model.head_weight("lm").t()).transpose(0, 1).detach().numpy()
 
 
 def train_dealt_unevenly(rank: int, case: Case, settings: Walk, first: tuple[int, ...]):

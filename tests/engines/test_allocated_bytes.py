@@ -11,7 +11,8 @@ import torch
 from megatron_cases import OPTIMIZER, Case
 from torch.profiler import ProfilerActivity, profile
 
-from prefect_rlhf.engines.engine import Sequences
+from prefect_rlhf.engines.engine import Sequences, TrainingRows, TrainSettings
+from prefect_rlhf.engines.loss import LossTerm
 from prefect_rlhf.placement.cost.call_bytes import call_bytes
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.sizes import ModelSizes
@@ -110,3 +111,19 @@ def test_a_critic_without_grouped_queries_is_predicted_too(scalar_folder, tmp_pa
         lambda: cases.train_on(engine, sequences, batch, cases.loss, settings), tmp_path / "trace.json"
     )
     assert_close_above(predicted(case, "train_step", 16, LONG), measured)
+
+
+@pytest.mark.parametrize("dtype", ["float32", BFLOAT16])
+@pytest.mark.parametrize(("rows", "length", "micro_batches"), [(16, LONG, 1), (32, LONG, 4)])
+def test_both_heads_of_one_pass_are_predicted(folder, tmp_path, dtype, rows, length, micro_batches):
+    case = Case(folder, head="lm+scalar", new_head=True, dtype=dtype, optimizer=OPTIMIZER)
+    engine = case.build(0)
+    terms = (LossTerm(cases.loss, ("logprobs",), "one"), LossTerm(cases.loss, ("values",), "other"))
+
+    def train(sequences, batch):
+        engine.train([TrainingRows(sequences, terms, (batch, batch), 1)], TrainSettings(1, micro_batches))
+
+    train(*make_rows(4, 8))
+    given = make_rows(rows, length)
+    measured = peak_allocated(lambda: train(*given), tmp_path / "trace.json")
+    assert_close_above(predicted(case, "train_step", rows, length, micro_batches), measured)

@@ -30,12 +30,15 @@ def predicted(spec, instance, kind: str, rows: int = 8, max_length: int = 128) -
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("tied", "scalar"), [(True, False), (False, False), (True, True)])
+@pytest.mark.parametrize(
+    ("tied", "head"), [(True, "lm"), (False, "lm"), (True, "scalar"), (True, "lm+scalar"), (False, "lm+scalar")]
+)
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_megatron_instance_keeps_what_is_predicted(tmp_path, dtype, tied, scalar, trained):
+def test_a_megatron_instance_keeps_what_is_predicted(tmp_path, dtype, tied, head, trained):
     """After a step, since Adam makes its moments in the first. An odd vocabulary makes padding count."""
-    folder = megatron_cases.make_folder(tmp_path, tied=tied, scalar=scalar, vocab=megatron_cases.VOCAB + 1, layers=2)
-    case = Case(folder, head="scalar" if scalar else "lm", dtype=dtype, optimizer=OPTIMIZER if trained else None)
+    scalar, vocab = head == "scalar", megatron_cases.VOCAB + 1
+    folder = megatron_cases.make_folder(tmp_path, tied=tied, scalar=scalar, vocab=vocab, layers=2)
+    case = Case(folder, head=head, dtype=dtype, optimizer=OPTIMIZER if trained else None, new_head=True)
     engine = case.build(0)
     if trained:
         megatron_cases.train_on(

@@ -7,7 +7,9 @@ from typing import get_args, get_type_hints
 import pytest
 from pydantic import ValidationError
 
+from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.dpo import dpo
+from prefect_rlhf.flows.forms.critic import check_critic
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.kto import kto
 from prefect_rlhf.flows.ppo import ppo
@@ -26,6 +28,7 @@ from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, ReMax
 from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
+from prefect_rlhf.tasks.settings import Optimizer
 
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
 SCALAR_ROLES = {"critic", "reward"}
@@ -41,6 +44,8 @@ ALGORITHMS = {"ppo": ppo, "reward": reward, "sft": sft, "dpo": dpo, "kto": kto, 
 
 class Stand:
     """An argument object with an identity."""
+
+    head = "lm"
 
 
 def traced(flow, **settings):
@@ -58,6 +63,9 @@ def traced(flow, **settings):
             datasets[name] = replace(ROWS[kind], name=name)
     models = {role: model for role, model in models.items() if role not in settings}
     arguments = {name: Stand() for name in (*models, *datasets)} | settings
+    if settings.get("critic", "given") is None:
+        models["actor"] = replace(models["actor"], head="lm+scalar")
+        arguments["actor"].head = "lm+scalar"
     return flow.algorithm.trace(arguments, models, datasets)
 
 
@@ -71,6 +79,38 @@ def test_ppo_has_the_six_calls_of_reals_figure():
         ("actor", "train_step"),
         ("critic", "train_step"),
     }
+
+
+def test_ppo_without_a_critic_trains_one_trunk_on_two_losses():
+    """Five calls to models; values follow the actor's versions."""
+    graph = traced(ppo, critic=None)
+    calls = {(c.role, c.kind) for c in graph if c.kind != "compute" and not c.every}
+    assert calls == {
+        ("actor", "generate"),
+        ("reward", "inference"),
+        ("ref", "inference"),
+        ("actor", "inference"),
+        ("actor", "train_step"),
+    }
+    first, second = graph.call("actor_train").terms
+    assert (first.outputs, second.outputs, second.weight) == (("logprobs",), ("values",), 0.1)
+    assert first.rows == second.rows, "one forward pass"
+    assert VersionEdge("actor_train", "actor_values", "actor", lag=1) in graph.version_edges()
+
+
+@pytest.mark.parametrize(
+    ("head", "critic", "algo", "says"),
+    [
+        ("lm", None, PPO(), r"critic: got None, expected a model; or actor.head: lm\+scalar"),
+        ("lm+scalar", "a critic", PPO(), r"critic: got .*, expected none: actor.head is lm\+scalar"),
+        ("lm+scalar", None, PPO(critic_optimizer=Optimizer(lr=1.0)), "algo.critic_optimizer: .* expected nothing"),
+        ("lm", "a critic", PPO(value_weight=1.0), "algo.value_weight: got 1.0, expected nothing"),
+    ],
+)
+def test_a_critic_is_a_model_or_a_head_and_no_setting_is_passed_over(head, critic, algo, says):
+    actor, other = Model(path="actor", head=head), critic and Model(path=critic, head="scalar")
+    with pytest.raises(InvalidInput, match=says):
+        check_critic(actor, other, algo)
 
 
 def test_one_field_adds_the_recomputation_of_old_logprobs_and_trains_on_it():

@@ -224,6 +224,18 @@ def branches_on_rows(prompts, actor, reward):
         pass
 
 
+def values_of_a_language_model(prompts, actor, reward):
+    inference(actor, generate(actor, prompts), output="values")
+
+
+def generates_without_words(prompts, actor, reward):
+    generate(reward, prompts)
+
+
+def logprobs_without_words(prompts, actor, reward):
+    train_step(reward, some_loss(Gain()).on(generate(actor, prompts)))
+
+
 def calculates_with_rows(prompts, actor, reward):
     scores = inference(reward, generate(actor, prompts), output="scores")
     return 2 * scores - 1
@@ -273,6 +285,9 @@ def empty(prompts, actor, reward):
         (unused_role, "parameter 'reward' is used by no call"),
         (twice_named, "two calls are named 'actor_generate'"),
         (rows_for_a_model, "needs a Model parameter"),
+        (values_of_a_language_model, "inference of actor for values needs a model with head: scalar .*, not lm$"),
+        (generates_without_words, "generate of reward for logprobs needs a model with head: lm .*, not scalar$"),
+        (logprobs_without_words, "train_step of reward for logprobs needs a model with head: lm .*, not scalar$"),
         (scores_of_a_language_model, "needs a model with head: scalar"),
         (loss_of_a_language_model, "needs a model with head: scalar"),
         (bare_function, "decorated with @computation"),
@@ -349,3 +364,13 @@ def test_one_object_for_two_parameters_is_refused():
     same = Stand()
     with pytest.raises(GraphError, match="two parameters hold the same object"):
         trace_body("some", good_body, {"prompts": Stand(), "actor": same, "reward": same}, MODELS, DATASETS)
+
+
+@pytest.mark.parametrize(("role", "only"), [("actor", "lm"), ("reward", "scalar")])
+def test_a_head_that_no_call_asks_for_is_refused(role, only):
+    def body(prompts, actor, reward):
+        inference(reward, generate(actor, prompts), output="scores")
+
+    models = MODELS | {role: replace(MODELS[role], head="lm+scalar")}
+    with pytest.raises(GraphError, match=rf"flow some: {role}.head is lm\+scalar, and calls ask for {only} alone$"):
+        traced(body, models)

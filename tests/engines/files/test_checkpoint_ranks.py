@@ -9,6 +9,7 @@ import megatron_cases as cases
 import numpy as np
 import pytest
 import torch
+import two_heads
 from megatron_cases import OPTIMIZER, Case
 from safetensors.torch import load_file
 
@@ -42,6 +43,7 @@ PAIRS = [
     ("one", "dp2 pp2", "tied"),
     ("dp2 pp2", "dp3", "tied"),
     ("tp2 pp2", "dp2 tp2", "scalar"),
+    ("dp2 pp2", "tp2", "two heads"),
 ]
 
 
@@ -52,11 +54,12 @@ def folders(tmp_path_factory):
         "tied": cases.make_folder(root / "tied"),
         "untied": cases.make_folder(root / "untied", tied=False),
         "scalar": cases.make_folder(root / "scalar", scalar=True, layers=2, hidden=64, tied=False),
+        "two heads": two_heads.make_two_heads(root / "two", layers=2, hidden=64),
     }
 
 
 def case_of(folders, kind, layout, dtype="float32"):
-    head = "scalar" if kind == "scalar" else "lm"
+    head = {"scalar": "scalar", "two heads": "lm+scalar"}.get(kind, "lm")
     return Case(folders[kind], head=head, dtype=dtype, optimizer=OPTIMIZER, **LAYOUTS[layout])
 
 

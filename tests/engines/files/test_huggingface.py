@@ -4,10 +4,12 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import megatron_cases as cases
 import pytest
 import torch
+import two_heads
 from megatron_cases import Case
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -110,6 +112,26 @@ def test_a_written_folder_is_the_model(tmp_path, scalar, tied, dtype):
     tokens = cases.make_rows(4)[0].tokens_BS
     assert torch.equal(found(tokens).logits, expected(tokens).logits)
     assert read_model_spec("actor", tmp_path / "written", case.head, dtype=dtype).shape == case.spec().shape
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_written_folder_of_two_heads_is_a_language_model_to_others(tmp_path, tied):
+    """transformers finds its own weights and no others, vLLM takes the files of the index, and we read both heads."""
+    source = two_heads.make_two_heads(tmp_path / "source", tied=tied, layers=2, hidden=64)
+    case = Case(source, head="lm+scalar", dtype="bfloat16")
+    written = tmp_path / "written"
+    weights = case.build(0).weights()
+    tensors = ((name, shard.view.reshape(shard.shape)) for name, shard in weights.items())
+    write_folder(written, case.spec(), tensors, source)
+    found, said = AutoModelForCausalLM.from_pretrained(written, dtype="auto", output_loading_info=True)
+    assert not any(said.values())
+    expected = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in found.state_dict().items())
+    named = set(json.loads((written / "model.safetensors.index.json").read_text())["weight_map"].values())
+    assert "score.weight" not in {name for file in named for name in load_file(written / file)}
+    again = replace(case, folder=str(written)).build(0).weights()
+    assert all(torch.equal(shard.view, weights[name].view) for name, shard in again.items())
+    assert weights["score.weight"].view.any()
 
 
 def test_an_incomplete_folder_never_appears(tmp_path, made):

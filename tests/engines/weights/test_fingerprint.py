@@ -182,6 +182,23 @@ def test_layouts_of_one_version_agree():
     assert known.content("actor", 0) == {name: defined(name, tensor) for name, tensor in v0.items()}
 
 
+def test_an_engine_that_leaves_a_parameter_out_is_held_to_the_others():
+    """Whoever comes first: what it lacks is learnt of the next, and held against those after it."""
+    known, v0 = Fingerprints(), weights(0)
+    without = Layout({"w": SHAPES["w"]}, {"w": REPLICAS.regions["w"]})
+    known.settle(VLLM, 0, digests(without, [v0, v0]), without)
+    known.settle(MEGATRON, 0, digests(HALVES, [v0, v0]), HALVES)
+    known.settle(VLLM, 0, digests(without, [v0, v0]), without)
+    assert known.content("actor", 0) == {name: defined(name, tensor) for name, tensor in v0.items()}
+    other = v0 | {"norm": torch.zeros(8)}
+    with pytest.raises(StaleWeights, match=r"first in norm"):
+        known.settle(MEGATRON, 0, digests(HALVES, [other, other]), HALVES)
+    v1 = weights(1)
+    known.settle(MEGATRON, 1, digests(HALVES, [v1, v1]), HALVES)
+    with pytest.raises(StaleWeights, match="holds the content of v0, expected v1"):
+        known.settle(VLLM, 1, digests(without, [v0, v0]), without)
+
+
 def test_an_older_version_is_named():
     """Content that is an older version's is called by that version's number."""
     known = Fingerprints()

@@ -263,6 +263,14 @@ def test_grpo_is_planned_for_functions_and_without_a_reference_where_nobody_name
     assert "reward" in {model.role for model in question().graph.models}
 
 
+def test_a_shared_trunk_is_planned_where_the_actor_has_both_heads():
+    """No critic, and a reward model like the actor; without the head the critic has to be named."""
+    asked = question("actor=llama-7b", parameters={"actor": {"head": "lm+scalar"}}).graph
+    assert {model.role: model.head for model in asked.models} == {"actor": "lm+scalar", "ref": "lm", "reward": "scalar"}
+    assert asked.model("reward").shape == asked.model("actor").shape
+    assert len(asked.call("actor_train").terms) == 2
+
+
 def test_batch_and_response_go_where_the_algorithm_reads_them():
     asked = question(batch_size=64, response_length="100:1,200:1")
     generate = asked.graph.call("actor_generate")

@@ -21,7 +21,7 @@ from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.alignment import overlapping_order
-from prefect_rlhf.placement.layout.layout import layout_of
+from prefect_rlhf.placement.layout.layout import held_model, layout_of
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
@@ -37,21 +37,23 @@ SHAPE = replace(SMALL, num_layers=6, num_kv_heads=4, tied_embeddings=False)
 
 
 @st.composite
-def placed(draw):
+def placed(draw, generates=False):
     """An instance on some part of two nodes of four devices."""
     mesh = draw(st.sampled_from(MESHES))
     tp = draw(st.sampled_from([d for d in (1, 2, 4) if mesh.num_devices % d == 0]))
     pp = draw(st.sampled_from([d for d in (1, 2, 4) if mesh.num_devices // tp % d == 0]))
     order = tuple(draw(st.permutations(range(mesh.num_devices))))
-    return ModelInstance("actor", "megatron", mesh, Strategy(mesh.num_devices // tp // pp, tp, pp), order)
+    engine = draw(st.sampled_from(["megatron", "vllm"])) if pp == 1 and generates else "megatron"
+    return ModelInstance("actor", engine, mesh, Strategy(mesh.num_devices // tp // pp, tp, pp), order)
 
 
-@given(placed(), placed(), st.sampled_from(["lm", "scalar"]))
+@given(placed(), placed(generates=True), st.sampled_from(["lm", "scalar", "lm+scalar"]))
 def test_the_closed_form_moves_what_reshard_moves(source, target, head):
     """To every device as many bytes from itself, from its node and from other nodes."""
     model = ModelSpec("actor", "", head, SHAPE)
     devices = CLUSTER.devices()
-    plan = reshard(*(layout_of(instance, model, CLUSTER) for instance in (source, target)), devices)
+    held = held_model(model, target.engine)
+    plan = reshard(*(layout_of(instance, held, CLUSTER) for instance in (source, target)), devices)
     expected, found = defaultdict(float), defaultdict(float)
     for piece in plan:
         flow = Flow(devices[piece.source], devices[piece.target], piece.num_elements * 2)

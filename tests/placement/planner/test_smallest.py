@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 
-from prefect_rlhf.engines.files.huggingface import read_model_spec
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, NETWORKS, Hardware
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
@@ -77,11 +76,6 @@ def test_a_shared_trunk_has_both_heads_elements_once():
         spec = model("any", "lm+scalar", shape)
         assert num_parameters(spec) == ModelSizes.of(spec).num_parameters
         assert ModelSizes.of(spec).stage_parameters(Strategy(), 0) == num_parameters(spec)
-
-
-def test_no_engine_runs_a_shared_trunk(tmp_path):
-    with pytest.raises(InvalidInput, match=r"actor_critic.head: got 'lm\+scalar', expected lm or scalar: .*not run\Z"):
-        read_model_spec("actor_critic", tmp_path, "lm+scalar")
 
 
 def test_models_too_large_for_every_size_are_refused_with_what_is_missing():

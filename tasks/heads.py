@@ -1,0 +1,39 @@
+"""The heads of a role's model against what calls ask of it: each has the head that it needs, and none is idle."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from prefect_rlhf.engines.loss import Output
+from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.model import ModelSpec, head_of
+
+
+def check_output(flow: str, model: ModelSpec, output: str, call: str) -> None:
+    """Raise GraphError unless the model has the head that makes an output; `call` is the word of the body."""
+    if output not in get_args(Output):
+        raise GraphError(f"flow {flow}: {call} of {model.role}: got output {output!r}, one of {get_args(Output)}")
+    head = head_of(output)
+    if head not in model.head:
+        needed = f"a model with head: {head} (or lm+scalar, which is both)"
+        raise GraphError(f"flow {flow}: {call} of {model.role} for {output} needs {needed}, not {model.head}")
+
+
+def check_no_idle_head(graph: DataflowGraph) -> DataflowGraph:
+    """Return the graph. Raises GraphError for a model of two heads, of which no call asks anything of one."""
+    for model in graph.models:
+        asked = {head for call in graph if call.role == model.role for head in _heads(graph, call.name)}
+        if model.head == "lm+scalar" and len(asked) == 1:
+            only = asked.pop()
+            raise GraphError(f"flow {graph.name}: {model.role}.head is {model.head}, and calls ask for {only} alone")
+    return graph
+
+
+def _heads(graph: DataflowGraph, name: str) -> set[str]:
+    call = graph.call(name)
+    if call.kind == "generate":
+        return {"lm"}
+    if call.kind == "train_step":
+        return {head_of(output) for term in call.terms for output in term.outputs}
+    return {head_of(output) for output in call.outputs}
