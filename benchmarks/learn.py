@@ -50,6 +50,8 @@ ALGORITHMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ppo-shared": ("ppo", {**PPO, "actor_optimizer": {"lr": 1e-5, "head_lr": 1e-3, "warmup_steps": 3}}),
 }
 """The flow of each, and its settings."""
+SHARED_PLAN = "interleaving"
+"""The reference model is on one device; both forms of PPO are counted under it."""
 KL = ("kl_penalised_rewards.kl", "actor_train.kl_per_token")
 
 
@@ -72,8 +74,8 @@ def main() -> None:
         draw(run_dir, name, options.plot)
     found = summary(run_dir, name, options.seed, minutes)
     if name == "ppo-shared":
-        forms = ("ppo-shared", "ppo")
-        found["resident_bytes"] = {form: resident_bytes("ppo", parameters(home, form, 1, 1)) for form in forms}
+        forms = {form: parameters(home, form, 1, 1) | {"plan": SHARED_PLAN} for form in ("ppo-shared", "ppo")}
+        found["resident_bytes"] = {form: resident_bytes("ppo", given) for form, given in forms.items()}
     print(json.dumps(found))
 
 
@@ -84,7 +86,7 @@ def parameters(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
     exact = f"{Path(sums.__file__).resolve()}:exact"
     values: dict[str, Any] = {"critic": {**model, "head": "scalar", "new_head": True}} if name == "ppo" else {}
     if name == "ppo-shared":
-        values = {"actor": {**model, "head": "lm+scalar", "new_head": True}}
+        values = {"actor": {**model, "head": "lm+scalar", "new_head": True}, "plan": SHARED_PLAN}
     return {
         "prompts": {"path": prompts, "chat_template": True},
         "held_out": {"path": prompts, "split": "held_out", "chat_template": True},
