@@ -11,6 +11,7 @@ import sys
 import typing
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ from prefect_rlhf.tasks.server.patience import wait_for_server
 from prefect_rlhf.tasks.trace import Algorithm
 
 ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax")
+ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group in which other packages name theirs
 
 
 class AlgorithmFlow(FormFlow):
@@ -73,8 +75,18 @@ def _own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
     ]
 
 
+def algorithm_places() -> dict[str, str]:
+    """Return `module:function` of every algorithm that has a name: of ours, and of installed packages' entry points.
+
+    A package names its own in the group `prefect_rlhf.algorithms`; a name of ours stays ours.
+    """
+    ours = {name: f"prefect_rlhf.flows.{name}:{name}" for name in ALGORITHMS}
+    others = entry_points(group=ENTRY_POINTS)
+    return ours | {point.name: point.value for point in others if point.name not in ours}
+
+
 def find_flow(name: str) -> AlgorithmFlow:
-    """Return the flow of a shipped algorithm, of `module:function` or of `path/to/file.py:function`.
+    """Return the flow of a named algorithm, of `module:function` or of `path/to/file.py:function`.
 
     A module may lie in the working folder, as for `python -m`. Raises InvalidInput, which says what is missing or what
     the person's own file raised, and where.
@@ -82,9 +94,10 @@ def find_flow(name: str) -> AlgorithmFlow:
     >>> find_flow("ppo") is find_flow("prefect_rlhf.flows.ppo:ppo")
     True
     """
-    if ":" not in name and name not in ALGORITHMS:
-        raise InvalidInput("algorithm", name, f"one of {', '.join(ALGORITHMS)}, module:function or file.py:function")
-    place, _, function = (name if ":" in name else f"prefect_rlhf.flows.{name}:{name}").rpartition(":")
+    place, _, function = (name if ":" in name else algorithm_places().get(name, "")).rpartition(":")
+    if not place and ":" not in name:
+        known = ", ".join(algorithm_places())
+        raise InvalidInput("algorithm", name, f"one of {known}, module:function or file.py:function")
     module = _import_place(name, place)
     found = getattr(module, function, None)
     if not isinstance(found, AlgorithmFlow):

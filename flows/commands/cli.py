@@ -74,8 +74,8 @@ def front_page() -> App:
 
 def check_algorithm(word: str) -> None:
     """Raise InvalidInput for a word that is neither an algorithm nor a command, with those that are like it."""
-    from prefect_rlhf.flows.rlhf_flow import ALGORITHMS  # only here: help needs no Prefect
+    from prefect_rlhf.flows.rlhf_flow import algorithm_places  # only here: help needs no Prefect
 
-    if ":" not in word and word not in ALGORITHMS:
-        known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(ALGORITHMS)}, or file.py:function)"
-        raise InvalidInput("algorithm", word, known + closest(word, (*COMMANDS, *ALGORITHMS)))
+    if ":" not in word and word not in (places := algorithm_places()):
+        known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
+        raise InvalidInput("algorithm", word, known + closest(word, (*COMMANDS, *places)))

@@ -62,8 +62,14 @@ def fetch(server: DemoServer) -> int:
     return 0
 
 
+def compile_search() -> None:
+    """Have the search for plans compiled beside what comes first, which takes minutes of one core and once only."""
+    subprocess.Popen([sys.executable, "-m", "prefect_rlhf.placement.search"], stdout=subprocess.DEVNULL)
+
+
 def run(server: DemoServer) -> int:
     """Do the whole job; what is there already (model, data, server) is used."""
+    compile_search()
     fetch(server)
     judge = Judge(server.home / "judge", server.home / "downloads")
     print_heading(f"Prefect server, worker and deployments; look at them at {server.ui_url}")

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
+from uuid import UUID
 
 import httpx
+from prefect import get_client
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.exceptions import PrefectHTTPStatusError
 
 from prefect_rlhf.tasks.server.patience import ServerAway, make_clients_patient
@@ -26,3 +29,9 @@ def publish(
         return create(*args, **kwargs)
     except (ServerAway, httpx.TransportError, PrefectHTTPStatusError):
         return None
+
+
+def update_markdown(artifact: UUID, markdown: str) -> None:
+    """Put another text in a Markdown artifact's place, as Prefect itself does with a bar that moves."""
+    with get_client(sync_client=True) as client:
+        client.update_artifact(artifact, ArtifactUpdate(data=markdown))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Reversible, Sequence
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from prefect.artifacts import (
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.lease import Lease
+from prefect_rlhf.placement.pictures.curves import curves_svg
 from prefect_rlhf.placement.pictures.dataflow import dataflow_svg
 from prefect_rlhf.placement.pictures.plan import schedule_bars
 from prefect_rlhf.placement.pictures.text import graph_text, plan_rows, plan_text
@@ -28,7 +29,8 @@ from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation
-from prefect_rlhf.tasks.reporting.publish import publish
+from prefect_rlhf.tasks.reporting.history import History
+from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -48,6 +50,8 @@ class RunReport:
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=ROWS_SHOWN)
         self._journal: Journal | None = None
         self._progress: UUID | None = None
+        self._history = History()
+        self._curves: UUID | None = None
         self._deviates = ""  # the node that makes the last steps other than predicted
 
     def planned(self) -> None:
@@ -82,6 +86,8 @@ class RunReport:
         for name in checkpoint.unfinished():
             self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
         self._metrics.extend(metrics)
+        for step in metrics:
+            self._history.add(step)
         self._log.info("carried over the metrics of %d steps", len(metrics))
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None:
@@ -95,6 +101,7 @@ class RunReport:
             self._after_last_step(metrics)
             return
         self._metrics.append(metrics)
+        self._history.add(metrics)
         self._log.info("%s", step_line(metrics))
         self._say_deviation()
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
@@ -103,6 +110,8 @@ class RunReport:
                 publish(update_progress_artifact, self._progress, progress=100.0 * done)
             if (metrics["step"] + 1) % PUBLISH_EVERY == 0:
                 self._publish()
+            elif metrics["step"] < PUBLISH_EVERY:
+                self._show_curves()
 
     def _say_deviation(self) -> None:
         """Say once that steps take more or less than predicted, and where; again when it is another node."""
@@ -118,6 +127,7 @@ class RunReport:
         """Write what the last evaluation found, if there was one: it belongs to no step."""
         evaluated = {name: value for name, value in metrics.items() if "." in name}
         if evaluated:
+            self._history.add(metrics)
             self._log.info("after %d steps · %s", metrics["step"], " · ".join(values_by_call(evaluated)))
 
     def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
@@ -136,6 +146,7 @@ class RunReport:
         assert self._journal is not None  # started before any step
         rows = metric_rows(self._metrics)
         publish(create_table_artifact, rows, key="metrics", description="Metrics of each step")
+        self._show_curves()
         publish(
             create_markdown_artifact,
             timeline_markdown(self._journal.last_steps(STEPS_SHOWN)),
@@ -146,23 +157,30 @@ class RunReport:
             rows = comparison_rows(compare(self.predicted, self._journal.last_steps(STEPS_KEPT)))
             publish(create_table_artifact, rows, key="predicted-and-measured", description="Predicted and measured")
 
+    def _show_curves(self) -> None:
+        """Put the curves so far in the place of those before."""
+        drawn = picture(curves_svg(self._history.curves()), "curves")
+        if self._curves is not None:
+            publish(update_markdown, self._curves, drawn)
+            return
+        created = publish(create_markdown_artifact, drawn, key="curves", description="Curves of metrics by step")
+        self._curves = created if isinstance(created, UUID) else None
+
 
 def step_line(metrics: Mapping[str, float]) -> str:
     """Return a step's metrics on a line, in their order.
 
     >>> step_line({"step": 3, "critic_train.loss": 0.5, "actor_train.loss": 0.25, "rewards.kl": 0.02, "seconds": 8.21})
-    'step 3 · 8.2 s · critic_train.loss 0.5 · actor_train.loss 0.25 · kl 0.02'
+    'step 3 · 8.2 s · critic_train.loss 0.5 · actor_train.loss 0.25 · rewards.kl 0.02'
     """
     values = {name: value for name, value in metrics.items() if name not in ("step", "seconds")}
     return " · ".join([f"step {metrics['step']}", f"{metrics['seconds']:.1f} s", *values_by_call(values)])
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:
-    """Return each value with its name, which has its call's before it where several calls have one of that name."""
-    short = {name: name.rpartition(".")[2] for name in metrics}
-    shown = {name: word for name, word in short.items() if not word.startswith("initial_")}
-    times = Counter(shown.values())
-    return [f"{word if times[word] == 1 else name} {metrics[name]:.4g}" for name, word in shown.items()]
+    """Return each value after its name, which says the call: in every step the same."""
+    shown = (name for name in metrics if not name.rpartition(".")[2].startswith("initial_"))
+    return [f"{name} {metrics[name]:.4g}" for name in shown]
 
 
 def metric_rows(steps: Reversible[Mapping[str, float]]) -> list[dict[str, str]]:

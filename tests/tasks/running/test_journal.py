@@ -90,10 +90,10 @@ def test_a_run_that_goes_on_has_a_line_for_each_step_before(tmp_path, own):
         assert [json.loads(line)["step"] for line in (folder / name).read_text().splitlines()] == [0, 1]
 
 
-def test_a_step_is_shown_with_the_names_that_tell_its_values_apart():
+def test_a_step_is_shown_with_each_value_under_its_calls_name():
     metrics = {"step": 12345, "rewards.kl": 0.02, "critic.loss": 0.5, "actor.loss": 2, "actor.initial_loss": 1.0}
     line = step_line({**metrics, "seconds": 8.25})
-    assert line == "step 12345 · 8.2 s · kl 0.02 · critic.loss 0.5 · actor.loss 2"
+    assert line == "step 12345 · 8.2 s · rewards.kl 0.02 · critic.loss 0.5 · actor.loss 2"
 
 
 def test_a_long_run_keeps_the_newest_steps_in_memory(tmp_path):

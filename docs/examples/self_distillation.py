@@ -1,0 +1,34 @@
+"""Self-distillation: the policy learns from a frozen copy of itself, by the reverse KL at the tokens it samples.
+
+The copy answers at a lower temperature, so the policy becomes as sure as the copy is there (Agarwal et al. 2023,
+arXiv:2306.13649, with the reverse KL; the gradient is that of Lu et al. 2025, "On-Policy Distillation").
+"""
+
+from prefect_rlhf import Batch, Computed, Model, Optimizer, Prompts, Sampling, Settings
+from prefect_rlhf import computation, compute, generate, inference, masked_mean, policy_gradient, rlhf_flow, train_step
+
+
+class Distillation(Settings):
+    """What a run may set under `algo`."""
+
+    batch_size: int = 8
+    copy_temperature: float = 0.7
+    sampling: Sampling = Sampling(max_new_tokens=16)
+    optimizer: Optimizer = Optimizer(lr=1e-5)
+
+
+@computation("advantages")
+def reverse_kl(rollout: Batch, copy: Batch, settings: Distillation) -> Computed:
+    """How much likelier the copy finds each sampled token than the policy does: [B, T], in nats."""
+    mask_BT = rollout.mask("logprobs")
+    gain_BT = (copy["logprobs"] - rollout["logprobs"]) * mask_BT
+    return Computed({"advantages": gain_BT}, metrics={"kl": -float(masked_mean(gain_BT, mask_BT))})
+
+
+@rlhf_flow("self-distillation")
+def self_distillation(prompts: Prompts, actor: Model, ref: Model, algo: Distillation = Distillation()) -> None:
+    """One iteration: respond, ask the copy, move towards it."""
+    rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
+    copy = inference(ref, rollout, output="logprobs", temperature=algo.copy_temperature)
+    advantages = compute(reverse_kl, rollout, copy, settings=algo)
+    train_step(actor, policy_gradient(algo).on(rollout, advantages), optimizer=algo.optimizer)

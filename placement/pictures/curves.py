@@ -1,0 +1,72 @@
+"""Curves of a run's metrics as a picture: one small panel for each, all over the same steps, as SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from math import isfinite
+
+COLUMNS, WIDTH, HEIGHT = 3, 400, 210  # panels in a row, and the size of one in pixels
+LEFT, RIGHT, TOP, BOTTOM = 66, 16, 34, 30  # of a panel, around its curve
+COLOUR, AXIS, GRID = "#4269d0", "#666666", "#e4e4e4"
+MOST_DOTS = 40  # of a curve, each shown by itself
+
+Curve = Sequence[tuple[int, float]]
+"""Steps, ascending, and the values there."""
+
+
+def curves_svg(curves: Mapping[str, Curve]) -> str:
+    """Draw each curve in a panel under its name, three panels in a row. Values that are not finite are left out."""
+    drawn = {name: [(step, value) for step, value in curve if isfinite(value)] for name, curve in curves.items()}
+    drawn = {name: curve for name, curve in drawn.items() if curve}
+    steps = [step for curve in drawn.values() for step, _ in curve] or [0]
+    first, last = min(steps), max(steps)
+    rows = -(-len(drawn) // COLUMNS) or 1
+    size = f'width="{COLUMNS * WIDTH}" height="{rows * HEIGHT}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {COLUMNS * WIDTH} {rows * HEIGHT}" {size} '
+        'font-family="system-ui, Helvetica, Arial, sans-serif" font-size="11">',
+        f'<rect {size} fill="#ffffff"/>',
+    ]
+    for place, (name, curve) in enumerate(drawn.items()):
+        row, column = divmod(place, COLUMNS)
+        parts.append(f'<g transform="translate({column * WIDTH} {row * HEIGHT})">')
+        parts += [*_panel(name, curve, first, last), "</g>"]
+    return "\n".join([*parts, "</svg>"])
+
+
+def _panel(name: str, curve: Curve, first: int, last: int) -> Iterator[str]:
+    low, high = _range([value for _, value in curve])
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    across = (right - LEFT) / max(1, last - first)
+    points = [
+        (LEFT + (step - first) * across, bottom - (bottom - TOP) * (value - low) / (high - low))
+        for step, value in curve
+    ]
+    yield _text(LEFT, 18, name, "start", weight="600")
+    yield _text(right, 18, f"{curve[-1][1]:.4g}", "end", COLOUR, "600")
+    for value, y in ((high, TOP), ((low + high) / 2, (TOP + bottom) / 2), (low, bottom)):
+        yield f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="{GRID}"/>'
+        yield _text(LEFT - 6, y + 4, f"{value:.3g}", "end")
+    yield _text(LEFT, bottom + 16, f"step {first}", "start")
+    if last > first:
+        yield _text(right, bottom + 16, f"{last}", "end")
+    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    yield f'<polyline points="{places}" fill="none" stroke="{COLOUR}" stroke-width="1.8"/>'
+    for x, y in points if len(points) <= MOST_DOTS else points[-1:]:
+        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{COLOUR}"/>'
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    """Return a lowest and a highest value that differ, however near the values are to each other."""
+    low, high = min(values), max(values)
+    least = 1e-3 * max(abs(low), abs(high)) or 1.0
+    if high - low >= least:
+        return low, high
+    middle = low / 2 + high / 2
+    return middle - least / 2, middle + least / 2
+
+
+def _text(x: float, y: float, text: str, anchor: str, colour: str = AXIS, weight: str = "400") -> str:
+    words = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-weight="{weight}"'
+    return f"<text {words}>{escape(text)}</text>"

@@ -1,0 +1,51 @@
+"""The history of a run's metrics that its curves show: what to look at first, in a bounded number of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import final
+
+WATCHED = ("score", "reward", "accuracy", "margin", "kl", "loss", "response_tokens", "entropy", "explained_variance")
+"""Metrics that are shown, by their last word or their call's name, in this order."""
+MOST_CURVES = 12
+MOST_STEPS = 200  # as many points as a panel has room for
+
+
+@final
+class History:
+    """Keeps watched metrics of every step, of a long run those of every second, fourth, ... step and of the last."""
+
+    def __init__(self) -> None:
+        self._steps: list[Mapping[str, float]] = []
+        self._stride = 1
+        self._last: Mapping[str, float] | None = None
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        """Take a step's metrics, `step` among them; the order of the metrics is that of the graph."""
+        self._last = {name: value for name, value in metrics.items() if name == "step" or rank(name) is not None}
+        if metrics["step"] % self._stride == 0:
+            self._steps.append(self._last)
+        if len(self._steps) > MOST_STEPS:
+            self._stride *= 2
+            self._steps = [kept for kept in self._steps if kept["step"] % self._stride == 0]
+
+    def curves(self) -> dict[str, list[tuple[int, float]]]:
+        """Return the curve of each watched metric, first what matters most, at most twelve."""
+        steps = self._steps if self._last in self._steps[-1:] else [*self._steps, *([self._last] if self._last else [])]
+        found: dict[str, list[tuple[int, float]]] = {}
+        for metrics in steps:
+            for name, value in metrics.items():
+                if name != "step":
+                    found.setdefault(name, []).append((int(metrics["step"]), value))
+        order = sorted(found, key=lambda name: (rank(name), list(found).index(name)))
+        return {name: found[name] for name in order[:MOST_CURVES]}
+
+
+def rank(name: str) -> int | None:
+    """Return the place of a metric among those that are watched, None for one that is not.
+
+    >>> rank("actor_train.loss"), rank("score.exact"), rank("actor_train.ratio")
+    (5, 0, None)
+    """
+    call, _, word = name.partition(".")
+    return next((place for place, watched in enumerate(WATCHED) if watched in (word, call)), None)

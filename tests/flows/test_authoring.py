@@ -1,0 +1,96 @@
+"""Algorithms of the field as a person writes them outside our tree, from the public door alone."""
+
+import ast
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from prefect_rlhf.flows.commands.cli import main
+from prefect_rlhf.flows.rlhf_flow import find_flow
+from tests.tiny import make_model, make_prompts
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+MOST_LINES = 40
+REWARD = "def short(row):\n    return -float(len(row['response']))\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An author's folder, with a model, prompts and a reward."""
+    home = tmp_path / "author"
+    home.mkdir()
+    (home / "my_rewards.py").write_text(REWARD)
+    make_model(home / "model")
+    make_prompts(home / "prompts.parquet")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(home)
+    return home
+
+
+def parameters(**more):
+    """Of a run of two steps in that folder."""
+    algo = {"batch_size": 4, "sampling": {"max_new_tokens": 4}, "optimizer": {"lr": 1e-3}} | more.pop("algo", {})
+    common = {"actor": {"path": "model"}, "prompts": {"path": "prompts.parquet"}, "steps": 2, "output_dir": "runs"}
+    return common | {"algo": algo} | more
+
+
+SAPO = parameters(reward={"functions": {"short": {"function": "my_rewards.py:short"}}}, algo={"samples_per_prompt": 2})
+DISTILLATION = parameters(ref={"path": "model"})
+
+
+def trained(flow, given):
+    """The metrics of each step of a run, which left the trained model."""
+    state = flow(**flow.validate_parameters(given), return_state=True)
+    assert state.is_completed(), state.message
+    run_dir = Path(state.result()["run_dir"])
+    assert (run_dir / "actor" / "model.safetensors").is_file()
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", ["sapo", "self_distillation"])
+def test_an_algorithm_is_at_most_forty_lines_and_imports_from_the_door_alone(name):
+    text = (EXAMPLES / f"{name}.py").read_text()
+    modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
+    assert modules <= {"prefect_rlhf", "collections.abc", "typing"}
+    assert text.count("\n") <= MOST_LINES
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
+def test_self_distillation_runs_from_a_plain_file(folder):
+    """The copy is sharper than the policy, so the reverse KL to it is there from the first step."""
+    shutil.copy(EXAMPLES / "self_distillation.py", folder)
+    steps = trained(find_flow("self_distillation.py:self_distillation"), DISTILLATION)
+    assert len(steps) == 2 and all(abs(step["reverse_kl.kl"]) > 1e-4 for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
+def test_sapo_runs_as_an_entry_point_of_another_package(folder, monkeypatch):
+    """Installed somewhere on the path, under the name that the package gives it."""
+    install(folder / "site")
+    monkeypatch.syspath_prepend(folder / "site")
+    steps = trained(find_flow("sapo"), SAPO)
+    assert [step["actor_train.initial_ratio"] for step in steps] == pytest.approx([1, 1], abs=0.1)
+
+
+def test_an_entry_point_is_a_name_on_the_command_line(folder, monkeypatch, capsys):
+    install(folder / "site")
+    monkeypatch.syspath_prepend(folder / "site")
+    assert main(["graph", "sapo"]) == 0
+    assert (folder / "sapo.svg").is_file()
+    assert main(["sapoo"]) == 2
+    assert "closest: sapo" in capsys.readouterr().err
+
+
+def install(site):
+    """Put SAPO there as a package of its own, as pip leaves one."""
+    package, metadata = site / "acme_rlhf", site / "acme_rlhf-1.0.dist-info"
+    package.mkdir(parents=True)
+    metadata.mkdir()
+    (package / "__init__.py").write_text("")
+    shutil.copy(EXAMPLES / "sapo.py", package / "soft.py")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-rlhf\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[prefect_rlhf.algorithms]\nsapo = acme_rlhf.soft:sapo\n")
