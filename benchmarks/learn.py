@@ -1,9 +1,12 @@
-"""Does an algorithm learn? Greedy accuracy on held-out sums of a small model, before and after; rewards are Python.
+"""Does an algorithm learn? A small model on held-out data, before and after.
 
     python -m benchmarks.learn {grpo,rloo,remax,ppo,ppo-shared} [--seed N] [--steps N] [--home .rlhf] [--plot FILE]
+    python -m benchmarks.learn {sft,dpo,safe-rlhf} [--seed N] [--steps N] [--home .rlhf]
 
-SmolLM2-135M-Instruct on two CPU devices, `sums.py` as the task. Last line JSON: algorithm, metric, before, after, kl
-(nats a response at the last step), minutes; of ppo-shared also `resident_bytes` of both forms of PPO.
+SmolLM2-135M-Instruct on two CPU devices. Those of the first line learn `sums.py` by Python rewards, and are judged by
+greedy accuracy; for the others see `learn_offline.py` and `learn_safe.py`. Last line JSON: algorithm, metric, before,
+after, minutes; kl (nats a response at the last step), cost_before, cost_after and limit where there are any; of
+ppo-shared `resident_bytes` of both forms of PPO.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks import sums
+from benchmarks import learn_offline, learn_safe, sums
 from benchmarks.learn_ppo import run
 from benchmarks.resident_bytes import resident_bytes
 from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics
@@ -58,25 +61,48 @@ KL = ("kl_penalised_rewards.kl", "actor_train.kl_per_token")
 def main() -> None:
     """Train, read, draw, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithm", choices=ALGORITHMS)
+    parser.add_argument("algorithm", choices=[*ALGORITHMS, *learn_offline.STEPS, "safe-rlhf"])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--home", type=Path, default=Path(".rlhf"))
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     home, name = options.home.resolve(), options.algorithm
+    if options.plot and name not in ALGORITHMS:
+        parser.error("--plot draws greedy accuracy on sums, of which this algorithm has none")
     prepare_model(home / "models" / "smollm2", home / "downloads")
-    sums.write_sums(home / "data" / "sums.parquet")
+    flow, given = prepared(home, name, options.seed, options.steps)
     began = time.monotonic()
-    run_dir = run(ALGORITHMS[name][0], parameters(home, name, options.seed, options.steps or STEPS[name]))
+    run_dir = run(flow, given)
     minutes = (time.monotonic() - began) / 60
     if options.plot:
         draw(run_dir, name, options.plot)
-    found = summary(run_dir, name, options.seed, minutes)
+    print(json.dumps(outcome(home, run_dir, name, options.seed, minutes)))
+
+
+def prepared(home: Path, name: str, seed: int, steps: int | None) -> tuple[str, dict[str, Any]]:
+    """Write what an algorithm learns from; return its flow and the flow's parameters."""
+    if name in learn_offline.STEPS:
+        learn_offline.prepare(home, name)
+        return name, learn_offline.parameters(home, name, seed, steps or learn_offline.STEPS[name])
+    if name == "safe-rlhf":
+        learn_safe.prepare(home)
+        return name, learn_safe.parameters(home, seed, steps or learn_safe.STEPS)
+    sums.write_sums(home / "data" / "sums.parquet")
+    return ALGORITHMS[name][0], parameters(home, name, seed, steps or STEPS[name])
+
+
+def outcome(home: Path, run_dir: Path, name: str, seed: int, minutes: float) -> dict[str, Any]:
+    """Return what the benchmark prints."""
+    if name in learn_offline.STEPS:
+        return learn_offline.summary(run_dir, name, seed, minutes)
+    if name == "safe-rlhf":
+        return learn_safe.summary(run_dir, seed, minutes)
+    found = summary(run_dir, name, seed, minutes)
     if name == "ppo-shared":
         forms = {form: parameters(home, form, 1, 1) | {"plan": SHARED_PLAN} for form in ("ppo-shared", "ppo")}
         found["resident_bytes"] = {form: resident_bytes("ppo", given) for form, given in forms.items()}
-    print(json.dumps(found))
+    return found
 
 
 def parameters(home: Path, name: str, seed: int, steps: int) -> dict[str, Any]:
@@ -115,7 +141,7 @@ def kl_of(run_dir: Path) -> float:
 
 
 def summary(run_dir: Path, name: str, seed: int, minutes: float) -> dict[str, Any]:
-    """Return what the benchmark prints."""
+    """Return what is printed of an algorithm that learns sums."""
     by_step = accuracies(run_dir)
     before, after = by_step[min(by_step)], by_step[max(by_step)]
     return {

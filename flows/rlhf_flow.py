@@ -24,7 +24,7 @@ from prefect_rlhf.placement.modules import IN_RANK, import_from
 from prefect_rlhf.tasks.server.patience import wait_for_server
 from prefect_rlhf.tasks.trace import Algorithm
 
-ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax")
+ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
 ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group in which other packages name theirs
 
 
@@ -80,7 +80,8 @@ def algorithm_places() -> dict[str, str]:
 
     A package names its own in the group `prefect_rlhf.algorithms`; a name of ours stays ours.
     """
-    ours = {name: f"prefect_rlhf.flows.{name}:{name}" for name in ALGORITHMS}
+    modules = {name: name.replace("-", "_") for name in ALGORITHMS}
+    ours = {name: f"prefect_rlhf.flows.{module}:{module}" for name, module in modules.items()}
     others = entry_points(group=ENTRY_POINTS)
     return ours | {point.name: point.value for point in others if point.name not in ours}
 

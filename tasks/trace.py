@@ -17,10 +17,10 @@ from prefect_rlhf.tasks.heads import check_no_idle_head
 
 MAKERS = {
     "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
-    "tokens": "a generate, a Preferences parameter or a @computation of tokens",
+    "tokens": "a generate, a parameter of pairs, chats or rated answers, or a @computation of tokens",
     "group_tokens": "grpo_advantages, or a @computation over groups that means over them ask for,",
     "group_rows": "grpo_advantages, or a @computation over groups that means over them ask for,",
-    "prompt_length": "a generate, a Preferences parameter or a @computation of tokens",
+    "prompt_length": "a generate, a parameter of pairs, chats or rated answers, or a @computation of tokens",
 }
 """Who makes the keys that the words of a body need."""
 

@@ -245,7 +245,7 @@ def test_importing_placement_loads_nothing_heavy():
 
 def test_planning_an_algorithm_loads_no_engine():
     """Who asks what would be on devices that are not there waits for no torch."""
-    flows = (f"{PACKAGE}.flows.{name}" for name in ("commands.plan", *ALGORITHMS))
+    flows = (f"{PACKAGE}.flows.{name.replace('-', '_')}" for name in ("commands.plan", *ALGORITHMS))
     assert loaded_by(flows) == {"prefect"}
 
 

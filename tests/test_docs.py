@@ -202,7 +202,7 @@ def check_prefect_command(arguments):
             assert argument.removeprefix("rlhf/") in {deployment["name"] for deployment in deployments}
 
 
-@pytest.mark.parametrize("name", ["reward", "ppo", "grpo", "remax", "sft", "dpo", "kto"])
+@pytest.mark.parametrize("name", ["reward", "ppo", "grpo", "remax", "sft", "dpo", "kto", "cost", "safe-rlhf"])
 def test_a_deployment_has_parameters_that_its_flow_takes(name):
     """By the schema that Prefect enforces when a run is made, and by the flow itself."""
     text = (PROJECT / "prefect.yaml").read_text().replace("{{ $RLHF_HOME }}", "/home")

@@ -32,9 +32,11 @@ from prefect_rlhf.tasks.rl import (
     preference_evaluation,
     preference_losses,
     rewards,
+    safety,
 )
 from prefect_rlhf.tasks.rl.hyperparameters import KLControl
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
+from prefect_rlhf.tasks.rl.safety_settings import Lagrange
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.terms import Terms
 
@@ -49,10 +51,20 @@ Shapes: B rows, T response tokens, S tokens of prompt and response.
 """
 WORDS = [calls.generate, calls.inference, calls.score, calls.compute, calls.train_step]
 PARAMETERS = [Model, Prompts, Preferences, Chats, RatedAnswers]
-SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Importance, Overlong, HostRewards, RewardFunction]
+SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Lagrange, Importance, Overlong, HostRewards, RewardFunction]
 ROWS = [Batch, Loss, LossValues, Terms, Context, Computed]
 HELPERS = [rollouts.text_columns, rollouts.lists, rollouts.write_rows, saved_state]
-MODULES = [losses, preference_losses, rewards, advantages, importance, rollouts, evaluation, preference_evaluation]
+MODULES = [
+    losses,
+    preference_losses,
+    rewards,
+    advantages,
+    importance,
+    rollouts,
+    evaluation,
+    preference_evaluation,
+    safety,
+]
 
 
 def page() -> str:

@@ -19,11 +19,11 @@ from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.rl.offline_settings import REFERENCE_FREE
 
-LIKE = {"ref": "actor", "reward": "critic"}
+LIKE = {"ref": "actor", "reward": "critic", "cost": "critic", "cost_critic": "critic"}
 """Roles that have the model of another where nobody says; where that has none either, the actor's."""
 UNNAMED_FUNCTION = {"functions": {"reward": {"function": "your_module:your_reward"}}}
 """The reward where nobody says: a plan imports none."""
-SCALAR_ROLES = ("critic", "reward")  # their head, where nobody says
+SCALAR_ROLES = ("critic", "reward", "cost", "cost_critic")  # their head, where nobody says
 
 
 def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthDistribution | None) -> dict[str, Any]:

@@ -52,6 +52,13 @@ from prefect_rlhf.tasks.rl.preference_losses import dpo as dpo_loss
 from prefect_rlhf.tasks.rl.preference_losses import implicit_rewards
 from prefect_rlhf.tasks.rl.preference_losses import kto as kto_loss
 from prefect_rlhf.tasks.rl.rewards import compare_logprobs, kl_penalised_rewards
+from prefect_rlhf.tasks.rl.safety import (
+    kl_penalised_costs,
+    lagrange_advantages,
+    lagrange_multiplier,
+    record_safe_evaluation,
+)
+from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
 from prefect_rlhf.tasks.terms import Terms
 
@@ -80,10 +87,12 @@ __all__ = [
     "Update",
     "KLControl",
     "KLTerm",
+    "Lagrange",
     "Importance",
     "Overlong",
     "PolicyGradient",
     "PPO",
+    "SafeRLHF",
     "GRPO",
     "ReMax",
     "DPO",
@@ -114,10 +123,14 @@ __all__ = [
     "grpo_advantages",
     "remax_advantages",
     "kl_penalised_rewards",
+    "kl_penalised_costs",
+    "lagrange_multiplier",
+    "lagrange_advantages",
     "compare_logprobs",
     "importance_weights",
     "record_rollouts",
     "record_evaluation",
+    "record_safe_evaluation",
     "pair_accuracy",
     "token_loss",
     "preference_accuracy",

@@ -1,6 +1,7 @@
 """The bodies of all algorithms as graphs: what each call reads, which weight version it waits for, how it is drawn."""
 
 import inspect
+from collections import Counter
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -15,6 +16,7 @@ from prefect_rlhf.flows.kto import kto
 from prefect_rlhf.flows.ppo import ppo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.flows.reward import reward
+from prefect_rlhf.flows.safe_rlhf import safe_rlhf
 from prefect_rlhf.flows.sft import sft
 from prefect_rlhf.placement.augmented.augment import augment
 from prefect_rlhf.placement.errors import InvalidInput
@@ -31,7 +33,7 @@ from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm
 from prefect_rlhf.tasks.settings import Optimizer
 
 SHAPE = TransformerShape(64, 128, 4, 4, 2, 16, 100, 64, 1e4, 1e-5, True)
-SCALAR_ROLES = {"critic", "reward"}
+SCALAR_ROLES = {"critic", "reward", "cost", "cost_critic"}
 ROWS = {
     "Prompts": Dataset("", ("prompt_tokens",), 64),
     "Preferences": Dataset("", ("tokens", "prompt_length"), 64, rows_per_item=2),
@@ -39,7 +41,7 @@ ROWS = {
     "RatedAnswers": Dataset("", ("tokens", "prompt_length", "mask", "label"), 64),
 }
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=64 << 30)
-ALGORITHMS = {"ppo": ppo, "reward": reward, "sft": sft, "dpo": dpo, "kto": kto, "grpo": grpo, "remax": remax}
+ALGORITHMS = {flow.algorithm.name: flow for flow in (ppo, reward, sft, dpo, kto, grpo, remax, safe_rlhf)}
 
 
 class Stand:
@@ -205,6 +207,20 @@ def test_kto_compares_with_answers_to_other_prompts_as_policy_and_reference_find
     made = graph.call("mismatched_answers")
     assert made.num_rows == 32 and graph.call("actor_mismatched").rows == made.rows == graph.call("ref_mismatched").rows
     assert {port.source for port in graph.call("actor_train").inputs} == {"answers", "ref_inference", "kto_kl"}
+
+
+def test_safe_rlhf_makes_nine_calls_and_trains_the_policy_on_two_row_sets():
+    graph = traced(safe_rlhf)
+    calls = Counter((call.role, call.kind) for call in graph if call.kind != "compute" and not call.every)
+    assert calls == Counter(
+        [
+            ("actor", "generate"),
+            *((role, "inference") for role in ("reward", "cost", "ref", "critic", "cost_critic")),
+            *((role, "train_step") for role in ("actor", "critic", "cost_critic")),
+        ]
+    )
+    assert [term.rows.dataset for term in graph.call("actor_train").terms] == ["prompts", "pretrain"]
+    assert VersionEdge("lagrange_multiplier", "lagrange_multiplier", "lagrange_multiplier", 1) in graph.version_edges()
 
 
 def test_dpo_and_reward_never_part_the_answers_of_a_pair():

@@ -8,9 +8,11 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from prefect_rlhf.flows.demo.costs import overstatements
 from prefect_rlhf.flows.demo.judge import Judge
 from prefect_rlhf.flows.demo.packages import DownloadFailed, download
-from prefect_rlhf.flows.demo.ratings import prepare_ratings, read_sentences
+from prefect_rlhf.flows.demo.ratings import prepare_ratings
+from prefect_rlhf.flows.demo.sentences import read_sentences
 
 SCORER = """
 class SentimentIntensityAnalyzer:
@@ -26,7 +28,8 @@ def add(archive, name, content):
 
 
 def sentence(i):
-    return f"film number {i % 300} has an ending that is really {'good' if i % 2 else 'bad'} number {i}"
+    rated, overstated = "good" if i % 2 else "bad", " best" * (i % 3 == 0)
+    return f"film number {i % 300} has an ending that is really {rated} number {i}{overstated}"
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_sentences_keep_number_rating_and_text(downloads):
 
 
 def test_nothing_held_out_is_trained_on(downloads, tmp_path):
-    prompts, preferences, _ = prepare_ratings(tmp_path / "data", downloads)
+    prompts, preferences, *_ = prepare_ratings(tmp_path / "data", downloads)
     train, held_out = by_split(preferences)
     texts = [{pair[side] for pair in pairs for side in ("chosen", "rejected")} for pairs in (train, held_out)]
     assert texts[0]
@@ -68,7 +71,7 @@ def test_nothing_held_out_is_trained_on(downloads, tmp_path):
 
 
 def test_pairs_are_ordered_far_apart_and_use_a_sentence_once(downloads, tmp_path):
-    _, preferences, _ = prepare_ratings(tmp_path / "data", downloads)
+    _, preferences, *_ = prepare_ratings(tmp_path / "data", downloads)
     pairs = [pair for split in by_split(preferences) for pair in split]
     assert all("good" in pair["chosen"] and "bad" in pair["rejected"] and pair["margin"] == 3.0 for pair in pairs)
     uses = Counter(text for pair in pairs for text in (pair["chosen"], pair["rejected"]))
@@ -84,13 +87,22 @@ def test_prompts_are_openings_of_five_words_each_once(downloads, tmp_path):
 
 
 def test_answers_are_rated_by_themselves_and_whole_with_their_prompt(downloads, tmp_path):
-    *_, answers = prepare_ratings(tmp_path / "data", downloads)
+    *_, answers, _ = prepare_ratings(tmp_path / "data", downloads)
     train, held_out = by_split(answers)
     assert {row["prompt"] + row["completion"] for row in train}.isdisjoint(
         row["prompt"] + row["completion"] for row in held_out
     )
     assert all(row["label"] == ("good" in row["completion"]) for row in train + held_out)
     assert {row["label"] for row in held_out} == {True, False}
+
+
+def test_pairs_of_a_cost_are_ordered_by_the_stated_rule(downloads, tmp_path):
+    *_, costs = prepare_ratings(tmp_path / "data", downloads)
+    train, held_out = by_split(costs)
+    assert all(overstatements(pair["chosen"]) > 0 == overstatements(pair["rejected"]) for pair in train + held_out)
+    texts = [{pair[side] for pair in pairs for side in ("chosen", "rejected")} for pairs in (train, held_out)]
+    assert texts[0] and texts[1] and texts[0].isdisjoint(texts[1])
+    assert len(texts[0]) == 2 * len(train)
 
 
 def test_prepared_data_are_kept(downloads, tmp_path):

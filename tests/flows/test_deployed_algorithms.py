@@ -1,4 +1,4 @@
-"""The project's own prefect.yaml, deployed whole: a worker runs GRPO and ReMax from it, scored by a Python function."""
+"""The project's own prefect.yaml, deployed whole: a worker runs algorithms from it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.blocks.prefect_site import PrefectSite, everything_up
-from tests.tiny import make_model, make_prompts
+from tests.tasks.data.stored import json_lines
+from tests.tiny import make_model, make_pairs, make_prompts
 
 POOL = "two-device-mesh"  # that prefect.yaml names
 PROJECT = Path(__file__).parents[2]
@@ -53,15 +54,50 @@ def test_an_algorithm_without_a_critic_is_a_deployment_that_trains(site, algorit
     """With its form's own parameters: two steps, an evaluation beside each, and the trained model."""
     prompts = make_prompts(site.folder / "prompts.parquet")
     model = {"path": make_model(site.folder / "actor")}
-    run = site.run(
+    metrics = trained(
+        site,
         algorithm,
-        {"lease_directory": str(site.folder / "leases")},
         prompts={"path": prompts},
         held_out={"path": prompts, "split": "held_out"},
         actor=model,
         ref=model,
         reward={"functions": {"short": {"function": f"{site.folder}/my_rewards.py:short"}}},
         algo=ALGORITHMS[algorithm],
+    )
+    assert all("actor_train.loss" in step and "score.short" in step for step in metrics), metrics[0]
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "kto"])
+def test_an_algorithm_that_learns_from_rows_is_a_deployment_that_trains(site, algorithm):
+    """With the columns that the deployment itself names."""
+    path = {"path": make_pairs(site.folder / "pairs.parquet")}
+    if algorithm == "kto":
+        answers = [
+            {"prompt": "what is it", "completion": text, "label": text == "good", "split": split}
+            for split in ("train", "held_out")
+            for text in ("good", "bad")
+        ]
+        path = {"path": json_lines(site.folder / "answers.jsonl", *answers)}
+    rows = {"sft": "chats", "dpo": "pairs", "kto": "answers"}[algorithm]
+    given = {**path, "form": "text", "text_column": "chosen"} if algorithm == "sft" else path
+    model = {"path": make_model(site.folder / "actor")}
+    metrics = trained(
+        site,
+        algorithm,
+        **{rows: given, "held_out": {**given, "split": "held_out"}},
+        actor=model,
+        **({} if algorithm == "sft" else {"ref": model}),
+        algo={"batch_size": 2, "evaluate_every": 1, "optimizer": {"lr": 1e-3}},
+    )
+    assert all("actor_train.loss" in step for step in metrics), metrics[0]
+
+
+def trained(site, algorithm, **parameters):
+    """Run two steps of a deployment; return their metrics."""
+    run = site.run(
+        algorithm,
+        {"lease_directory": str(site.folder / "leases")},
+        **parameters,
         plan="flattening",
         steps=2,
         output_dir=str(site.folder / "runs"),
@@ -70,6 +106,6 @@ def test_an_algorithm_without_a_critic_is_a_deployment_that_trains(site, algorit
     folder = site.folder / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in metrics] == [0, 1]
-    assert all("actor_train.loss" in step and "score.short" in step for step in metrics), metrics[0]
     assert (folder / "evaluation.jsonl").read_text().count("\n") == 3
     assert (folder / "actor" / "model.safetensors").is_file()
+    return metrics

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from prefect_rlhf.flows.rlhf_flow import find_flow
+from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.modules import IN_RANK
 
@@ -66,7 +66,11 @@ def test_a_file_that_starts_its_flow_when_ranks_import_it_is_refused(monkeypatch
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("nobody", "", "one of ppo, reward, sft, dpo, kto, grpo, remax, module:function or file.py:function"),
+        (
+            "nobody",
+            "",
+            f"one of {', '.join(ALGORITHMS)}, module:function or file.py:function",
+        ),
         ("nowhere:run", "", "a module of that name: nowhere is not in {folder}, nor installed"),
         ("nowhere.py:run", "", "a file that is there; {folder}/nowhere.py is not"),
         ("...:run", "", "module:function, such as mine.rloo:rloo, or file.py:function"),

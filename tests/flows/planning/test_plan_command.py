@@ -196,6 +196,7 @@ def test_a_pinned_call_is_on_its_mesh(folder, tmp_path):
         ("dpo", ["actor"]),
         ("kto", ["actor"]),
         ("sft", ["actor"]),
+        ("safe-rlhf", ["actor", "critic"]),
         ("reward", ["reward"]),
     ],
 )

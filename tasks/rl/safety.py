@@ -1,0 +1,98 @@
+"""Rewards under a limit of costs: the Lagrange multiplier, costs per token, and advantages of both as one.
+
+Shapes: B rows, T response tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from prefect_rlhf.engines.compute import Computed, Context, saved_state
+from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
+from prefect_rlhf.tasks.operations import computation
+from prefect_rlhf.tasks.rl.evaluation import EVALUATION
+from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, row_weights, whiten
+from prefect_rlhf.tasks.rl.rewards import RewardState, kl_penalised_rewards
+from prefect_rlhf.tasks.rl.safety_settings import SafeRLHF
+from prefect_rlhf.tasks.settings import Settings
+
+
+@saved_state
+@dataclass(frozen=True, slots=True)
+class LagrangeState:
+    """The logarithm of the multiplier, and the smoothed mean cost; None before the first step."""
+
+    log_multiplier: float
+    cost: float | None = None
+
+
+@computation("multiplier", stateful=True)
+def lagrange_multiplier(costs: Batch, settings: SafeRLHF, state: LagrangeState | None = None) -> Computed:
+    """Return [B], equal for all rows: the multiplier l, moved by how far the mean cost c is above the limit d.
+
+    ln l rises by lr * l * (c - d) (Dai et al. 2023, arXiv:2310.12773, on the update of the multiplier), and l stays at
+    most `most`. Costs that are not finite do not count; c is smoothed over steps.
+    """
+    by = settings.lagrange
+    state = state or LagrangeState(math.log(by.start))
+    found_B = costs["scores"].double()
+    scored = bool(found_B.isfinite().any())
+    cost = mean_of(found_B) if scored else settings.limit
+    if state.cost is not None:
+        cost = by.smoothing * state.cost + (1 - by.smoothing) * (cost if scored else state.cost)
+    moved = state.log_multiplier + by.lr * math.exp(state.log_multiplier) * (cost - settings.limit)
+    state = LagrangeState(min(moved, math.log(by.most)), cost)
+    multiplier = math.exp(state.log_multiplier)
+    metrics = {"multiplier": multiplier, "cost": mean_of(found_B), "smoothed_cost": cost}
+    return Computed({"multiplier": found_B.new_full((len(found_B),), multiplier).float()}, metrics, state)
+
+
+@computation("rewards", "row_weights", stateful=True)
+def kl_penalised_costs(
+    policy: Batch, reference: Batch, costs: Batch, settings: SafeRLHF, state: RewardState | None = None
+) -> Computed:
+    """Make costs per token, as the key `rewards`: the KL penalty at every token, plus the cost at the last.
+
+    As `kl_penalised_rewards` of minus the costs, with the sign turned back: the mixture of both pays the penalty once.
+    """
+    turned = Batch({"scores": list(-costs["scores"])})
+    made = kl_penalised_rewards.function(policy, reference, turned, settings, state)
+    columns = {"rewards": -made.columns["rewards"], "row_weights": made.columns["row_weights"]}  # type: ignore[operator]  # a tensor
+    return Computed(columns, {"cost": -made.metrics["reward"]}, made.state)
+
+
+@computation("advantages", "row_weights")
+def lagrange_advantages(rewards: Batch, costs: Batch, multiplier: Batch, settings: SafeRLHF) -> Computed:
+    """Mix advantages of rewards and of costs: (A_r - l A_c) / (1 + l) (Dai et al. 2023, arXiv:2310.12773).
+
+    A row whose reward or cost is not known has none.
+    """
+    weights_B = row_weights(rewards, multiplier["multiplier"]) * row_weights(costs, multiplier["multiplier"])
+    mask_BT = rewards.mask("advantages") * weights_B[:, None]
+    by_B1 = multiplier["multiplier"][:, None]
+    mixed_BT = (rewards["advantages"] - by_B1 * costs["advantages"]) / (1 + by_B1) * mask_BT
+    advantages_BT = whiten(mixed_BT, mask_BT) if settings.whiten_advantages else mixed_BT
+    metrics = {"advantage_mean": float(masked_mean(mixed_BT, mask_BT))}
+    return Computed({"advantages": advantages_BT, "row_weights": weights_B}, metrics)
+
+
+@computation()
+def record_safe_evaluation(
+    rollout: Batch, scores: Batch, costs: Batch, settings: Settings, context: Context
+) -> Computed:
+    """Write `evaluation/step-000010.parquet`: responses to held-out prompts, `reward` and `cost`; means are metrics.
+
+    Responses whose reward or cost is not known are left out of its mean.
+    """
+    scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
+    columns = text_columns(rollout, context.tokenizer) | {
+        "tokens": lists(rollout, "tokens"),
+        "reward": scores_B.tolist(),
+        "cost": costs_B.tolist(),
+    }
+    write_rows(columns, EVALUATION, context)
+    response_tokens = float(rollout.mask("logprobs").sum(1).mean())
+    metrics = {"score": mean_of(scores_B), "cost": mean_of(costs_B), "response_tokens": response_tokens}
+    return Computed(metrics=metrics)
