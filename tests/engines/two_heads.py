@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from prefect_rlhf.engines.engine import TrainingRows, TrainSettings
 from prefect_rlhf.engines.files.tensor_files import APART
 from prefect_rlhf.engines.loss import LossTerm
+from prefect_rlhf.engines.megatron.engine import MegatronEngine
 from prefect_rlhf.placement.model import OptimizerSpec
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.rl.losses import ppo_clip, value_clip
@@ -37,10 +38,8 @@ def two_heads_rows() -> tuple:
     generator, mask = torch.Generator().manual_seed(3), batch["mask"]
     names = ("logprobs", "values", "returns")
     old = {name: torch.randn(mask.shape, generator=generator) * mask for name in names}
-    old["logprobs"] = -3 + old["logprobs"] / 4
-    return sequences, {
-        name: column / 10 if name in ("values", "returns") else column for name, column in old.items()
-    } | batch
+    far = {"logprobs": old["logprobs"] / 4 - 3, "values": old["values"] / 10, "advantages": 10 * batch["advantages"]}
+    return sequences, batch | old | far
 
 
 def terms(names: tuple[str, ...] = NAMES) -> tuple[LossTerm, ...]:
@@ -53,11 +52,23 @@ def terms(names: tuple[str, ...] = NAMES) -> tuple[LossTerm, ...]:
 
 def train_both(rank: int, case: Case, micro_batches: int, names: tuple[str, ...] = NAMES):
     """Metrics and weights of one step on the policy's loss and the values', on the same rows."""
-    engine, (sequences, batch) = case.build(rank), two_heads_rows()
+    engine = case.build(rank)
+    return step(engine, rank, case, micro_batches, names), held(engine)
+
+
+def kept_bytes(rank: int, case: Case) -> int:
+    """Bytes of weights, gradients and moments after a step."""
+    engine = case.build(rank)
+    step(engine, rank, case, 1, NAMES)
+    return engine.device_bytes()
+
+
+def step(engine: MegatronEngine, rank: int, case: Case, micro_batches: int, names: tuple[str, ...]) -> dict[str, float]:
+    """Metrics of a step of a replica on its part of the rows."""
+    sequences, batch = two_heads_rows()
     rows = part(sequences, batch, replica_rows(24, case.dp, 1)[case.replica(rank)])
     made = terms(names)
-    metrics = engine.train([TrainingRows(rows[0], made, (rows[1],) * len(made), 1)], TrainSettings(1, micro_batches))
-    return metrics, held(engine)
+    return engine.train([TrainingRows(rows[0], made, (rows[1],) * len(made), 1)], TrainSettings(1, micro_batches))
 
 
 class PlainTwoHeads(torch.nn.Module):
