@@ -196,9 +196,12 @@ class _DeviceLoad:
         staying = [k for k in self.held if k.instance not in parts or not k.moves_with(parts[k.instance])]
         shares = _shares(staying)
         fullest, most, totals = _FullestMoment("between nodes", shares, 0), _total(shares), []
+        brought: dict[tuple[int, ...], tuple[ByteShare, ...]] = {}  # by those of the windows that may be open then
         for need in self.needs:
-            open_then = [window for window in visits if precedence.may_be_open(window, need.position)]
-            resident = (*shares, *_shares(self._heaviest(open_then, precedence)))
+            open_then = tuple(i for i, window in enumerate(visits) if precedence.may_be_open(window, need.position))
+            if open_then not in brought:
+                brought[open_then] = _shares(self._heaviest([visits[i] for i in open_then], precedence))
+            resident = (*shares, *brought[open_then])
             most = max(most, _total(resident))
             totals.append(_total((*resident, *need.shares)))
             if totals[-1] > _total(fullest.shares):

@@ -6,7 +6,7 @@ Whatever answers it, a plan is completed, aligned, certified and timed in the sa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -52,6 +52,8 @@ class Question:
     graph: DataflowGraph
     site: Site
     workload: Workload
+    _seconds: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _certificates: dict[object, Certificate] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def plan(self, name: str, chosen: Mapping[str, Placement]) -> ExecutionPlan:
         """Return the plan that places calls with models as `chosen`: completed, checked and aligned.
@@ -68,12 +70,18 @@ class Question:
         return estimate(self.graph, plan, self.workload, self.site.sources)
 
     def seconds(self, plan: ExecutionPlan) -> float:
-        """Return the seconds of one iteration."""
-        return self.estimate(plan).seconds
+        """Return the seconds of one iteration; of a plan that was asked before, as it was found then."""
+        key = plan.cluster, plan.placements
+        if key not in self._seconds:
+            self._seconds[key] = self.estimate(plan).seconds
+        return self._seconds[key]
 
     def certificate(self, plan: ExecutionPlan) -> Certificate:
-        """Count a plan's bytes, evaluation included."""
-        return certify_plan(plan, self.graph, self.workload, self.site.backend)
+        """Count a plan's bytes, evaluation included; once for plans that differ in their name alone."""
+        key = plan.cluster, plan.placements
+        if key not in self._certificates:
+            self._certificates[key] = certify_plan(plan, self.graph, self.workload, self.site.backend)
+        return replace(self._certificates[key], plan=plan.name)
 
     def fits(self, plan: ExecutionPlan) -> bool:
         """Return whether the certificate of a plan says so."""
