@@ -119,6 +119,11 @@ def test_python_runs(folder, monkeypatch, attributes, text):
         exec(compile(text, "docs", "exec"), {"__name__": "docs"})
 
 
+def test_the_algorithm_to_start_from_is_the_one_that_init_writes():
+    (text,) = [param.values[1] for param in blocks("python") if param.values[0] == "file=my_reinforce.py"]
+    assert text == (PROJECT / "src" / "prefect_rlhf" / "template" / "my_reinforce.py").read_text()
+
+
 @pytest.mark.parametrize(("attributes", "text"), blocks("yaml"))
 def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypatch, attributes, text):
     """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`."""
@@ -195,11 +200,11 @@ def test_commands_run(folder, tmp_path, place, command):
 
 def check_prefect_command(arguments):
     """Commands that need a server and a worker run for real in other files; here, what they name must exist."""
-    assert any(word in arguments for word in ("deployment", "deploy", "work-pool", "worker"))
+    assert any(word in arguments for word in ("deployment", "deploy", "work-pool", "worker", "server"))
     deployments = yaml.safe_load((PROJECT / "prefect.yaml").read_text())["deployments"]
     for argument in arguments:
         if argument.startswith("rlhf/"):
-            assert argument.removeprefix("rlhf/") in {deployment["name"] for deployment in deployments}
+            assert argument.removeprefix("rlhf/") in {"my-reinforce"} | {one["name"] for one in deployments}
 
 
 @pytest.mark.parametrize("name", ["reward", "ppo", "grpo", "remax", "sft", "dpo", "kto", "cost", "safe-rlhf"])

@@ -48,4 +48,6 @@ def rank(name: str) -> int | None:
     (5, 0, None)
     """
     call, _, word = name.partition(".")
+    if word == "seconds":  # of a score, which the timeline shows
+        return None
     return next((place for place, watched in enumerate(WATCHED) if watched in (word, call)), None)

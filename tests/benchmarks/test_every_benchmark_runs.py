@@ -34,6 +34,7 @@ SMALLEST = {
         "identical lost_steps_max moments orphans recovered seconds_to_recover_median",
     ),
     "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
+    "count_lines": ("", "ours"),
     "growth": ("{growth}", "calls ratio rss_mib seconds threads"),
     "grpo_step": (
         f"--only ours --steps 1 --batch-size 2 --samples 4 --response-tokens 4 {TINY}",
