@@ -15,7 +15,7 @@ from prefect_rlhf.flows.demo.costs import overstatements
 from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics, texts
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 
-STEPS, LIMIT = 24, 0.0
+STEPS, LIMIT = 20, 0.0
 SCORER_STEPS = {"reward": 60, "cost": 40}
 
 
@@ -62,9 +62,9 @@ def parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
         "algo": {
             "limit": LIMIT,
             "lagrange": {"lr": 0.2},
-            "evaluate_every": 6,
+            "evaluate_every": 5,
+            "ptx": 0.01,
             "ptx_batch_size": 8,
-            "update": {"epochs": 1, "mini_batches": 2},
         },
         "output_dir": str(home / "runs" / "learn_safe_rlhf"),
     }

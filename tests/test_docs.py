@@ -126,11 +126,15 @@ def test_the_algorithm_to_start_from_is_the_one_that_init_writes():
 
 @pytest.mark.parametrize(("attributes", "text"), blocks("yaml"))
 def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypatch, attributes, text):
-    """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`."""
+    """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`. Those of PPO are without a critic."""
     loaded = yaml.safe_load(text)
     if "calls" in loaded:
         found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
         assert found.name == loaded["name"]
+    elif attributes == "flow=ppo":
+        whole = yaml.safe_load((folder / "parameters.yaml").read_text()) | loaded
+        checked = ppo.validate_parameters({name: value for name, value in whole.items() if name != "critic"})
+        assert checked["actor"].head == "lm+scalar"
     else:
         monkeypatch.chdir(folder)
         checked = grpo.validate_parameters(yaml.safe_load(Path("my_grpo.yaml").read_text()) | loaded)
