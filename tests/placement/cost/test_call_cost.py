@@ -18,10 +18,12 @@ from prefect_rlhf.placement.cost.seconds import SOURCES, Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import CallWork, LengthDistribution, Workload
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import Operation, Term
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
+from tests.strategies import ppo
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 H100 = Hardware(DATASHEETS["h100"], 8, NETWORKS["roce-3200"])
@@ -273,6 +275,34 @@ def test_sizes_agree_with_the_parameters_themselves(name):
     for head in ("lm", "scalar"):
         model = ModelSpec("actor", "", head, KNOWN_SHAPES[name])
         assert ModelSizes.of(model).num_parameters == num_parameters(model)
+
+
+ASKED = {  # by a train_step of two terms: the outputs of each, and the temperature
+    0: (("values",), 1.0, ("values",), 1.0),
+    1: (("logprobs", "values"), 0.7, ("logprobs",), 0.7),
+    2: (("logprobs", "entropy"), 1.0, ("logprobs",), 1.0),
+    3: (("logprobs", "entropy"), 1.0, ("logprobs",), 0.7),
+}
+
+
+@pytest.mark.parametrize("passes", ASKED)
+def test_each_output_of_logits_is_a_pass_over_the_vocabulary(passes):
+    """Another temperature is another pass; values need none, so an inference of them takes less."""
+    graph = ppo()
+    train = graph.call("actor_train_step")
+    outputs, temperature, others, other = ASKED[passes]
+    first, second = (
+        Term(str(asked), Operation("some"), asked, train.inputs, train.rows, train.num_rows, temperature=degree)
+        for asked, degree in ((outputs, temperature), (others, other))
+    )
+    made = CallWork.of(replace(train, terms=(first, second)), Workload.fixed(512, 512))
+    assert made.vocabulary_passes == passes
+    single, none = (cost(replace(made, vocabulary_passes=count), Execution(Strategy())).total for count in (1, 0))
+    assert cost(made, Execution(Strategy())).total == pytest.approx(none + passes * (single - none))
+    assert single > none
+    read = {name: CallWork.of(graph.call(f"{name}_inference"), Workload.fixed(512, 512)) for name in ("critic", "ref")}
+    two = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"], "lm+scalar")
+    assert cost(read["critic"], Execution(Strategy()), two).total < cost(read["ref"], Execution(Strategy()), two).total
 
 
 def test_the_papers_models_have_the_papers_sizes():
