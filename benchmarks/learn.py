@@ -1,12 +1,12 @@
 """Does an algorithm learn? A small model on held-out data, before and after.
 
-    python -m benchmarks.learn {grpo,rloo,remax,ppo,ppo-shared} [--seed N] [--steps N] [--home .rlhf] [--plot FILE]
+    python -m benchmarks.learn {grpo,grpo-dynamic,rloo,remax,ppo,ppo-shared} [--seed N] [--steps N] [--plot FILE]
     python -m benchmarks.learn {sft,dpo,safe-rlhf} [--seed N] [--steps N] [--home .rlhf]
 
 SmolLM2-135M-Instruct on two CPU devices. Those of the first line learn `sums.py` by Python rewards, and are judged by
 greedy accuracy; for the others see `learn_offline.py` and `learn_safe.py`. Last line JSON: algorithm, metric, before,
 after, minutes; kl (nats a response at the last step), cost_before, cost_after and limit where there are any; of
-ppo-shared `resident_bytes` of both forms of PPO.
+ppo-shared `resident_bytes` of both forms of PPO, of groups `trained_tokens`, in all and up to each evaluation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -25,9 +25,9 @@ from benchmarks.resident_bytes import resident_bytes
 from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics
 from prefect_rlhf.flows.demo.smollm2 import prepare_model
 
-GOALS = {"grpo": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2, "ppo-shared": 0.2}
+GOALS = {"grpo": 0.3, "grpo-dynamic": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2, "ppo-shared": 0.2}
 """By how much accuracy shall rise."""
-STEPS = {"grpo": 40, "rloo": 40, "remax": 40, "ppo": 40, "ppo-shared": 40}
+STEPS = {"grpo": 40, "grpo-dynamic": 30, "rloo": 40, "remax": 40, "ppo": 40, "ppo-shared": 40}
 SAMPLING = {"max_new_tokens": 12}
 GROUP: Mapping[str, Any] = {
     "batch_size": 8,
@@ -44,6 +44,7 @@ PPO: Mapping[str, Any] = {
 }
 ALGORITHMS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("grpo", GROUP),
+    "grpo-dynamic": ("grpo", {**GROUP, "over_sampling": 2}),
     "rloo": ("grpo", {**GROUP, "advantage": "rloo"}),
     "remax": (
         "remax",
@@ -154,7 +155,18 @@ def summary(run_dir: Path, name: str, seed: int, minutes: float) -> dict[str, An
         "minutes": round(minutes, 1),
         "seed": seed,
         "by_step": {step: round(value, 3) for step, value in by_step.items()},
+        **trained_tokens(run_dir, list(by_step)),
     }
+
+
+def trained_tokens(run_dir: Path, steps: Sequence[int]) -> dict[str, Any]:
+    """Return the response tokens in the losses of a run, and of what was before each of `steps`; of groups alone."""
+    name = "grpo_advantages.trained_tokens"
+    by_step = [step.get(name, 0.0) for step in read_metrics(run_dir)]
+    if not any(by_step):
+        return {}
+    before = {step: round(sum(by_step[:step])) for step in steps}
+    return {"trained_tokens": round(sum(by_step)), "trained_tokens_by_step": before}
 
 
 def draw(run_dir: Path, name: str, file: Path) -> None:

@@ -203,9 +203,11 @@ class RankReport(Measurements[int]):
     """A rank's reply to a command. `digest` is set when weights were written.
 
     `row_lengths` are the tokens of each row that a generate made, in the order of its rows. `state` is what a stateful
-    computation leaves for the next step, as a checkpoint holds it, or why none can.
+    computation leaves for the next step, as a checkpoint holds it, or why none can. `chosen_rows` are the numbers of
+    those that a call chose.
     """
 
     digest: Digest | None = None
     row_lengths: tuple[int, ...] = ()
+    chosen_rows: tuple[int, ...] = ()
     state: Mapping[str, Any] | InvalidInput | None = None

@@ -11,11 +11,12 @@ from prefect_rlhf.flows.forms.reward import Reward, check_reference, with_reward
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
-from prefect_rlhf.tasks.rl.advantages import grpo_advantages
+from prefect_rlhf.tasks.rl.advantages import grpo_advantages, informative
 from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 from prefect_rlhf.tasks.rl.losses import grpo as grpo_loss
 from prefect_rlhf.tasks.rl.old_policy import old_policy
+from prefect_rlhf.tasks.select import select
 from prefect_rlhf.tasks.settings import Staleness
 
 
@@ -31,13 +32,16 @@ def grpo(
 ) -> None:
     """One iteration: several responses to each prompt, each measured against its group.
 
-    The ratio is to the policy that made the responses, so it also corrects for `staleness`.
+    The ratio is to the policy that made the responses, so it also corrects for `staleness`. With `over_sampling`, the
+    first groups that teach something are gone on with (Yu et al. 2025, DAPO, section 3.2, without its loop).
     """
     check_reference(ref, algo.kl.coefficient)
     algo = with_reward_weights(algo, reward)
-    group, size = algo.samples_per_prompt, algo.batch_size
+    group, size = algo.samples_per_prompt, algo.prompts_per_step
     rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling, staleness=staleness)
     scores = score(reward, rollout)
+    if algo.over_sampling > 1:
+        rollout = select(informative, rollout, scores, at_most=algo.batch_size, settings=algo)
     reference = [inference(ref, rollout, output="logprobs", temperature=algo.temperature)] if ref else []
     old = old_policy(actor, rollout, algo)
     penalties = [*reference, old.logprobs] if algo.kl.in_reward else []

@@ -60,7 +60,11 @@ class NotFinite(RlhfError):
     """A loss or its gradient is not a finite number; the weights are those before."""
 
 
-MISTAKES = (InvalidInput, GraphError, NotFinite)
+class NothingKept(RlhfError):
+    """A choice of rows has kept none for as many steps as it may."""
+
+
+MISTAKES = (InvalidInput, GraphError, NotFinite, NothingKept)
 """What a person has to mend: to try again is in vain."""
 
 

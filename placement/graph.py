@@ -11,7 +11,7 @@ from pydantic import Field
 
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.placement.row_set import RowCount, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
 MeanOver = Literal["tokens", "rows", "groups"] | float
@@ -100,7 +100,7 @@ class Call:
     `mini_batches` optimizer steps on its `terms`; its `inputs` are those of all, its rows those of the first.
     `temperature` divides the logits of log-probabilities that a call makes. A generate adds at most `max_new_tokens` to
     a row (0: not stated). A compute whose work is done in worker processes on the node's CPUs has `host_seconds`, those
-    that it is expected to take.
+    that it is expected to take. One that says which of its rows stay `chooses` those.
     """
 
     name: str
@@ -120,6 +120,23 @@ class Call:
     max_new_tokens: int = 0
     host_seconds: float | None = None
     terms: tuple[Term, ...] = ()
+    chooses: RowSet | None = None
+
+    @property
+    def row_count(self) -> RowCount:
+        """The rows that it works on: as many in every step, unless they are chosen."""
+        return self.rows.choice.count if self.rows.choice else RowCount(self.num_rows, self.num_rows)
+
+    @property
+    def span(self) -> int:
+        """Its rows have numbers from 0 to below this: more than there are rows where some were chosen."""
+        return self.rows.choice.num_rows if self.rows.choice else self.num_rows
+
+    @property
+    def waits_for_choices(self) -> tuple[str, ...]:
+        """The calls that choose the rows it works on, on whichever row set."""
+        row_sets = dict.fromkeys((self.rows, *(term.rows for term in self.terms)))
+        return tuple(dict.fromkeys(chosen.name for rows in row_sets for chosen in rows.choices))
 
     @property
     def num_items(self) -> int:
@@ -217,10 +234,13 @@ class DataflowGraph:
             for call in self.calls
             for port in call.inputs
             if port.source in self._by_name
-        )
+        ) + tuple(DataEdge(name, call.name, ()) for call in self.calls for name in call.waits_for_choices)
 
     def reads_of(self, consumer: str) -> Mapping[str, tuple[str, ...]]:
-        """Return the calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports."""
+        """Return the calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports.
+
+        Of a call that chooses its rows it reads no key, but which they are.
+        """
         return self._reads[consumer]
 
     def keys_read(self, part: Call) -> dict[str, tuple[str, ...]]:
@@ -254,7 +274,7 @@ class DataflowGraph:
         for port in consumer.inputs:
             if port.source in self._by_name:
                 keys[port.source] = tuple(dict.fromkeys((*keys.get(port.source, ()), *port.keys)))
-        return keys
+        return {**dict.fromkeys(consumer.waits_for_choices, ()), **keys}
 
 
 def check_graph(graph: DataflowGraph) -> None:
@@ -274,6 +294,7 @@ def check_graph(graph: DataflowGraph) -> None:
     earlier: dict[str, Call] = {}
     for call in graph:
         _check_call(graph, call)
+        _check_choices(graph, call, earlier)
         for part in call.parts:
             for port in part.inputs:
                 _check_port(graph, part, port, earlier)
@@ -299,6 +320,15 @@ def _check_call(graph: DataflowGraph, call: Call) -> None:
         )
 
 
+def _check_choices(graph: DataflowGraph, call: Call, earlier: Mapping[str, Call]) -> None:
+    where = f"flow {graph.name}: call {call.name}"
+    if call.chooses is not None and (call.kind != "compute" or call.chooses.parent != call.rows):
+        raise GraphError(f"{where} chooses rows; only a compute does, of the rows that it works on")
+    for name in call.waits_for_choices:
+        if name not in earlier or earlier[name].chooses is None:
+            raise GraphError(f"{where} works on the rows that {name!r} chooses, which is no earlier call that does")
+
+
 def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str, Call]) -> None:
     where = f"flow {graph.name}: input {port.argument} of call {call.name}"
     dataset = next((dataset for dataset in graph.datasets if dataset.name == port.source), None)
@@ -319,10 +349,10 @@ def _check_port(graph: DataflowGraph, call: Call, port: Port, earlier: dict[str,
             f"{where} comes from {producer.name}, whose rows are those of {producer.rows.name}; {call.name} works on "
             f"those of {call.rows.name}, which are neither the same nor made of them"
         )
-    if call.num_rows != producer.num_rows * port.rows_each or port.rows_each != call.rows.per_row(producer.rows):
+    if call.span != producer.span * port.rows_each or port.rows_each != call.rows.per_row(producer.rows):
         raise GraphError(
-            f"{where} comes from {producer.name} with {producer.num_rows} rows a step, but {call.name} works on "
-            f"{call.num_rows}, {port.rows_each} of each"
+            f"{where} comes from {producer.name} with {producer.span} rows a step, but {call.name} works on "
+            f"{call.span}, {port.rows_each} of each"
         )
 
 

@@ -4,21 +4,73 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """How many rows a step has: memory is for `at_most`, seconds are those of `expected`."""
+
+    at_most: int
+    expected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which rows of a row set stay: those of the first `at_most` groups, `per_group` of each, or any number (None).
+
+    A group are the rows made of one row, or those of one item of a dataset. The set chosen from has `num_rows` rows in
+    groups of at most `group_size`; `expected` groups stay as a rule, which is what time is estimated by. A run ends
+    where `most_empty_steps` steps after each other keep none.
+    """
+
+    num_rows: int
+    group_size: int
+    at_most: int
+    expected: int
+    per_group: int | None = None
+    most_empty_steps: int = 10
+
+    @property
+    def count(self) -> RowCount:
+        """The rows that stay."""
+        each = self.per_group or self.group_size
+        return RowCount(self.at_most * each, self.expected * each)
+
+    def kept(self, places: Sequence[float], rows: Sequence[int], groups: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of the rows that stay, group by group in the order of their numbers.
+
+        Of a group those with a place above 0 may stay, the lowest place first, then the lowest number; with `per_group`
+        so many of them, and none of a group that has fewer. A truth value is a place: True is 1. NaN leaves.
+
+        >>> pairs = Choice(num_rows=8, group_size=4, at_most=2, expected=2, per_group=2)
+        >>> pairs.kept([2, 0, 1, 0, 0, 1, 0, 0], range(8), [0, 0, 0, 0, 1, 1, 1, 1])
+        (2, 0)
+        """
+        members: dict[int, list[tuple[float, int]]] = {}
+        for place, row, group in zip(places, rows, groups, strict=True):
+            if place > 0:
+                members.setdefault(group, []).append((place, row))
+        least = self.per_group or 1
+        whole = (sorted(members[group])[: self.per_group] for group in sorted(members) if len(members[group]) >= least)
+        return tuple(row for group in islice(whole, self.at_most) for _, row in group)
 
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
-    """A batch of a dataset, or rows made of another row set's: `samples` of each row of `parent`.
+    """A batch of a dataset, rows made of another row set's, `samples` of each row of `parent`, or a `choice` of those.
 
     Rows are numbered from 0 in each step and keep their numbers for life; rows r * samples to (r + 1) * samples - 1 are
-    made of row r of the parent. Of a dataset's batch `samples` are the rows of one item, 2 of a pair. `name` is that of
-    the call that makes the rows, or of the dataset, with what tells this batch from others of it.
+    made of row r of the parent, and rows that were chosen have the parent's numbers. Of a dataset's batch `samples` are
+    the rows of one item, 2 of a pair. `name` is that of the call that makes or chooses the rows, or of the dataset,
+    with what tells this batch from others of it.
     """
 
     name: str
     dataset: str
     samples: int = 1
     parent: RowSet | None = None
+    choice: Choice | None = None
 
     @property
     def lineage(self) -> Iterator[RowSet]:
@@ -32,9 +84,35 @@ class RowSet:
     def base(self) -> RowSet:
         """The first row set of its lineage with one of these rows for each of its own."""
         rows = self
-        while rows.parent is not None and rows.samples == 1:
+        while rows.parent is not None and rows.samples == 1 and rows.choice is None:
             rows = rows.parent
         return rows
+
+    @property
+    def numbered(self) -> RowSet:
+        """The row set whose numbers these rows have: itself, or the one that they were chosen from."""
+        rows = self
+        while rows.choice is not None and rows.parent is not None:
+            rows = rows.parent
+        return rows
+
+    @property
+    def choices(self) -> tuple[RowSet, ...]:
+        """The chosen row sets of its lineage: who chooses must have run before anyone knows which rows these are."""
+        return tuple(rows for rows in self.lineage if rows.choice is not None)
+
+    @property
+    def group_size(self) -> int:
+        """The most rows that were made of one row, or are of one item."""
+        if self.choice is not None:
+            return self.choice.per_group or self.choice.group_size
+        return self.base.group_size if self.base is not self else self.samples
+
+    @property
+    def adjacent(self) -> int:
+        """The rows that surely stand together: a whole group, or one row where a choice leaves any number of each."""
+        choice = self.base.choice
+        return self.group_size if choice is None else choice.per_group or 1
 
     def may_read(self, other: RowSet) -> bool:
         """Whether each of these rows has one row of `other` as its own.
@@ -63,6 +141,8 @@ class RowSet:
         >>> RowSet("group", "prompts", 4, RowSet("prompts", "prompts")).groups((0, 3, 4))
         (0, 0, 1)
         """
+        if self.base.choice is not None and self.base.parent is not None:
+            return self.base.parent.groups(rows)
         return tuple(row // self.base.samples for row in rows)
 
     def dataset_rows(self, items: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The five words a flow body is written in: generate, inference, score, compute and train_step.
+"""The words a flow body is written in, but for select: generate, inference, score, compute and train_step.
 
 Each adds one call to the graph being traced and returns a handle of what the call will produce.
 
@@ -25,7 +25,7 @@ from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.operations import Bound, Operator, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.terms import LossOn, Terms
-from prefect_rlhf.tasks.trace import RowsHandle, Trace, current_trace, origin_of
+from prefect_rlhf.tasks.trace import RowsHandle, Trace, check_not_chosen, current_trace, origin_of
 
 TOKEN_KEYS = ("tokens", "prompt_length")
 GENERATED_KEYS = (*TOKEN_KEYS, "logprobs")
@@ -57,6 +57,7 @@ def generate(
     source = trace.rows(prompts, "generate", batch_size, every)
     trace.require(("prompt_tokens",), (source,), f"generate {name}")
     trace.allow(staleness, name, every)
+    check_not_chosen(trace, source.rows, f"generate {name}")
     settings = sampling or Sampling()
     if samples < 1:
         raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; it is at least 1")
@@ -141,7 +142,7 @@ def score(
         num_rows=source.num_rows,
         every=every,
         rows_per_item=source.rows_per_item,
-        host_seconds=reward.seconds_per_row * source.num_rows / reward.workers,
+        host_seconds=reward.seconds_per_row * source.expected_rows / reward.workers,
     )
     return trace.add(call)
 
@@ -161,7 +162,7 @@ def compute(
     new rows, one of each.
     """
     trace = current_trace("compute")
-    _check_computation(trace, operator)
+    check_computation(trace, operator)
     handles = [trace.rows(rows, "compute", batch_size, every) for rows in inputs]
     operator.check_arguments(trace.flow, len(handles))
     name = name or operator.name
@@ -169,6 +170,8 @@ def compute(
         raise GraphError(f"flow {trace.flow}: compute {name} has no input; it works on rows of some call or dataset")
     own = trace.common_rows(handles, f"compute {name}")
     makes_rows = {"tokens", "prompt_tokens"}.intersection(operator.outputs)
+    if makes_rows:
+        check_not_chosen(trace, own.rows, f"compute {name}")
     rows = RowSet(name, own.rows.dataset, 1, own.rows) if makes_rows else own.rows
     call = Call(
         name=name,
@@ -253,10 +256,10 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
     if not handles:
         raise GraphError(f"flow {trace.flow}: {where} has no input; it trains on rows: .on(rows)")
     own = trace.common_rows(handles, where)
-    trace.require(TOKEN_KEYS, [handle for handle in handles if handle.rows.base == own.rows.base], where)
+    trace.require(TOKEN_KEYS, [handle for handle in handles if own.rows.per_row(handle.rows) == 1], where)
     if given.mean_over == "groups":
         trace.require(GROUP_KEYS, handles, where)
-    if own.rows.base.samples % operator.rows_per_item:
+    if own.rows.adjacent % operator.rows_per_item:
         raise GraphError(
             f"flow {trace.flow}: {where}: loss {operator.name} is of {operator.rows_per_item} rows that "
             f"belong together, and {origin_of(own.rows)}"
@@ -275,6 +278,7 @@ def _term(trace: Trace, role: str, where: str, given: LossOn) -> Term:
     )
 
 
-def _check_computation(trace: Trace, operator: object) -> None:
+def check_computation(trace: Trace, operator: object) -> None:
+    """Raise GraphError for anything but a function that is marked as a computation."""
     if not isinstance(operator, Operator) or operator.kind != "computation":
         raise GraphError(f"flow {trace.flow}: got {operator!r:.80}, expected a function decorated with @computation")

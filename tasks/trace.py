@@ -27,7 +27,7 @@ MAKERS = {
 _current: ContextVar[Trace] = ContextVar("rlhf_trace")  # the trace whose body is running
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RowsHandle:
     """The result of a call while tracing: keys that `source` will have made, on the `num_rows` rows of a row set."""
 
@@ -41,17 +41,24 @@ class RowsHandle:
         """Return the input of a call that works on the rows of `reader`, which may read these."""
         return Port(argument=self.source, source=self.source, keys=self.keys, rows_each=reader.per_row(self.rows))
 
+    @property
+    def expected_rows(self) -> int:
+        """How many rows there are as a rule; `num_rows` are the most."""
+        return self.rows.choice.count.expected if self.rows.choice else self.num_rows
+
     def _refuse(self, *_: object) -> NoReturn:
         """Raise GraphError: there are no rows yet, so a body cannot look at them."""
         flow = current_trace(self.source).flow
         raise GraphError(
             f"flow {flow}: the rows of {self.source} do not exist while the body is traced; what looks into them is a "
-            "@computation, which the body calls by compute(...)"
+            "@computation, which the body calls by compute(...), and select(...) says which of them to go on with: in "
+            "place of a loop until there are enough, make more than enough and keep at_most"
         )
 
     __getitem__ = __iter__ = __len__ = __bool__ = __contains__ = __float__ = __int__ = __neg__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
+    __hash__ = object.__hash__
 
 
 @dataclass(slots=True)
@@ -160,6 +167,15 @@ def _batch(size: int, every: int | None) -> str:
     return f"{size} items" if every is None else f"{size} items, every {every} steps"
 
 
+def check_not_chosen(trace: Trace, rows: RowSet, call: str) -> None:
+    """Raise GraphError where a call would make new rows of rows that a select keeps."""
+    if rows.choices:
+        raise GraphError(
+            f"flow {trace.flow}: {call} would make new rows of those that {rows.choices[0].name} keeps: make them of "
+            "all rows first, and select then"
+        )
+
+
 def origin_of(rows: RowSet) -> str:
     """Describe where rows come from.
 
@@ -170,6 +186,9 @@ def origin_of(rows: RowSet) -> str:
     """
     if rows.parent is None:
         return f"{rows.name} is a batch of a dataset"
+    if rows.choice is not None:
+        each = rows.choice.per_group or "any number"
+        return f"{rows.name} keeps {each} of each group of {rows.parent.name}"
     return f"{rows.name} has {rows.samples} for each of {rows.parent.name}"
 
 

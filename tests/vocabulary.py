@@ -20,7 +20,7 @@ from prefect_rlhf.blocks.rated_answers import RatedAnswers
 from prefect_rlhf.engines.compute import Computed, Context, saved_state
 from prefect_rlhf.engines.loss import Loss, LossValues
 from prefect_rlhf.engines.rows import Batch
-from prefect_rlhf.tasks import calls
+from prefect_rlhf.tasks import calls, select
 from prefect_rlhf.tasks.data import rollouts
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.operations import OFFERED, Bound, Operator, computation, loss
@@ -49,7 +49,7 @@ All that the file of an algorithm may name, by `from prefect_rlhf import ...`, w
 
 Shapes: B rows, T response tokens, S tokens of prompt and response.
 """
-WORDS = [calls.generate, calls.inference, calls.score, calls.compute, calls.train_step]
+WORDS = [calls.generate, calls.inference, calls.score, calls.compute, select.select, calls.train_step]
 PARAMETERS = [Model, Prompts, Preferences, Chats, RatedAnswers]
 SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Lagrange, Importance, Overlong, HostRewards, RewardFunction]
 ROWS = [Batch, Loss, LossValues, Terms, Context, Computed]

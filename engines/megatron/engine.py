@@ -163,9 +163,13 @@ class MegatronEngine:
             sums, norm = self._step(work, bool(weights_MT3[mini_batch].any()), some_without_rows)
             steps.append((sums, weights_MT3[mini_batch].tolist()))
             norms.append(norm)
+        skipped = sum(not weights_T3.any() for weights_T3 in weights_MT3) * settings.epochs
+        if skipped == len(steps):
+            return {"skipped_updates": float(skipped)}
         terms = [term for each in rows for term in each.terms]
         initial = losses.means(steps[:1], terms, "initial_{}".format)
-        return initial | losses.means(steps, terms) | {"grad_norm": sum(norms) / len(norms)}
+        metrics = initial | losses.means(steps, terms) | {"grad_norm": sum(norms) / (len(norms) - skipped)}
+        return metrics | ({"skipped_updates": float(skipped)} if skipped else {})
 
     def device_bytes(self) -> int:
         """Bytes of weights, gradient buffers, optimizer state and key-value caches that are on the device."""

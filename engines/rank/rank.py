@@ -24,6 +24,7 @@ from prefect_rlhf.engines.files.checkpoint_files import check_shard
 from prefect_rlhf.engines.files.export import export
 from prefect_rlhf.engines.files.saved_state import SavedState, decode, encode
 from prefect_rlhf.engines.files.training_state import HostCopy, restore
+from prefect_rlhf.engines.rank.choosing import choose
 from prefect_rlhf.engines.rank.exchange_rows import exchange_rows
 from prefect_rlhf.engines.rank.inputs import CallInputs, read_call_inputs, read_prompts, training_rows
 from prefect_rlhf.engines.rank.loaded import LoadedModel
@@ -146,14 +147,23 @@ class Rank:
         return replace(report, digest=digest, metrics=metrics, num_tokens=num_tokens)
 
     def compute(self, command: CallCommand) -> RankReport:
-        """Run a computation on all rows of the step. Keeps its columns; its state waits for the next step."""
+        """Run a computation on all rows of the step. Keeps its columns; its state waits for the next step.
+
+        Where none of the rows to work on was kept, it is not run.
+        """
         began, name = time.perf_counter(), command.call.name
         assert command.function is not None
         inputs = self._inputs(command)
         origin = command.versions, command.generated_by
         context = Context(command.step, command.run_dir, command.tokenizer, command.row_ids, *origin)
-        with torch.no_grad():
-            computed: Computed = command.function(*inputs.batches, context=context, state=self._states.get(name))
+        computed = Computed(state=self._states.get(name))
+        if command.rows or not command.call.rows.choices:
+            with torch.no_grad():
+                computed = command.function(*inputs.batches, context=context, state=self._states.get(name))
+        chosen = None
+        if command.call.chooses is not None:
+            chosen = choose(command, computed.columns.get("keep", ()), self._states.get(name, 0))
+            computed = Computed({}, {**computed.metrics, **chosen.metrics}, chosen.empty_steps)
         state = None
         if command.call.stateful:
             self._states[name] = computed.state
@@ -161,7 +171,9 @@ class Rank:
         for key, column in computed.columns.items():
             rows = unpad(column, inputs.lengths_of(column)) if isinstance(column, torch.Tensor) else column
             self._keep(command, key, rows)
-        return replace(self._report(began, command=command), metrics=computed.metrics, state=state)
+        report = self._report(began, command=command)
+        chosen_rows = chosen.rows if chosen else ()
+        return replace(report, metrics=computed.metrics, state=state, chosen_rows=chosen_rows)
 
     def transfer(self, command: TransferCommand) -> RankReport:
         """Send and receive this rank's part of the rows that a node moves."""

@@ -90,7 +90,7 @@ def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[
 def resize_evaluation(graph: DataflowGraph, inputs: RunInputs) -> DataflowGraph:
     """Return the graph, where evaluation on a dataset that is not there works on as many items as a step."""
     trained = [call for call in graph if call.every is None]
-    num_items = max(call.num_rows // call.rows.rows_per_item for call in trained)
+    num_items = max(call.span // call.rows.rows_per_item for call in trained)
     evaluated = inputs.datasets.keys() - inputs.sources.keys() - {call.rows.dataset for call in trained}
     datasets = (replace(data, num_items=num_items) if data.name in evaluated else data for data in graph.datasets)
     calls = (

@@ -116,6 +116,8 @@ def _add_transfers(
         feed, consumer = by_call[node.call.name], node.call.name
         for moves in feed.transfers:
             transfer = _transfer(plan, node, moves, transfer_id(consumer, moves[0].producer, node.step))
+            choices = tuple(Dependency(run_id(name, node.step), "data") for name in node.call.waits_for_choices)
+            transfer = replace(transfer, dependencies=(*transfer.dependencies, *choices))
             builder.add(transfer, priorities.transfer_to(node.call, node.step, [move.producer for move in moves]))
             builder.wait(node.id, Dependency(transfer.id, "data", _keys(moves)))
         for shared in feed.shared:
@@ -130,6 +132,7 @@ def _add_transfers(
 
 def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], id: str) -> Node:
     assert consumer.call is not None and consumer.placement is not None  # only calls are fed
+    choices = tuple(Dependency(run_id(name, consumer.step), "data") for name in consumer.call.waits_for_choices)
     return Node(
         id=id,
         kind="transfer",
@@ -137,7 +140,8 @@ def _transfer(plan: ExecutionPlan, consumer: Node, moves: tuple[RowMove, ...], i
         meshes=union((*(plan[move.producer].mesh for move in moves), *consumer.meshes)),
         dependencies=tuple(
             Dependency(run_id(move.producer, consumer.step), "data", ", ".join(move.keys)) for move in moves
-        ),
+        )
+        + choices,
         reason=f"the devices of {consumer.id} lack rows of {_keys(moves)} made elsewhere.",
         call=consumer.call,
         placement=consumer.placement,

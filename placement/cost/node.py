@@ -119,7 +119,7 @@ class NodeCosts:
 
     def _call(self, node: Node) -> Seconds:
         assert node.call is not None and node.placement is not None and node.call.role is not None  # has a model
-        work = CallWork.of(node.call, self.workload)
+        work = CallWork.expected(node.call, self.workload)
         sizes, speeds = self._sizes(node.call.role), self.plan.cluster.node_speeds
         return placed_cost(work, sizes, node.placement, self.sources, speeds)
 

@@ -101,7 +101,10 @@ class CallWork:
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:
-        """Return the work of a graph's call. Raises InvalidInput for a compute call, which has none known here."""
+        """Return the most work of a graph's call, which memory is for.
+
+        Raises InvalidInput for a compute call, which has none known here.
+        """
         if call.kind == "compute":
             raise InvalidInput(f"calls.{call.name}.kind", call.kind, "a call with a model")
         first, *others = (
@@ -117,6 +120,14 @@ class CallWork:
             for part in call.parts
         )
         return replace(first, others=tuple(others)) if others else first
+
+    @classmethod
+    def expected(cls, call: Call, workload: Workload) -> CallWork:
+        """Return the work of a graph's call as a rule, which seconds are of: of rows that are chosen those expected."""
+        most = cls.of(call, workload)
+        counts = [part.row_count.expected for part in call.parts]
+        others = tuple(replace(other, rows=rows) for other, rows in zip(most.others, counts[1:], strict=True))
+        return replace(most, rows=counts[0], others=others)
 
     @property
     def parts(self) -> tuple[CallWork, ...]:

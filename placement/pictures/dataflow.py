@@ -41,6 +41,7 @@ def dataflow_text(graph: DataflowGraph) -> str:
     for call in graph:
         lines.append(f"{call.name}  {_what(call)}" + (f" -> {', '.join(call.outputs)}" if call.outputs else ""))
         lines += [f"    {', '.join(port.keys)} <- {port.source}" for port in call.inputs]
+        lines += [f"    which rows <- {name}" for name in call.waits_for_choices]
         lines += [f"    {edge.role} <- {edge.source} ({_when(edge)})" for edge in waits.get(call.name, ())]
     return "\n".join(lines)
 
@@ -56,6 +57,9 @@ def dataflow_svg(graph: DataflowGraph) -> str:
     width = right + MARGIN + GAP * (1 + len({edge.source for edge in later}))
     height = max(box.y for box in boxes.values()) + BOX + MARGIN
     edges = [_data_line(boxes[port.source], boxes[call.name], port.keys) for call in graph for port in call.inputs]
+    edges += [
+        _data_line(boxes[name], boxes[call.name], ("which rows",)) for call in graph for name in call.waits_for_choices
+    ]
     sides = {source: right + GAP * (1 + i) for i, source in enumerate(dict.fromkeys(edge.source for edge in later))}
     edges += [_later_line(boxes, edge, sides[edge.source]) for edge in later]
     edges += [
@@ -85,6 +89,7 @@ def floors(graph: DataflowGraph) -> list[list[str]]:
     order: nx.DiGraph[str] = nx.DiGraph()
     order.add_nodes_from([*(data.name for data in graph.datasets), *(call.name for call in graph)])
     order.add_edges_from((port.source, call.name) for call in graph for port in call.inputs)
+    order.add_edges_from((name, call.name) for call in graph for name in call.waits_for_choices)
     order.add_edges_from((edge.source, edge.target) for edge in graph.version_edges() if edge.lag == 0)
     places: dict[str, float] = {}
     levels = []

@@ -224,10 +224,11 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
         for share in different_works(work, placement, speeds)
         for stage in sorted({0, placement.strategy.pp - 1})
     ]
+    as_a_rule = CallWork.expected(call, context.question.workload)
     if speeds:
-        seconds = least_cost(work, sizes, placement, site.sources, speeds).total
+        seconds = least_cost(as_a_rule, sizes, placement, site.sources, speeds).total
     else:
-        seconds = site.sources.call_cost(work, execution, sizes, placement.mesh).total
+        seconds = site.sources.call_cost(as_a_rule, execution, sizes, placement.mesh).total
     kept_cache = placement.engine == "vllm"  # as `certificate` counts
     graphs, groups = call_overhead(call, placement, context.graph.model(call.role or ""), site.backend)
     static = [terms.static + (terms.kv_cache if kept_cache else 0) + graphs for terms in device_bytes]

@@ -12,9 +12,9 @@ from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.partition import RowIndices
 from prefect_rlhf.placement.rows.shares import (
-    LengthsByCall,
     PlacedCall,
     RowShare,
+    ToldByCall,
     placed_call,
     placed_parts,
     reads_of_part,
@@ -47,7 +47,7 @@ class DeviceTransfer:
 def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple[RowMove, ...]:
     """Return, for each producer, the keys of which some device of the consumer may lack some row.
 
-    Whether rows that are partitioned by tokens do lie elsewhere is known only when their lengths are.
+    Whether rows that are partitioned by tokens do lie elsewhere or were chosen, is known only when calls have told it.
     """
     lacking: dict[str, tuple[str, ...]] = {}
     for placed in placed_parts(graph, plan, consumer):
@@ -76,17 +76,17 @@ def row_transfers(
     plan: ExecutionPlan,
     consumer: str,
     moves: Sequence[RowMove] | None = None,
-    lengths: LengthsByCall | None = None,
+    told: ToldByCall | None = None,
 ) -> tuple[DeviceTransfer, ...]:
     """Return, per pair of devices, the rows of `moves` that must go between them; by default all that are lacking.
 
     A device receives no row that it holds. Sources are the nearest holders (same node, then other nodes), the least
-    loaded first. `lengths`: see RowShare.rows.
+    loaded first. `told`: see RowShare.rows.
     """
     moves = row_moves(graph, plan, consumer) if moves is None else moves
     producers = tuple((move, placed_call(graph, plan, move.producer)) for move in moves)
     parts = placed_parts(graph, plan, consumer)
-    return _transfers_of_equal_rows(parts, producers) if lengths is None else _transfers(parts, producers, lengths)
+    return _transfers_of_equal_rows(parts, producers) if told is None else _transfers(parts, producers, told)
 
 
 @lru_cache(maxsize=256)
@@ -97,19 +97,19 @@ def _transfers_of_equal_rows(
 
 
 def _transfers(
-    parts: Sequence[PlacedCall], producers: Sequence[tuple[RowMove, PlacedCall]], lengths: LengthsByCall | None
+    parts: Sequence[PlacedCall], producers: Sequence[tuple[RowMove, PlacedCall]], told: ToldByCall | None
 ) -> tuple[DeviceTransfer, ...]:
     """Bring each part what it lacks, and nothing that comes for an earlier part anyway."""
     load: dict[Device, int] = defaultdict(int)
     transfers: list[DeviceTransfer] = []
     for move, producer in producers:
-        holders = _holders(producer.rows_held(), lengths)
+        holders = _holders(producer.rows_held(), told)
         brought: dict[tuple[Device, str], set[int]] = defaultdict(set)
         for consumer in (part for part in parts if any(port.source == move.producer for port in part.call.inputs)):
             rows_each = consumer.call.rows.per_row(producer.call.rows)
             for target, need in consumer.needs().items():
                 keys = tuple(key for key in move.keys if key in need.keys)
-                needed = need.share.made_of(rows_each).rows(lengths) if keys else ()
+                needed = need.share.made_of(rows_each).rows(told) if keys else ()
                 if len(parts) > 1:
                     needed = tuple(row for row in needed if any(row not in brought[target, key] for key in keys))
                     for key in keys:
@@ -119,14 +119,14 @@ def _transfers(
     return tuple(transfers)
 
 
-def _holders(held: Mapping[Device, RowShare], lengths: LengthsByCall | None) -> dict[int, list[Device]]:
+def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[int, list[Device]]:
     """Return the holders of each row, in ascending order; rows that the same devices hold have the same list."""
     by_share: dict[RowShare, list[Device]] = defaultdict(list)
     for device in sorted(held):
         by_share[held[device]].append(device)
     holders: dict[int, list[Device]] = {}
     for share, devices in by_share.items():
-        for row in share.rows(lengths):
+        for row in share.rows(told):
             holders[row] = sorted((*holders[row], *devices)) if row in holders else devices
     return holders
 

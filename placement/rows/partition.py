@@ -23,7 +23,8 @@ class RowPartition:
     """A rule for who works on which rows: equal rules and equal lengths give equal partitions.
 
     Replica d gets work in proportion to `speeds[d]`. Items, groups of `rows_per_item` adjacent rows, stay together.
-    `lengths_of` names the generate whose rows' lengths balance it; None: it goes by count.
+    `lengths_of` names the generate whose rows' lengths balance it; None: it goes by count. `kept_by` names the call
+    that chooses the rows, then at most `num_rows`; None: they are all rows.
     """
 
     num_rows: int
@@ -31,6 +32,7 @@ class RowPartition:
     mini_batches: int = 1
     rows_per_item: int = 1
     lengths_of: str | None = None
+    kept_by: str | None = None
 
     @property
     def dp(self) -> int:
@@ -38,13 +40,14 @@ class RowPartition:
 
     @property
     def whole(self) -> bool:
-        """Whether its one replica has all rows."""
+        """Whether its one replica has all rows, or all that were kept."""
         return self.dp == 1
 
-    def partitions(self, lengths: tuple[int, ...] | None = None) -> Partitions:
+    def partitions(self, lengths: tuple[int, ...] | None = None, kept: RowIndices | None = None) -> Partitions:
         """Partition the rows: by each row's number of tokens where the rule goes by tokens; without them by count.
 
-        Raises InvalidInput when rows are no whole number of items, or have fewer items than mini-batches.
+        `kept` are the rows that there are, in order; without them rows 0 to num_rows - 1. Raises InvalidInput when rows
+        are no whole number of items, or have fewer items than mini-batches.
 
         >>> RowPartition(8, (1.0, 1.0), mini_batches=2).partitions()
         (((0, 1), (4, 5)), ((2, 3), (6, 7)))
@@ -52,8 +55,10 @@ class RowPartition:
         (((0,), (2,)), ((1,), (3,)), ((), (4,)))
         >>> RowPartition(4, (1.0, 1.0), lengths_of="generate").partitions((9, 2, 3, 2))
         (((0,),), ((1, 2, 3),))
+        >>> RowPartition(4, (1.0, 1.0), mini_batches=2, kept_by="kept").partitions(kept=(5, 2, 3))
+        (((5,), (2,)), ((), (3,)))
         """
-        return _partitions(self, None if self.lengths_of is None else lengths)
+        return _partitions(self, None if self.lengths_of is None else lengths, None if self.kept_by is None else kept)
 
 
 def balance(
@@ -101,22 +106,20 @@ def counts(num_items: int, speeds: tuple[float, ...], tokens_before: tuple[int, 
 
 
 @lru_cache(maxsize=64)  # every device of a call asks for its replica's
-def _partitions(rule: RowPartition, lengths: tuple[int, ...] | None) -> Partitions:
+def _partitions(rule: RowPartition, lengths: tuple[int, ...] | None, kept: RowIndices | None) -> Partitions:
     width = rule.rows_per_item
     _check(rule)
-    if lengths is None:
-        tokens = [1] * (rule.num_rows // width)  # of each item
-    else:
-        assert len(lengths) == rule.num_rows, f"{len(lengths)} lengths of {rule.num_rows} rows"
-        tokens = [sum(lengths[row : row + width]) for row in range(0, rule.num_rows, width)]
+    rows = range(rule.num_rows) if kept is None else kept
+    assert len(rows) <= rule.num_rows and len(rows) % width == 0, f"{len(rows)} rows of {rule}"
+    rows_of = [rows[start : start + width] for start in range(0, len(rows), width)]  # each item
+    assert kept is not None or lengths is None or len(lengths) == rule.num_rows, f"{len(lengths)} lengths of {rule}"
+    tokens = [1 if lengths is None else sum(lengths[row] for row in item) for item in rows_of]
     by_mini_batch, before = [], [0] * rule.dp
     for start, stop in pairwise(mini_batch_bounds(len(tokens), rule.mini_batches)):
         parts = balance(tokens[start:stop], rule.speeds, before)
         items = [[start + item for item in part] for part in parts]
         before = [done + sum(tokens[item] for item in part) for done, part in zip(before, items, strict=True)]
-        by_mini_batch.append(
-            [tuple(row for item in part for row in range(item * width, (item + 1) * width)) for part in items]
-        )
+        by_mini_batch.append([tuple(row for item in part for row in rows_of[item]) for part in items])
     return tuple(zip(*by_mini_batch, strict=True))
 
 

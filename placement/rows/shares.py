@@ -17,13 +17,13 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement,
 from prefect_rlhf.placement.rows.partition import RowIndices, RowPartition
 from prefect_rlhf.placement.strategy import Strategy
 
-LengthsByCall = Mapping[str, tuple[int, ...]]
-"""Tokens of each row of a step, by the generate that made them."""
+ToldByCall = Mapping[str, tuple[int, ...]]
+"""What calls of a step told of its rows: a generate the tokens of each, one that chooses rows the numbers of those."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
-    """The rows of one replica: known once lengths are, but equal shares are equal rows whatever the lengths.
+    """The rows of one replica: known once lengths and choices are, but equal shares are equal rows whatever those are.
 
     With `rows_each` they are the rows that those were made of, so many of each.
     """
@@ -32,20 +32,21 @@ class RowShare:
     replica: int
     rows_each: int = 1
 
-    def rows(self, lengths: LengthsByCall | None = None) -> RowIndices:
-        """Return its rows, mini-batch by mini-batch; without `lengths`, as if all rows were equally long."""
-        rows = tuple(row for batch in self.mini_batches(lengths) for row in batch)
+    def rows(self, told: ToldByCall | None = None) -> RowIndices:
+        """Return its rows, mini-batch by mini-batch; until it is `told`, as if equally long and all kept."""
+        rows = tuple(row for batch in self.mini_batches(told) for row in batch)
         return rows if self.rows_each == 1 else tuple(dict.fromkeys(row // self.rows_each for row in rows))
 
-    def mini_batches(self, lengths: LengthsByCall | None = None) -> tuple[RowIndices, ...]:
+    def mini_batches(self, told: ToldByCall | None = None) -> tuple[RowIndices, ...]:
         """Return its rows of each mini-batch of its partition; see `rows`."""
-        source = self.partition.lengths_of
-        tokens = None if lengths is None or source is None else lengths[source]
-        return self.partition.partitions(tokens)[self.replica]
+        generate, choice = self.partition.lengths_of, self.partition.kept_by
+        lengths = None if told is None or generate is None else told[generate]
+        kept = None if told is None or choice is None else told[choice]
+        return self.partition.partitions(lengths, kept)[self.replica]
 
-    def mini_batch_sizes(self, mini_batches: int, lengths: LengthsByCall | None = None) -> tuple[int, ...]:
+    def mini_batch_sizes(self, mini_batches: int, told: ToldByCall | None = None) -> tuple[int, ...]:
         """Count its rows in each of so many mini-batches; those of its partition may be finer."""
-        sizes = [len(batch) for batch in self.mini_batches(lengths)]
+        sizes = [len(batch) for batch in self.mini_batches(told)]
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
@@ -54,12 +55,16 @@ class RowShare:
         return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
 
     def surely_within(self, shares: Sequence[RowShare]) -> bool:
-        """Whether some of `shares` together have all its rows, however long rows turn out to be."""
-        if any(share == self or share.partition.whole for share in shares):
+        """Whether some of `shares` together have all its rows, however long rows are and whichever stay."""
+        own = self.partition
+        if any(
+            share == self or (share.partition.whole and share.partition.kept_by in (None, own.kept_by))
+            for share in shares
+        ):
             return True
-        if self.partition.lengths_of is not None:
+        if own.lengths_of is not None or own.kept_by is not None:
             return False
-        by_count = (share for share in shares if share.partition.lengths_of is None)
+        by_count = (share for share in shares if share.partition.lengths_of is None and share.partition.kept_by is None)
         return set(self.rows()) <= {row for share in by_count for row in share.rows()}
 
 
@@ -150,13 +155,14 @@ def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPar
 
 
 def _partition(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> RowPartition:
-    placement = plan[call.name]
+    placement, kept_by = plan[call.name], call.rows.name if call.rows.choice else None
     if call.kind == "compute":
-        return RowPartition(call.num_rows)
+        return RowPartition(call.num_rows, kept_by=kept_by)
     mini_batches, rows_per_item = _cuts(graph, call)
     by_tokens = placement.strategy.dp > 1 and knows_lengths(graph, call)
     speeds = replica_speeds(placement, plan.cluster.node_speeds)
-    return RowPartition(call.num_rows, speeds, mini_batches, rows_per_item, call.rows.name if by_tokens else None)
+    lengths_of = call.rows.numbered.name if by_tokens else None
+    return RowPartition(call.num_rows, speeds, mini_batches, rows_per_item, lengths_of, kept_by)
 
 
 def _cuts(graph: DataflowGraph, call: Call) -> tuple[int, int]:
@@ -172,7 +178,8 @@ def _cuts(graph: DataflowGraph, call: Call) -> tuple[int, int]:
 
 def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
     """Whether the controller knows the lengths of the call's rows before it runs: the generate that made them told."""
-    return call.kind != "generate" and any(other.kind == "generate" and other.name == call.rows.name for other in graph)
+    source = call.rows.numbered.name
+    return call.kind != "generate" and any(other.kind == "generate" and other.name == source for other in graph)
 
 
 def replica_speeds(placement: Placement | ModelInstance, node_speeds: Sequence[float]) -> tuple[float, ...]:

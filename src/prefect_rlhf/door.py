@@ -22,7 +22,7 @@ from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_
 from prefect_rlhf.tasks.data.rollouts import lists, record_rollouts, text_columns, write_rows
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.operations import computation, loss
-from prefect_rlhf.tasks.rl.advantages import gae, grpo_advantages, remax_advantages
+from prefect_rlhf.tasks.rl.advantages import gae, grpo_advantages, informative, remax_advantages
 from prefect_rlhf.tasks.rl.evaluation import pair_accuracy, record_evaluation, token_loss
 from prefect_rlhf.tasks.rl.groups import group_scores, groups_of
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, PolicyGradient, ReMax
@@ -59,6 +59,7 @@ from prefect_rlhf.tasks.rl.safety import (
     record_safe_evaluation,
 )
 from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
+from prefect_rlhf.tasks.select import select
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
 from prefect_rlhf.tasks.terms import Terms
 
@@ -69,6 +70,7 @@ __all__ = [
     "inference",
     "score",
     "compute",
+    "select",
     "train_step",
     # its parameters
     "Model",
@@ -121,6 +123,7 @@ __all__ = [
     # computations that are there
     "gae",
     "grpo_advantages",
+    "informative",
     "remax_advantages",
     "kl_penalised_rewards",
     "kl_penalised_costs",

@@ -11,7 +11,7 @@ from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.operations import computation
 from prefect_rlhf.tasks.rl import group_advantages
-from prefect_rlhf.tasks.rl.groups import group_metrics, groups_of
+from prefect_rlhf.tasks.rl.groups import group_metrics, group_scores, groups_of
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax
 from prefect_rlhf.tasks.rl.masked import (
     masked_mean,
@@ -23,6 +23,7 @@ from prefect_rlhf.tasks.rl.masked import (
 )
 from prefect_rlhf.tasks.rl.overlong import overlong_penalty, response_lengths, truncated_rows
 from prefect_rlhf.tasks.rl.score_shaping import kl_penalties, named_rewards, weighted_rewards
+from prefect_rlhf.tasks.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,17 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     return 1 - unexplained / variance if variance > 0 else 0.0
 
 
+@computation("keep")
+def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
+    """Let the groups stay whose scores are not all equal: the others have advantage 0 (Yu et al. 2025, equation 11).
+
+    A group stays whole; a score that is not finite counts in none.
+    """
+    scores_B = scores["scores"].float()
+    stats = group_scores(scores_B.where(scores_B.isfinite(), float("nan")), rollout.groups)
+    return Computed({"keep": stats.deviation_B > 0})
+
+
 @computation("advantages", "row_weights", "group_tokens", "group_rows")
 def grpo_advantages(
     rollout: Batch, scores: Batch, reference: Batch | None = None, recomputed: Batch | None = None, *, settings: GRPO
@@ -98,6 +110,7 @@ def grpo_advantages(
     metrics = group_metrics(scores_B, named_rewards(scores), rollout.groups) | {
         "response_tokens": float(lengths_B.mean()),
         "truncated": float(truncated_B.mean()),
+        "trained_tokens": float(trained_BT.sum()) * settings.update.epochs,
     }
     shaped_B = scores_B
     if settings.overlong.buffer is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -87,6 +88,13 @@ class GRPO(PolicyGradient):
     """Policy optimisation without a critic (Shao et al. 2024, arXiv:2402.03300), and its kin as settings."""
 
     samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt: a group.")
+    over_sampling: float = Field(
+        1.0,
+        ge=1,
+        le=64,
+        description="Above 1: so many times batch_size prompts are answered; the first batch_size groups whose scores "
+        "differ are trained on.",
+    )
     advantage: Advantage = Field("grpo", description="How scores become advantages.")
     reward_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
         default={}, description="With gdpo: each named reward's weight; the flow takes those of its reward functions."
@@ -109,6 +117,15 @@ class GRPO(PolicyGradient):
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
     @property
+    def prompts_per_step(self) -> int:
+        """The prompts that are answered in each step, of which `batch_size` are trained on at most.
+
+        >>> GRPO(batch_size=8, over_sampling=1.5).prompts_per_step
+        12
+        """
+        return math.ceil(self.over_sampling * self.batch_size)
+
+    @property
     def ratio_bounds(self) -> tuple[float, float]:
         """The lowest and the highest ratio that count.
 
@@ -127,6 +144,9 @@ class GRPO(PolicyGradient):
         mistakes = {
             "samples_per_prompt of 1 leaves nothing to compare with: at least 2, or advantage: reinforce_plus_plus": (
                 self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus"
+            ),
+            "over_sampling keeps groups whose scores differ, and one response has nothing to differ from: 1": (
+                self.over_sampling > 1 and self.samples_per_prompt == 1
             ),
             f"reward_weights are read by advantage gdpo, not {self.advantage}": (
                 bool(self.reward_weights) and not one_scale

@@ -57,14 +57,14 @@ def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows
     """Return each rank's rows of one row set of a call."""
     call, needs = placed.call, placed.needs()
     row_ids = step_rows.row_ids(call, step)
-    row_lengths, lengths = step_rows.lengths_for(call, step), step_rows.lengths(step)
+    row_lengths, told = step_rows.lengths_for(call, step), step_rows.told(step)
     shares = {need.share for need in needs.values()} if call.kind == "train_step" else ()
-    sizes_of = {share: share.mini_batch_sizes(call.mini_batches, lengths) for share in shares}
+    sizes_of = {share: share.mini_batch_sizes(call.mini_batches, told) for share in shares}
     some_without_rows = any(0 in sizes for sizes in sizes_of.values())
     terms = loss_terms(call, len(run.graph.call(call.name).terms) == 1)
     passes: dict[int, PassCommand] = {}
     for device, need in needs.items():
-        rows = need.share.rows(lengths)
+        rows = need.share.rows(told)
         passes[run.rank(device)] = PassCommand(
             call=call,
             terms=terms,

@@ -88,6 +88,8 @@ class Dispatcher:
         if node.kind == "generate":
             self.rows.generated(node, reports)
         if node.kind == "compute":
+            if node.call is not None and node.call.chooses is not None:
+                self.rows.chosen(node, reports)
             self.checkpointing.left(node, reports)
         if node.writes is not None:
             assert node.instance is not None  # only train_step writes

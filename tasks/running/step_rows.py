@@ -20,7 +20,7 @@ from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.placement.rows.moves import row_transfers
-from prefect_rlhf.placement.rows.shares import PlacedCall, knows_lengths, placed_parts
+from prefect_rlhf.placement.rows.shares import PlacedCall, ToldByCall, knows_lengths, placed_parts
 from prefect_rlhf.tasks.data.row_order import row_ids
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 
@@ -32,7 +32,7 @@ class StepRows:
         self.run = run
         self._graph, self._plan = run.graph, run.plan
         self._row_ids: dict[int, dict[RowSet, tuple[int, ...]]] = {}
-        self._lengths: dict[int, dict[str, tuple[int, ...]]] = {}
+        self._told: dict[int, dict[str, tuple[int, ...]]] = {}
         self._uses_left: dict[int, Counter[tuple[Device, RowKey]]] = {}
         self._versions: dict[int, dict[str, Mapping[str, int]]] = {}
         self._uses: dict[Hashable, Mapping[Device, frozenset[RowKey]]] = {}
@@ -51,19 +51,19 @@ class StepRows:
         by_rows = self._row_ids.setdefault(step, {})
         if call.rows not in by_rows:
             dataset = next(dataset for dataset in self._graph.datasets if dataset.name == call.rows.dataset)
-            num_items = call.num_rows // call.rows.rows_per_item
+            num_items = call.span // call.rows.rows_per_item
             in_order = row_ids(step, num_items, self.run.seed, dataset.num_items)
             items = in_order if call.every is None else tuple(range(num_items))
             by_rows[call.rows] = call.rows.dataset_rows(items)
         return by_rows[call.rows]
 
-    def lengths(self, step: int) -> Mapping[str, tuple[int, ...]]:
-        """Return the tokens of each row, by the generate that made them, as far as they are known."""
-        return self._lengths.get(step, {})
+    def told(self, step: int) -> ToldByCall:
+        """Return what calls have told of the step's rows so far."""
+        return self._told.get(step, {})
 
     def lengths_for(self, call: Call, step: int) -> tuple[int, ...] | None:
-        """Return the tokens of each row that the call works on, where a generate reported them."""
-        return self.lengths(step)[call.rows.name] if knows_lengths(self._graph, call) else None
+        """Return the tokens of each row number that the call's rows may have, where a generate reported them."""
+        return self.told(step)[call.rows.numbered.name] if knows_lengths(self._graph, call) else None
 
     def generated(self, node: Node, reports: Mapping[int, RankReport]) -> None:
         """Note the lengths of the rows that a generate made."""
@@ -73,13 +73,21 @@ class StepRows:
             reported = reports[self.run.rank(device)].row_lengths
             for row, length in zip(need.share.rows(), reported, strict=True):
                 lengths[row] = length
+        self._note(node, tuple(lengths))
+
+    def chosen(self, node: Node, reports: Mapping[int, RankReport]) -> None:
+        """Note the numbers of the rows that a call chose."""
+        self._note(node, next(iter(reports.values())).chosen_rows)
+
+    def _note(self, node: Node, told: tuple[int, ...]) -> None:
+        assert node.call is not None  # both kinds are calls
         with self._lock:
-            self._lengths.setdefault(node.step, {})[node.call.name] = tuple(lengths)
+            self._told.setdefault(node.step, {})[node.call.name] = told
 
     def transfers(self, node: Node) -> tuple[RowTransfer, ...]:
-        """Return the rows that a transfer moves, now that their lengths are known; none may be left to move."""
+        """Return the rows that a transfer moves, now that lengths and choices are known; none may be left to move."""
         assert node.call is not None  # the call it feeds
-        moves = row_transfers(self._graph, self._plan, node.call.name, node.moves, self.lengths(node.step))
+        moves = row_transfers(self._graph, self._plan, node.call.name, node.moves, self.told(node.step))
         rank = self.run.rank
         return tuple(RowTransfer(rank(m.source), rank(m.target), m.producer, m.keys, m.rows) for m in moves)
 
@@ -122,7 +130,7 @@ class StepRows:
     def finish(self, step: int) -> None:
         """Forget a step's rows."""
         with self._lock:
-            for by_step in (self._row_ids, self._uses_left, self._lengths, self._versions):
+            for by_step in (self._row_ids, self._uses_left, self._told, self._versions):
                 by_step.pop(step, None)
 
     def _uses_of(self, node: Node) -> Mapping[Device, frozenset[RowKey]]:

@@ -118,7 +118,7 @@ class Trial:
 
 def made_of(call: Call) -> tuple[int, ...]:
     """Return the rows of the dataset behind the rows that a call is tried on."""
-    return call.rows.dataset_rows(range(min(ITEMS, call.num_rows // call.rows.rows_per_item)))
+    return call.rows.dataset_rows(range(min(ITEMS, call.span // call.rows.rows_per_item)))
 
 
 def tried_pass(part: Call) -> PassCommand:

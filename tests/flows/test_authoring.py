@@ -49,7 +49,7 @@ def trained(flow, given):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", ["sapo", "self_distillation"])
+@pytest.mark.parametrize("name", ["sapo", "self_distillation", "raft", "online_dpo"])
 def test_an_algorithm_is_at_most_forty_lines_and_imports_from_the_door_alone(name):
     text = (EXAMPLES / f"{name}.py").read_text()
     modules = {node.module for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)}
@@ -64,6 +64,19 @@ def test_self_distillation_runs_from_a_plain_file(folder):
     shutil.copy(EXAMPLES / "self_distillation.py", folder)
     steps = trained(find_flow("self_distillation.py:self_distillation"), DISTILLATION)
     assert len(steps) == 2 and all(abs(step["reverse_kl.kl"]) > 1e-4 for step in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("prefect")
+@pytest.mark.parametrize("name", ["raft", "online_dpo"])
+def test_what_keeps_some_rows_runs_from_a_plain_file(folder, name):
+    """One row of each group, and of each that has a best and a worst a pair."""
+    shutil.copy(EXAMPLES / f"{name}.py", folder)
+    given = SAPO | ({"ref": {"path": "model"}} if name == "online_dpo" else {})
+    steps = trained(find_flow(f"{name}.py:{name}"), given)
+    share = "best_first.kept_share" if name == "raft" else "chosen_and_rejected.kept_share"
+    assert [step[share] for step in steps] == pytest.approx([0.5, 0.5] if name == "raft" else [1, 1], abs=0.5)
+    assert any("actor_train.loss" in step for step in steps)
 
 
 @pytest.mark.slow

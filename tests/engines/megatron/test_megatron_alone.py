@@ -233,14 +233,13 @@ def test_metrics_of_the_first_mini_batch_are_those_before_any_update(folder):
 
 
 def test_rows_without_weight_move_nothing(folder):
-    """A mini-batch whose rows are all masked out takes no step."""
+    """A mini-batch whose rows are all masked out takes no step, which is counted in place of a loss."""
     engine = Case(folder, optimizer=OPTIMIZER).build(0)
     before = {name: shard.view.clone() for name, shard in engine.weights().items()}
     rows, batch = cases.make_rows(24)
     nothing = {key: column * 0 for key, column in batch.items()}
     found = cases.train_on(engine, rows, nothing, cases.loss, cases.Walk("logprobs"))
-    assert set(found) >= {"loss", "mean", "grad_norm"}
-    assert set(found.values()) == {0.0}
+    assert set(found) == {"skipped_updates"} and found["skipped_updates"] >= 1
     assert all(torch.equal(shard.view, before[name]) for name, shard in engine.weights().items())
 
 

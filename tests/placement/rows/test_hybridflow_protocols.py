@@ -34,7 +34,7 @@ def plan_of(**placements: Placement) -> ExecutionPlan:
 def distributed(name: str, placement: Placement, key: str = "tokens") -> Pattern:
     """Which rows of what was generated elsewhere each coordinate of the call receives."""
     found: dict[Device, list[int]] = defaultdict(list)
-    for move in row_transfers(ppo(), plan_of(**{name: placement}), name, lengths=LENGTHS):
+    for move in row_transfers(ppo(), plan_of(**{name: placement}), name, told=LENGTHS):
         if key in move.keys:
             found[move.target] += move.rows
     return by_coordinate(placement, found)
@@ -43,7 +43,7 @@ def distributed(name: str, placement: Placement, key: str = "tokens") -> Pattern
 def collected(name: str, placement: Placement) -> Pattern:
     """Which rows each coordinate of the call sends to where all results are wanted."""
     found: dict[Device, list[int]] = defaultdict(list)
-    for move in row_transfers(ppo(), plan_of(**{name: placement}), "advantages", lengths=LENGTHS):
+    for move in row_transfers(ppo(), plan_of(**{name: placement}), "advantages", told=LENGTHS):
         if move.producer == name and move.source in placement.devices:
             found[move.source] += move.rows
     return by_coordinate(placement, found)
@@ -97,7 +97,7 @@ def test_3d_all_micro_dp():
         assert sorted(quarter) == list(ALL[2 * replica : 2 * replica + 2])
     train = on("n0:0-7", "megatron", dp=2, tp=4)
     plan = plan_of(actor_generate=placement, actor_train_step=train)
-    moved = [m for m in row_transfers(ppo(), plan, "actor_train_step", lengths=LENGTHS) if "tokens" in m.keys]
+    moved = [m for m in row_transfers(ppo(), plan, "actor_train_step", told=LENGTHS) if "tokens" in m.keys]
     lacking = dict.fromkeys(train.devices, 2)  # a replica of four ranks: half of its rows are in each pair
     assert {device: sum(len(m.rows) for m in moved if m.target == device) for device in train.devices} == lacking
 

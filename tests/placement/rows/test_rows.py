@@ -84,7 +84,7 @@ def test_rows_of_one_length_stay_where_they_were_generated():
     graph = ppo(mini_batches=2)
     plan = preset("flattening", graph, CLUSTER, DeviceMesh(0, 1, 0, 2))
     assert row_moves(graph, plan, "ref_inference")
-    assert not row_transfers(graph, plan, "ref_inference", lengths={"actor_generate": (5,) * 8})
+    assert not row_transfers(graph, plan, "ref_inference", told={"actor_generate": (5,) * 8})
 
 
 def test_rows_of_a_dataset_are_dealt_by_count():
@@ -129,7 +129,7 @@ def test_transfers_move_no_key_to_a_stage_that_does_not_use_it():
     graph = ppo()
     plan = plan_of(graph, actor_train_step=on("n0:2-3", "megatron", pp=2))
     moved = defaultdict(int)
-    for move in row_transfers(graph, plan, "actor_train_step", lengths=LENGTHS):
+    for move in row_transfers(graph, plan, "actor_train_step", told=LENGTHS):
         moved[move.target] += len(move.keys) * len(move.rows)
     assert moved == {C: 8, D: 8 * 4}
 
@@ -156,7 +156,7 @@ def test_every_device_ends_with_what_it_needs_and_receives_nothing_that_it_holds
                 made |= {(device, call.name, key, row) for key in call.outputs for row in rows}
     for call in graph:
         have = set(made)
-        for move in row_transfers(graph, plan, call.name, lengths=lengths):
+        for move in row_transfers(graph, plan, call.name, told=lengths):
             sent = {(move.producer, key, row) for key in move.keys for row in move.rows}
             assert move.source != move.target
             assert {(move.source, *what) for what in sent} <= made

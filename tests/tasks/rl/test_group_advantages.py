@@ -214,7 +214,7 @@ def test_every_token_of_a_response_has_its_advantage():
     assert made.columns["row_weights"].tolist() == [1, 1]
     assert made.metrics == pytest.approx(
         {"score": 2.0, "unscored": 0.0, "group_deviation": math.sqrt(2), "zero_deviation": 0.0}
-        | {"response_tokens": 1.5, "truncated": 0.0}
+        | {"response_tokens": 1.5, "truncated": 0.0, "trained_tokens": 3.0}
     )
 
 

@@ -174,9 +174,9 @@ def test_what_no_later_node_asks_for_is_forgotten(gang, tmp_path):
         for node in row_world.whole_graph(dispatcher.run).of_step(step):
             if node.kind != "export":
                 dispatcher.execute(node)
-        assert rows.lengths(step)
+        assert rows.told(step)
         dispatcher.finish_step(step, oldest=step + 1)
-        assert not any((rows._lengths, rows._row_ids, rows._uses_left, rows._versions))
+        assert not any((rows._told, rows._row_ids, rows._uses_left, rows._versions))
         versions = {role: sorted(v for other, v in fingerprints._learned if other == role) for role in ROLES}
         trained = list(range(max(0, step), step + 2))  # what the next step reads, and the one before
         assert versions == {"actor": trained, "critic": trained, "ref": [0], "reward": [0]}

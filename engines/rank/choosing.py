@@ -1,0 +1,47 @@
+"""The rows that a call chooses: from the places that its computation gave them to numbers for the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from prefect_rlhf.engines.commands import CallCommand
+from prefect_rlhf.placement.errors import InvalidInput, NothingKept
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The numbers of the rows that stay; `empty_steps` of this call in a row, this one included, kept none."""
+
+    rows: tuple[int, ...]
+    metrics: dict[str, float]
+    empty_steps: int
+
+
+def choose(command: CallCommand, places: Tensor | Sequence[Tensor], empty_before: int) -> Chosen:
+    """Return what a call keeps of its rows, given [B] truth values or places; see Choice.kept.
+
+    Metrics: `kept_rows`, `kept_groups`, and `kept_share`, the part of the rows that it was given. Raises NothingKept,
+    and InvalidInput for more than a number for each row.
+    """
+    call, rows = command.call, command.rows
+    assert call.chooses is not None and call.chooses.choice is not None  # who asks has looked
+    choice, groups = call.chooses.choice, call.rows.groups(rows)
+    if isinstance(places, Tensor) and places.dim() != 1:
+        expected = f"[{len(rows)}]: a truth value or a number for each row"
+        raise InvalidInput(f"{command.doing}: shape of keep", list(places.shape), expected)
+    kept = choice.kept([float(place) for place in places], rows, groups)
+    empty_steps = 0 if kept else empty_before + 1
+    if empty_steps >= choice.most_empty_steps:
+        raise NothingKept(
+            f"{command.doing}: none of its {len(rows)} rows stays, in the {empty_steps} steps to this one; let "
+            f"{call.operation.name} keep more, or allow more such steps by most_empty_steps"
+        )
+    metrics = {
+        "kept_rows": float(len(kept)),
+        "kept_groups": float(len(set(call.rows.groups(kept)))),
+        "kept_share": len(kept) / len(rows) if rows else 0.0,
+    }
+    return Chosen(kept, metrics, empty_steps)

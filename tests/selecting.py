@@ -1,0 +1,73 @@
+"""Authors' flows that keep some rows, from the public door alone: RAFT, and DPO on the best and worst of a group."""
+
+from __future__ import annotations
+
+from prefect_rlhf import (
+    DPO,
+    GRPO,
+    Batch,
+    Computed,
+    Model,
+    Prompts,
+    Reward,
+    Settings,
+    computation,
+    compute,
+    dpo_loss,
+    generate,
+    inference,
+    nll,
+    record_rollouts,
+    rlhf_flow,
+    score,
+    select,
+    train_step,
+)
+
+RAFT, PAIRED = GRPO(), DPO()
+
+
+@computation("keep")
+def best(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
+    """Let each row stay in the order of its score; the best has place 1 of all."""
+    return Computed({"keep": scores["scores"].argsort(descending=True, stable=True).argsort() + 1})
+
+
+@computation("keep")
+def best_and_worst(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
+    """Give the best of each group place 1 and the worst place 2; nothing stays where all are equal."""
+    places_B = scores["scores"].new_zeros(len(rollout.groups))
+    for group in rollout.groups.unique():
+        rows = (rollout.groups == group).nonzero()[:, 0]
+        scores_G = scores["scores"][rows]
+        if scores_G.max() > scores_G.min():
+            places_B[rows[scores_G.argmax()]], places_B[rows[scores_G.argmin()]] = 1, 2
+    return Computed({"keep": places_B})
+
+
+@computation("advantages")
+def no_advantages(rollout: Batch, settings: Settings) -> Computed:
+    """Fill a column of the recorded rollouts."""
+    return Computed({"advantages": rollout.mask("logprobs") * 0})
+
+
+@rlhf_flow("keeps_best")
+def keeps_best(prompts: Prompts, actor: Model, reward: Reward, algo: GRPO = RAFT) -> None:
+    """One iteration of RAFT (Dong et al. 2023): the likelihood of the best response to each prompt."""
+    count, group = algo.batch_size, algo.samples_per_prompt
+    rollout = generate(actor, prompts, batch_size=count, samples=group, sampling=algo.sampling)
+    scores = score(reward, rollout)
+    kept = select(best, rollout, scores, per_group=1, settings=algo)
+    compute(record_rollouts, kept, scores, compute(no_advantages, kept, settings=algo), settings=algo)
+    train_step(actor, nll(algo).on(kept), optimizer=algo.optimizer, update=algo.update)
+
+
+@rlhf_flow("keeps_pairs")
+def keeps_pairs(prompts: Prompts, actor: Model, ref: Model, reward: Reward, algo: DPO = PAIRED, group: int = 4) -> None:
+    """One iteration of online DPO (Guo et al. 2024): the best response against the worst of a group."""
+    rollout = generate(actor, prompts, batch_size=algo.batch_size, samples=group)
+    scores = score(reward, rollout)
+    pairs = select(best_and_worst, rollout, scores, per_group=2, settings=algo)
+    compute(record_rollouts, pairs, scores, compute(no_advantages, pairs, settings=algo), settings=algo)
+    logprobs = inference(ref, pairs, output="logprobs")
+    train_step(actor, dpo_loss(algo).on(pairs, logprobs), optimizer=algo.optimizer, update=algo.update)
