@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from benchmarks.paper_plans import TimedPlan, best_with_moves
+from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.ppo import ppo
@@ -78,7 +79,8 @@ class Case:
             role: self._model(role) for role, kind in names.items() if kind in ("Model", "Model | None", "Reward")
         }
         data = {name: _DATA[kind](name) for name, kind in names.items() if kind in _DATA}
-        arguments: dict[str, Any] = {name: object() for name in (*models, *data)}
+        arguments: dict[str, Any] = {role: Model(path=role, head=model.head) for role, model in models.items()}
+        arguments |= {name: object() for name in data}
         more = {"staleness": self.staleness} if "staleness" in names else {}
         return training(flow.algorithm.trace({**arguments, "algo": settings, **more}, models, data))
 

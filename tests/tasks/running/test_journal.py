@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
+from prefect_rlhf.placement.row_set import RowSet
 from prefect_rlhf.tasks.reporting.report import step_line
 from prefect_rlhf.tasks.running.journal import (
     STEPS_KEPT,
@@ -52,7 +53,8 @@ def test_metrics_are_written_under_the_name_of_their_call(tmp_path):
 
 
 def call(name, every=None):
-    return Call(name, "compute", None, (Port("rows", "prompts", ()),), (), Operation("x"), "prompts", 1, every)
+    rows = RowSet("prompts", "prompts")
+    return Call(name, "compute", None, (Port("rows", "prompts", ()),), (), Operation("x"), rows, 1, every)
 
 
 GRAPH = DataflowGraph("some", (), (Dataset("prompts", (), 1),), (call("critic"), call("actor"), call("held_out", 2)))
