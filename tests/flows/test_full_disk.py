@@ -75,19 +75,24 @@ NODES = (
 )
 
 
+def before(monkeypatch, node, harm):
+    """Let a run do harm to itself as it comes to a node."""
+    execute = Dispatcher.execute
+
+    def harmed(self, planned):
+        if planned.id == node:
+            harm()
+        return execute(self, planned)
+
+    monkeypatch.setattr(Dispatcher, "execute", harmed)
+
+
 @pytest.mark.parametrize("harm", [pytest.param("full", id="full"), pytest.param("read-only", marks=pytest.mark.all)])
 @pytest.mark.parametrize("node", NODES)
 def test_a_disk_that_ends_while_a_run_writes_ends_the_run(parameters, disk, monkeypatch, harm, node):
     """Whatever it is about to write: the journal, rollouts, a checkpoint's shards and manifest, a trained model."""
     do, reason = HARMS[harm]
-    execute = Dispatcher.execute
-
-    def harmed(self, planned):
-        if planned.id == node:
-            do(disk)
-        return execute(self, planned)
-
-    monkeypatch.setattr(Dispatcher, "execute", harmed)
+    before(monkeypatch, node, lambda: do(disk))
     state = ended(parameters, disk)
     assert state.is_failed(), state
     assert reason in state.message and "\n" not in state.message
@@ -99,15 +104,8 @@ def test_a_disk_that_ends_while_a_run_writes_ends_the_run(parameters, disk, monk
 @pytest.mark.parametrize("node", ["actor_generate@0", "checkpoint.critic@0", "export.actor@2"])
 def test_a_disk_that_breaks_ends_the_run_when_it_is_next_flushed(parameters, tmp_path, monkeypatch, node):
     """At the latest when a checkpoint or a trained model is: Linux tells of an I/O error then."""
-    execute = Dispatcher.execute
     with breakable_disk(tmp_path / "runs", 4 * DISK_BYTES) as disk:
-
-        def harmed(self, planned):
-            if planned.id == node:
-                break_disk(disk)
-            return execute(self, planned)
-
-        monkeypatch.setattr(Dispatcher, "execute", harmed)
+        before(monkeypatch, node, lambda: break_disk(disk))
         state = ended(parameters, disk)
     assert state.is_failed(), state
     assert any(reason in state.message for reason in BROKEN), state.message
