@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.errors import InvalidInput
 
@@ -18,7 +18,7 @@ _SUBJECT = re.compile(r"^\w+ should (be|have) ")  # of a sentence in which pydan
 
 
 def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `parameters` as the types of `signature`.
+    """Return `parameters` as the types of `signature`; of a group of settings, what is not named keeps its default.
 
     Raises InvalidInput for the first that is not what it says, and for those that are missing.
     """
@@ -27,14 +27,26 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
         if name not in signature.parameters:
             raise InvalidInput(str(name), value, f"one of the parameters {', '.join(signature.parameters)}")
         try:
-            checked[name] = _validated(name, signature.parameters[name].annotation, value)
+            parameter = signature.parameters[name]
+            checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
         except ValidationError as error:
-            raise invalid_input(name, error) from error
+            raise invalid_input(name, error, value) from error
     empty = inspect.Parameter.empty
     missing = [name for name, one in signature.parameters.items() if one.default is empty and name not in checked]
     if missing:
         raise InvalidInput(", ".join(missing), None, "a value for each: they have no default")
     return checked
+
+
+def completed(default: Any, value: Any) -> Any:
+    """Return a group of settings with what it does not name from `default`; anything else as it is.
+
+    So a flow's own `algo: PPO = PPO(batch_size=8)` stays one of 8 rows where a file says another key of `algo`.
+    """
+    if not isinstance(default, BaseModel) or not isinstance(value, Mapping):
+        return value
+    named = {key: completed(getattr(default, str(key), None), one) for key, one in value.items()}
+    return {**default.model_dump(mode="json"), **named}
 
 
 def _validated(name: str, annotation: Any, value: Any) -> Any:
@@ -54,8 +66,8 @@ def _validated(name: str, annotation: Any, value: Any) -> Any:
     return adapter.validate_json(text)
 
 
-def invalid_input(name: str, error: ValidationError) -> InvalidInput:
-    """Return the first mistake that pydantic found in parameter `name` as an InvalidInput."""
+def invalid_input(name: str, error: ValidationError, value: Any) -> InvalidInput:
+    """Return the first mistake that pydantic found in parameter `name`, given as `value`, as an InvalidInput."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
@@ -65,4 +77,13 @@ def invalid_input(name: str, error: ValidationError) -> InvalidInput:
         return InvalidInput(field, first["input"], "no such key: its name is misspelt, or it belongs elsewhere")
     if first["type"] == "missing":
         return InvalidInput(field, None, "a value")
-    return InvalidInput(field, first["input"], _SUBJECT.sub("", first["msg"]))
+    return InvalidInput(field, _given(value, first["loc"], first["input"]), _SUBJECT.sub("", first["msg"]))
+
+
+def _given(value: Any, place: Sequence[int | str], seen: Any) -> Any:
+    """Return the part of `value` at `place`, without the defaults that complete it, or else `seen`."""
+    for key in place:
+        if not isinstance(value, Mapping) or key not in value:
+            return seen
+        value = value[key]
+    return value if isinstance(value, Mapping) else seen

@@ -9,7 +9,7 @@ from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.data.rollouts import lists, text_columns, write_rows
 from prefect_rlhf.tasks.operations import computation
-from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, response_mask
+from prefect_rlhf.tasks.rl.masked import masked_mean, mean_of, response_mask, share_ahead
 from prefect_rlhf.tasks.rl.score_shaping import named_rewards
 from prefect_rlhf.tasks.settings import Settings
 
@@ -38,10 +38,9 @@ def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
     """Measure the share of pairs whose chosen answer scores higher (a tie is a half), and by how much on average."""
     scores_B = scores["scores"].float()
     margins_P = scores_B[0::2] - scores_B[1::2]
-    accuracy_P = (margins_P > 0).float() + 0.5 * (margins_P == 0).float()
     return Computed(
         metrics={
-            "accuracy": float(accuracy_P.mean()),
+            "accuracy": share_ahead(margins_P),
             "margin": float(margins_P.mean()),
             "score": float(scores_B.mean()),
         }

@@ -60,3 +60,13 @@ def last_token(mask_BT: Tensor) -> Tensor:
     """Return [B, T]: 1.0 at each row's last token alone."""
     remaining_BT = mask_BT.flip(1).cumsum(1).flip(1)
     return mask_BT * (remaining_BT == 1).float()
+
+
+def share_ahead(margins: Tensor) -> float:
+    """Return the share of margins above 0, of which one of 0 is a half; 0 of none.
+
+    >>> import torch
+    >>> share_ahead(torch.tensor([2.0, 0.0, -1.0, 0.0]))
+    0.5
+    """
+    return mean_of((margins > 0).float() + 0.5 * (margins == 0).float())

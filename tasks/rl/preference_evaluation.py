@@ -8,7 +8,7 @@ from __future__ import annotations
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.tasks.operations import computation
-from prefect_rlhf.tasks.rl.masked import mean_of, row_sums
+from prefect_rlhf.tasks.rl.masked import mean_of, row_sums, share_ahead
 from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO
 from prefect_rlhf.tasks.rl.preference_losses import implicit_rewards
 
@@ -22,8 +22,7 @@ def preference_accuracy(logprobs: Batch, *reference: Batch, settings: DPO) -> Co
     reference_BT = reference[0]["logprobs"].float() if reference else None
     rewards_B = implicit_rewards(logprobs["logprobs"].float(), reference_BT, logprobs.mask("logprobs"), settings)
     margins_P = rewards_B[0::2] - rewards_B[1::2]
-    accuracy_P = (margins_P > 0).float() + 0.5 * (margins_P == 0).float()
-    return Computed(metrics={"accuracy": float(accuracy_P.mean()), "margin": float(margins_P.mean())})
+    return Computed(metrics={"accuracy": share_ahead(margins_P), "margin": float(margins_P.mean())})
 
 
 @computation("tokens", "prompt_length", "mask")
@@ -57,5 +56,4 @@ def label_accuracy(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO
     gain_B = row_sums((logprobs["logprobs"] - reference["logprobs"]).float(), rows["mask"].float())
     good_G, bad_W = (settings.beta * gain_B[(rows["label"] > 0) == is_good] for is_good in (True, False))
     ahead_GW = good_G[:, None] - bad_W[None]
-    accuracy = (ahead_GW > 0).float() + 0.5 * (ahead_GW == 0).float()
-    return Computed(metrics={"accuracy": mean_of(accuracy.flatten()), "margin": mean_of(ahead_GW.flatten())})
+    return Computed(metrics={"accuracy": share_ahead(ahead_GW), "margin": mean_of(ahead_GW.flatten())})

@@ -2,12 +2,16 @@
 
 import pytest
 
-from prefect_rlhf.blocks.dataset import PreferencesBlock
-from prefect_rlhf.blocks.model import ModelBlock
+from prefect_rlhf.blocks.dataset import PreferencesBlock, Prompts
+from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.flows.dpo import dpo
 from prefect_rlhf.flows.plan import plan
+from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO
+from prefect_rlhf.tasks.settings import Optimizer
 
+SMALL = GRPO(batch_size=4, advantage="gdpo", optimizer=Optimizer(lr=1e-3, head_lr=0.5))
 PARAMETERS = {
     "pairs": {"path": "pairs.parquet"},
     "held_out": {"path": "others.parquet"},
@@ -42,3 +46,22 @@ def test_a_parameter_that_a_flow_has_not_is_refused_with_those_that_it_has(flow)
         InvalidInput, match="colour: got 'red', expected one of the parameters .*, output_dir, .*dry_run"
     ):
         flow.validate_parameters({"colour": "red"})
+
+
+@rlhf_flow("small")
+def small(prompts: Prompts, actor: Model, algo: GRPO = SMALL) -> None:
+    """Never run."""
+
+
+def test_what_a_group_of_settings_does_not_name_keeps_the_flows_own_default():
+    """Group within group; a table of weights, and a group that is given as a value, are taken whole."""
+    given = {"prompts": {"path": "p"}, "actor": {"path": "m"}}
+    named = {"clip_low": 0.1, "optimizer": {"head_lr": 0.25}, "reward_weights": {"a": 2.0}}
+    checked = small.validate_parameters(given | {"algo": named})["algo"]
+    assert (checked.batch_size, checked.clip_low, checked.reward_weights) == (4, 0.1, {"a": 2.0})
+    assert checked.optimizer == Optimizer(lr=1e-3, head_lr=0.25)
+    assert small.validate_parameters(given | {"algo": GRPO()})["algo"] == GRPO()
+    with pytest.raises(InvalidInput, match=r"algo\.optimizer\.rate: got 1, expected no such key"):
+        small.validate_parameters(given | {"algo": {"optimizer": {"rate": 1}}})
+    with pytest.raises(InvalidInput, match="got {'advantage': 'grpo', 'reward_weights': {'a': 2.0}}, expected"):
+        small.validate_parameters(given | {"algo": {"advantage": "grpo", "reward_weights": {"a": 2.0}}})
