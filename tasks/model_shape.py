@@ -8,6 +8,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.known_models import find_shape, known_shape
 from prefect_rlhf.placement.model import TransformerShape
 from prefect_rlhf.placement.path_text import checked_path
+from prefect_rlhf.placement.remote_path import is_remote
 
 
 def model_shape(role: str, name: str) -> TransformerShape:
@@ -19,7 +20,7 @@ def model_shape(role: str, name: str) -> TransformerShape:
     32
     """
     folder = checked_path(f"models.{role}", name)
-    if find_shape(name) is None and folder.exists() or (folder / "config.json").is_file():
+    if is_remote(name) or find_shape(name) is None and folder.exists() or (folder / "config.json").is_file():
         return read_shape(role, name)
     return known_shape(name, f"models.{role}", otherwise="a Hugging Face folder, or ")
 

@@ -66,15 +66,16 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "gang": "rank",
         "trial": "rank .",
         "profiling": "rank megatron.cpu files weights .",
-        "rank": "megatron vllm files sampling weights .",
+        "rank": "megatron vllm files sampling weights storage .",
         "megatron": "megatron.cpu files sampling weights .",
         "megatron.cpu": "megatron",
         "vllm": "vllm.cpu files sampling weights .",
         "vllm.cpu": "vllm",
         "hosts": "",
-        "files": "weights .",
+        "files": "weights storage .",
         "sampling": ".",
         "weights": ".",
+        "storage": "",
         ".": "",
     },
     "placement": {
@@ -97,10 +98,10 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""
-SEAM = {"", "gang", "trial", "weights", "files", "profiling", "hosts"}
+SEAM = {"", "gang", "trial", "weights", "files", "storage", "profiling", "hosts"}
 """What tasks may import of engines: the root (values and protocols), and of these sub-rooms what the controller runs
-itself: it opens a gang (of ranks that profile, or try operators), compares fingerprints, reads configs and indexes, and
-has functions called on hosts."""
+itself: it opens a gang (of ranks that profile, or try operators), compares fingerprints, reads configs, indexes and
+what is elsewhere, and has functions called on hosts."""
 HEAVY = {"torch", "megatron", "vllm", "prefect", "transformers", "ray"}
 MAX_BODY_LINES = 60
 MAX_FILE_LINES = 500

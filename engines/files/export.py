@@ -17,7 +17,7 @@ from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.model import ModelSpec
 
 
-def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenizer: Path, rank: int) -> int:
+def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenizer: str | Path, rank: int) -> int:
     """Write folder `path` on the first rank of `layout`; the others send it what it lacks. Return the bytes sent."""
     shards = engine.weights()
     writer = min(rank for regions in layout.regions.values() for rank in regions)

@@ -26,10 +26,12 @@ from prefect_rlhf.engines.files.tensor_files import (
     stored_tensors,
     write_folder_of_tensors,
 )
+from prefect_rlhf.engines.storage.mirror import fetch, readable
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.remote_path import is_remote
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,15 +57,15 @@ def read_model_spec(
     new_head: bool = False,
     optimizer: OptimizerSpec | None = None,
 ) -> ModelSpec:
-    """Describe the checkpoint in folder `path` as `role`'s model.
+    """Describe the checkpoint in folder `path`, which may be remote, as `role`'s model.
 
     Raises InvalidInput, with field `<role>.path` or `<role>.config...`, for a folder that this role cannot use.
     """
-    folder = Path(path)
+    folder = readable(str(path), f"{role}.path")
     config, field = read_config(folder, role), f"{role}.config.json"
     _refuse_what_engines_do_not_run(config, field)
     shape = shape_of(config, field, FAMILIES["llama"])
-    spec = ModelSpec(role, str(folder), head, shape, dtype, new_head, optimizer)
+    spec = ModelSpec(role, str(path) if is_remote(str(path)) else str(folder), head, shape, dtype, new_head, optimizer)
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
 
@@ -73,7 +75,10 @@ def read_shape(role: str, path: str | Path) -> TransformerShape:
 
     Raises InvalidInput for one that cannot.
     """
-    return planned_shape(read_config(Path(path), role), f"{role}.config.json")
+    folder = Path(path)
+    if is_remote(str(path)):
+        folder = fetch(str(path), f"{role}.path", lambda name: name == "config.json")
+    return planned_shape(read_config(folder, role), f"{role}.config.json")
 
 
 def write_folder(
@@ -90,15 +95,16 @@ def write_folder(
     the language model. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
+    tokenizer_folder = readable(str(tokenizer), "tokenizer")
     apart = {"score.weight"} if spec.head == "lm+scalar" else set()
 
     def write(part: Path) -> None:
         part.mkdir()
         write_folder_of_tensors(part, shapes, spec.dtype, tensors, max_file_bytes, apart)
-        (part / "config.json").write_text(json.dumps(_config_of(spec, Path(tokenizer)), indent=2) + "\n")
+        (part / "config.json").write_text(json.dumps(_config_of(spec, tokenizer_folder), indent=2) + "\n")
         for name in TOKENIZER_FILES:
-            if (Path(tokenizer) / name).is_file():
-                shutil.copyfile(Path(tokenizer) / name, part / name)
+            if (tokenizer_folder / name).is_file():
+                shutil.copyfile(tokenizer_folder / name, part / name)
 
     write_atomically(Path(path), write)
 

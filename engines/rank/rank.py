@@ -31,6 +31,7 @@ from prefect_rlhf.engines.rank.loaded import LoadedModel
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
+from prefect_rlhf.engines.storage.mirror import readable
 from prefect_rlhf.engines.weights.memory import resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
@@ -89,6 +90,8 @@ class Rank:
     def build(self, command: BuildCommand) -> RankReport:
         """Make the instance's engine and load its weights: version 0, or that of a checkpoint. Collective."""
         began = time.perf_counter()
+        local = readable(command.model.path, f"{command.model.role}.path")
+        command = replace(command, model=replace(command.model, path=str(local)))
         engine = self._engine_factory(command, self.rank)
         check_layout(engine, command, self.rank)
         if command.restore is not None:
@@ -209,7 +212,7 @@ class Rank:
         digest = model.label(model.version)
         return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved)
 
-    def export(self, instance: ModelInstance, path: Path, tokenizer: Path, layout: Layout) -> RankReport:
+    def export(self, instance: ModelInstance, path: Path, tokenizer: str | Path, layout: Layout) -> RankReport:
         """Write a Hugging Face folder. Collective over the ranks of `layout`; its first rank writes."""
         began, model = time.perf_counter(), self._model(instance, "export")
         model.require(model.version, f"export {path.name}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.remote_path import is_remote
 from prefect_rlhf.tasks.data.stored_rows import StoredRows
 
 MOST_LENGTHS = 16  # of a distribution: the cost model counts each
@@ -21,7 +22,7 @@ def parse_lengths(text: str, field: str) -> LengthDistribution:
     >>> parse_lengths("1024", "prompt_length").mean, parse_lengths("512:3,1024:1", "prompt_length").mean
     (1024.0, 640.0)
     """
-    if Path(text).suffix == ".parquet" or Path(text).is_dir():
+    if Path(text).suffix == ".parquet" or is_remote(text) or Path(text).is_dir():
         return rollout_lengths(text, field)
     shares: dict[int, float] = {}
     for part in text.split(","):

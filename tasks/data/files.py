@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from glob import glob, has_magic
+from fnmatch import fnmatchcase
+from glob import escape, glob, has_magic
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
+from prefect_rlhf.engines.storage.mirror import fetch, readable
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.path_text import checked_path
+from prefect_rlhf.placement.remote_path import is_remote
 
 JSON_LINES = {".jsonl", ".json", ".ndjson"}
 PLACES = "an existing Parquet file, JSON lines, folder of either or of datasets.save_to_disk, or a pattern of files"
@@ -28,20 +32,36 @@ class Files:
 def find_files(field: str, path: str, split: str) -> Files:
     """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, where there are none."""
     at = f"{field}.path"
+    given, path = path, _readable(at, path)
     place = checked_path(at, path)
     if place.is_dir():
         return _in_folder(field, place, split)
     if place.exists():
         return Files(_format_of(at, place), (path,))
     if not has_magic(path):
-        raise InvalidInput(at, path, PLACES)
+        raise InvalidInput(at, given, PLACES)
     files = tuple(sorted(file for file in glob(path, recursive=True) if Path(file).is_file()))  # noqa: PTH207  path may be absolute
     if not files:
-        raise InvalidInput(at, path, "a pattern that some file matches; none does")
+        raise InvalidInput(at, given, "a pattern that some file matches; none does")
     formats = {_format_of(at, Path(file)): file for file in files}
     if len(formats) > 1:
-        raise InvalidInput(at, path, f"a pattern of files of one format, unlike {' and '.join(formats.values())}")
+        raise InvalidInput(at, given, f"a pattern of files of one format, unlike {' and '.join(formats.values())}")
     return Files(next(iter(formats)), files)
+
+
+def _readable(field: str, path: str) -> str:
+    """Return a path or pattern of this machine, for a remote one that of its mirror, where all that it may mean is."""
+    if not is_remote(path):
+        return path
+    scheme, _, rest = path.partition("://")
+    if not has_magic(rest):
+        return str(readable(path, field))
+    names = rest.split("/")
+    fixed = list(takewhile(lambda name: not has_magic(name), names))
+    pattern = "/".join(names[len(fixed) :])
+    wide = pattern.replace("**/", "*")  # whose * passes over slashes
+    mirror = fetch(f"{scheme}://{'/'.join(fixed)}", field, lambda name: fnmatchcase(name, wide))
+    return f"{escape(str(mirror))}/{pattern}"
 
 
 def _in_folder(field: str, folder: Path, split: str) -> Files:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
+from prefect_rlhf.engines.storage.mirror import readable
 from prefect_rlhf.placement.errors import InvalidInput
 
 ChatMessage = Mapping[str, str]  # role and content
@@ -15,14 +15,15 @@ Prompt = str | Sequence[ChatMessage]
 
 @lru_cache(maxsize=4)  # loading one takes longer than all it does in a step
 def load_tokenizer(folder: str) -> Any:
-    """Return the tokenizer of a folder. Raises InvalidInput when there is none."""
+    """Return the tokenizer of a folder, which may be remote. Raises InvalidInput when there is none."""
     from transformers import AutoTokenizer  # seconds to import; the controller checks much before it needs this
 
-    files = [Path(folder) / name for name in ("tokenizer.json", "tokenizer.model")]
+    local = readable(folder, "tokenizer")
+    files = [local / name for name in ("tokenizer.json", "tokenizer.model")]
     if not any(file.is_file() for file in files):
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001  whatever it dislikes about the file, the person must change the file
         raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport, TransferCommand
@@ -124,7 +123,7 @@ class Dispatcher:
         """Write `run_dir/<role>`, a Hugging Face folder; the ranks write, nothing passes through here."""
         instance = node.instance
         assert instance is not None  # set for this kind
-        tokenizer = Path(self._graph.model(instance.role).path)
+        tokenizer = self._graph.model(instance.role).path
         arguments = (instance, self.run.run_dir / instance.role, tokenizer, self._layout(instance))
         return self._call("export", dict.fromkeys(self.run.ranks(instance), arguments), node.title)
 

@@ -1,0 +1,121 @@
+"""Mirrors of remote paths on this machine: a copy to read, made once by whichever process comes first.
+
+A file of the mirror is current when its size and its time are those of the store, which are asked once by a process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from prefect_rlhf.engines.storage.stores import Store, explained, open_store
+from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.placement.remote_path import cache_folder, is_remote, local_path
+
+COPY_BYTES = 4 << 20
+
+Wanted = Callable[[str], bool]  # of a file's name below the path
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a store. `name` is its place below the path that was asked for, empty for that path itself."""
+
+    path: str
+    name: str
+    size: int | None
+    time_ns: int | None  # since 1970, of its last change; None where the store does not say
+
+
+def readable(text: str, field: str) -> Path:
+    """Return a path that this machine can read: the text's own, of a remote one its mirror, which is made current.
+
+    Raises InvalidInput, at `field`, for a remote path where nothing is, or whose store refuses it or does not answer.
+    """
+    return _mirrored(text, field, cache_folder()) if is_remote(text) else Path(text)
+
+
+@lru_cache(maxsize=64)
+def _mirrored(url: str, field: str, _: Path) -> Path:
+    return fetch(url, field)
+
+
+def fetch(url: str, field: str, wanted: Wanted = lambda name: True) -> Path:
+    """Make the wanted part of a remote path's mirror as the store has it now, and return the mirror.
+
+    Raises InvalidInput as `readable` does.
+    """
+    mirror = local_path(url, field)
+    store = open_store(url, field)
+    with explained(url, field), _alone(url):
+        found = [file for file in list_files(store) if wanted(file.name)]
+        for file in found:
+            _copy_unless_current(store, file, mirror / file.name if file.name else mirror)
+        _remove_others(mirror, {file.name for file in found}, wanted)
+    return mirror
+
+
+def list_files(store: Store) -> list[RemoteFile]:
+    """Return every file at or below the store's path, in the order of their names.
+
+    Raises FileNotFoundError where nothing is.
+    """
+    from pyarrow.fs import FileSelector, FileType
+
+    own = store.files.get_file_info(store.path)
+    if own.type == FileType.File:
+        return [_remote_file(own, "")]
+    below = store.files.get_file_info(FileSelector(store.path, recursive=True))
+    files = (info for info in below if info.type == FileType.File and not info.path.endswith("/"))
+    found = [_remote_file(info, info.path.removeprefix(store.path).strip("/")) for info in files]
+    return sorted(found, key=lambda file: file.name)
+
+
+def _remote_file(info: Any, name: str) -> RemoteFile:
+    return RemoteFile(info.path, name, info.size, info.mtime_ns)
+
+
+def _copy_unless_current(store: Store, file: RemoteFile, target: Path) -> None:
+    if target.is_dir():
+        shutil.rmtree(target)
+    if target.is_file() and _is_current(file, target):
+        return
+
+    def copy(part: Path) -> None:
+        with store.files.open_input_stream(file.path) as source, part.open("wb") as out:
+            shutil.copyfileobj(source, out, COPY_BYTES)
+        if file.time_ns is not None:
+            os.utime(part, ns=(file.time_ns, file.time_ns))
+
+    write_atomically(target, copy)
+
+
+def _is_current(file: RemoteFile, target: Path) -> bool:
+    status = target.stat()
+    return status.st_size == file.size and file.time_ns in (None, status.st_mtime_ns)
+
+
+def _remove_others(mirror: Path, names: set[str], wanted: Wanted) -> None:
+    """Remove files of the mirror that the store has no more."""
+    for file in mirror.rglob("*") if mirror.is_dir() else ():
+        name = file.relative_to(mirror).as_posix()
+        if file.is_file() and wanted(name) and name not in names:
+            file.unlink()
+
+
+@contextmanager
+def _alone(url: str) -> Iterator[None]:
+    """Let one process of the machine at a time copy what is at a remote path."""
+    locks = cache_folder() / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / blake2b(url.encode(), digest_size=12).hexdigest()).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

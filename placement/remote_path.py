@@ -1,0 +1,74 @@
+"""Paths that begin with a scheme, such as s3://: what is one, and the folder of a machine that mirrors it.
+
+The mirror's name says what it mirrors, so every process of every node finds the one from the other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+CACHE_VARIABLE = "PREFECT_RLHF_CACHE"
+CACHE = "~/.cache/prefect-rlhf"
+MIRRORS = "remote-paths"  # folder in the cache
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
+
+
+def is_remote(text: str) -> bool:
+    """Return whether a path is on no file system of this machine.
+
+    >>> is_remote("s3://bucket/models/llama"), is_remote("models/llama")
+    (True, False)
+    """
+    return _SCHEME.match(text) is not None
+
+
+def scheme_of(url: str) -> str:
+    """Return what is before `://`.
+
+    >>> scheme_of("s3://bucket/models/llama")
+    's3'
+    """
+    return url.partition("://")[0]
+
+
+def local_path(text: str, field: str) -> Path:
+    """Return a path of this machine: the text's own, of a remote one its mirror, whether it is there or not.
+
+    Raises InvalidInput, at `field`, for a remote path that has no mirror.
+
+    >>> local_path("models/llama", "actor.path").as_posix()
+    'models/llama'
+    """
+    if not is_remote(text):
+        return Path(text)
+    scheme, _, rest = text.partition("://")
+    names = rest.rstrip("/").split("/")
+    if not all(names) or {".", ".."} & {*names}:
+        raise InvalidInput(field, text, f"{scheme}://, a bucket or host, and names between single slashes")
+    return cache_folder() / MIRRORS / scheme / Path(*names)
+
+
+def remote_path(path: Path) -> str | None:
+    """Return the remote path that a folder or file of this machine mirrors; None of one that mirrors none.
+
+    >>> remote_path(local_path("s3://bucket/models/llama", "actor.path"))
+    's3://bucket/models/llama'
+    """
+    mirrors = cache_folder() / MIRRORS
+    if not path.is_relative_to(mirrors) or len(names := path.relative_to(mirrors).parts) < 2:
+        return None
+    return f"{names[0]}://{'/'.join(names[1:])}"
+
+
+def shown(path: Path) -> str:
+    """Return a path as its user gave it."""
+    return remote_path(path) or str(path)
+
+
+def cache_folder() -> Path:
+    """Return where this machine keeps copies of what is elsewhere."""
+    return Path(os.environ.get(CACHE_VARIABLE) or CACHE).expanduser().absolute()

@@ -1,0 +1,29 @@
+"""Object stores and a cache of their own for the tests of storage."""
+
+import pytest
+
+from prefect_rlhf.engines.storage import mirror
+from prefect_rlhf.placement.remote_path import CACHE_VARIABLE
+from tests.object_stores import gcs_emulator, s3_emulator
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The folder of mirrors, empty at first."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    mirror._mirrored.cache_clear()
+    return tmp_path / "cache"
+
+
+@pytest.fixture(params=[s3_emulator, gcs_emulator], ids=["s3", "gs"])
+def bucket(request, monkeypatch):
+    """The remote path of an empty bucket."""
+    with request.param(monkeypatch) as url:
+        yield url
+
+
+@pytest.fixture
+def s3(monkeypatch):
+    """The remote path of an empty bucket of S3's emulator."""
+    with s3_emulator(monkeypatch) as url:
+        yield url
