@@ -18,6 +18,7 @@ from prefect_rlhf.flows.hardware.profiles import Machine, keep_profile, profile_
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.layout.layout import splits_key_value_heads
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.model import Dtype, TransformerShape
@@ -106,9 +107,10 @@ def measure_profile(leased: Lease, request: ProfileRequest, say: Say) -> Path:
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:
-    """Return the divisors of the devices that split heads, key-value heads and feed-forward columns evenly."""
-    counts = (num_devices, shape.num_attention_heads, shape.num_kv_heads, shape.intermediate_size)
-    return tuple(tp for tp in range(1, num_devices + 1) if all(count % tp == 0 for count in counts))
+    """Return the divisors of the devices that split heads, key-value heads and feed-forward columns."""
+    counts = (num_devices, shape.num_attention_heads, shape.intermediate_size)
+    even = (tp for tp in range(1, num_devices + 1) if all(count % tp == 0 for count in counts))
+    return tuple(tp for tp in even if splits_key_value_heads(shape.num_kv_heads, tp))
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import NO_BIASES, NOT_RUN, QUERY_BIASES, TransformerShape
+from prefect_rlhf.placement.families.known import FAMILIES
+from prefect_rlhf.placement.model import RopeScaling, SlidingWindow, TransformerShape
 
 _TABLE = """
 llama     llama3-7b              4096  14336   32  32   8  128  128256    8192
@@ -72,6 +73,7 @@ gemma     gemma-7b               3072  24576   28  16  16  256  256000    8192 t
 gemma2    gemma-2-2b             2304   9216   26   8   4  256  256000    8192 tied
 gemma2    gemma-2-9b             3584  14336   42  16   8  256  256000    8192 tied
 gemma2    gemma-2-27b            4608  36864   46  32  16  128  256000    8192 tied
+gemma3    gemma-3-270m            640   2048   18   4   1  256  262144   32768 tied
 gemma3    gemma-3-1b             1152   6912   26   4   1  256  262144   32768 tied
 gemma3    gemma-3-4b             2560  10240   34   8   4  256  262208  131072 tied
 gemma3    gemma-3-12b            3840  15360   48  16   8  256  262208  131072 tied
@@ -87,11 +89,22 @@ _OF_KIND: Mapping[str, tuple[str, float]] = MappingProxyType(
     | {"mistral": ("mistralai", 1e6), "gemma": ("google", 1e4), "gemma2": ("google", 1e4), "gemma3": ("google", 1e6)}
 )
 """Organisation on the hub, and the base of rotary embeddings."""
+_FAMILY_OF_KIND = {"llama3.1": "llama", "gemma3": "gemma3_text"}
+_NOT_RUN = {"mistral-7b-v0.1": "sliding_window 4096"} | dict.fromkeys(
+    ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), "Gemma3ForConditionalGeneration, which sees pictures"
+)
 _ALIASES = {f"llama-2-{size}": f"llama-{size}" for size in ("7b", "13b", "70b")}
 _DECORATIONS = {"meta", "instruct", "chat", "it", "base", "pt", "hf"}  # parts of a name that leave the shape as it is
 
 
-def _shape(kind: str, row: list[str]) -> TransformerShape:
+def _gemma3_window(layers: int, hidden: int) -> SlidingWindow:
+    """Five layers of six; 512 tokens in the models without pictures."""
+    local = tuple(layer for layer in range(layers) if (layer + 1) % 6)
+    return SlidingWindow(512 if hidden < 2560 else 1024, local, 1e4)
+
+
+def _shape(kind: str, name: str, row: list[str]) -> TransformerShape:
+    family = FAMILIES[_FAMILY_OF_KIND.get(kind, kind)]
     hidden, inner, layers, heads, kv_heads, head_dim, vocab, context = map(int, row[:8])
     return TransformerShape(
         hidden_size=hidden,
@@ -105,16 +118,22 @@ def _shape(kind: str, row: list[str]) -> TransformerShape:
         rope_theta=5e5 if vocab == 128256 else _OF_KIND[kind][1],
         rms_norm_eps=1e-5 if kind in ("llama", "llama3.1", "mistral") else 1e-6,
         tied_embeddings="tied" in row,
-        biases=QUERY_BIASES if kind == "qwen2" else NO_BIASES,
-        qk_norm=kind in ("qwen3", "gemma3"),
-        norms_after=kind in ("gemma2", "gemma3"),
-        not_run=NOT_RUN[kind],
+        biases=family.always_biases,
+        qk_norm=family.qk_norm,
+        norms_after=family.norms_after,
+        not_run=_NOT_RUN.get(name, family.not_run),
+        family=family.model_type,
+        window=_gemma3_window(layers, hidden) if kind == "gemma3" else None,
+        score_width=168 if name == "gemma-3-27b" else None,
+        rope_scaling=RopeScaling(32.0 if "3.2" in name else 8.0, 1.0, 4.0, 8192) if kind == "llama3.1" else None,
     )
 
 
 _ROWS = [line.split() for line in _TABLE.strip().splitlines()]
 _KINDS: Mapping[str, str] = MappingProxyType({name: kind for kind, name, *_ in _ROWS})
-KNOWN_SHAPES: Mapping[str, TransformerShape] = MappingProxyType({name: _shape(kind, row) for kind, name, *row in _ROWS})
+KNOWN_SHAPES: Mapping[str, TransformerShape] = MappingProxyType(
+    {name: _shape(kind, name, row) for kind, name, *row in _ROWS}
+)
 """Every shape by the short name of its model."""
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 Head = Literal["lm", "scalar", "lm+scalar"]
@@ -24,28 +22,35 @@ def head_of(output: str) -> Literal["lm", "scalar"]:
 NO_BIASES: tuple[str, ...] = ()
 QUERY_BIASES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 """The matrices of a layer that have a bias in Qwen2."""
-NOT_RUN: Mapping[str, str] = MappingProxyType(
-    {
-        "llama": "",
-        "llama3.1": "rope_type llama3",
-        "mistral": "MistralForCausalLM",
-        "qwen2": "Qwen2ForCausalLM, biases of queries, keys and values",
-        "qwen3": "Qwen3ForCausalLM, norms of queries and keys",
-        "gemma": "GemmaForCausalLM, scaled embeddings and GeLU",
-        "gemma2": "Gemma2ForCausalLM, norms after attention and feed-forward layer, soft caps, sliding windows",
-        "gemma3": "Gemma3ForCausalLM, norms after attention and feed-forward layer, sliding windows",
-    }
-)
-"""What our engines do not run of the models of each kind; none: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Llama 3.1's slower rotation of long wavelengths (`rope_type: llama3`), for contexts beyond the original one."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """The layers, by number, in which a token attends to so many tokens, itself included; their rotary base."""
+
+    tokens: int
+    layers: tuple[int, ...]
+    rope_theta: float
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerShape:
     """The shape of a dense decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms.
 
-    `biases` are the matrices of a layer that have one. With `qk_norm` queries and keys have a norm over the width of a
-    head; with `norms_after` attention and feed-forward layer have one each after them too (Gemma 2). `not_run` says
-    what our engines do not compute of it; empty: they run it. Such a model can be planned.
+    `family` is its `model_type`, which says what its weights are called. `biases` are the matrices of a layer that have
+    one. With `qk_norm` queries and keys have a norm over the width of a head; with `norms_after` attention and
+    feed-forward layer have one each after them too (Gemma 2). Scores are divided by the root of `score_width`, or of a
+    head's width. `not_run` says what our engines do not compute of it; empty: they run it. Such a model can be planned.
     """
 
     hidden_size: int
@@ -63,6 +68,10 @@ class TransformerShape:
     qk_norm: bool = False
     norms_after: bool = False
     not_run: str = ""
+    family: str = "llama"
+    rope_scaling: RopeScaling | None = None
+    window: SlidingWindow | None = None
+    score_width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

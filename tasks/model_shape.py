@@ -29,5 +29,5 @@ def runnable_shape(role: str, name: str) -> TransformerShape:
     """Return the shape of a model that our engines run. Raises InvalidInput for one that can only be planned."""
     shape = model_shape(role, name)
     if shape.not_run:
-        raise InvalidInput(f"models.{role}", name, f"the Llama family: our engines do not run {shape.not_run}")
+        raise InvalidInput(f"models.{role}", name, f"what our engines run: not {shape.not_run}")
     return shape

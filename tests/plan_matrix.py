@@ -109,6 +109,9 @@ ALONE = plan("0 engine=megatron", "0", "0", "0", "0", "0")
 TWO_RANKS = plan("0-1 dp2 engine=megatron", "0-1 dp2", "0-1 dp2", "0-1 pp2", "0-1 dp2", "0-1 dp2")
 """The same on one device and in two replicas, for batches that do not divide by two."""
 
+SPLIT_ACTOR = plan("0-1 tp2 engine=vllm", "0-1 dp2", "0-1 pp2", "0-1 dp2", "0-1 tp2", "0-1 dp2")
+"""The actor split over two ranks wherever it generates and trains."""
+
 REAL_EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "real_1x8.yaml"
 """ReaL's implementation notes: the (1, 8) mesh, each call with a mesh and strategy of its own."""
 
@@ -199,9 +202,9 @@ def plan_file(compact: Compact, path: Path, computations: Sequence[str] = COMPUT
     return path
 
 
-def parameters(folder: Path) -> dict[str, Any]:
-    """A PPO run's parameters; models and prompts are written into `folder`."""
-    actor = make_model(folder / "actor", layers=4, hidden=128, heads=4)
+def parameters(folder: Path, family: str = "llama", kv_heads: int | None = None) -> dict[str, Any]:
+    """A PPO run's parameters; models and prompts are written into `folder`. The actor is of a family."""
+    actor = make_model(folder / "actor", layers=4, hidden=128, heads=4, family=family, kv_heads=kv_heads)
     critic = make_model(folder / "critic", scalar=True, layers=6, hidden=64, heads=4)
     reward = make_model(folder / "reward", scalar=True, layers=5, hidden=128, heads=4)
     prompts = make_prompts(folder / "prompts.parquet", num_train=2 * ROWS, num_held_out=ROWS)

@@ -81,12 +81,13 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "placement": {
         "pictures": "planner schedule augmented rows .",
         "planner": "memory schedule cost plans layout search .",
-        "memory": "cost augmented plans layout rows .",
+        "memory": "cost augmented plans layout families rows .",
         "schedule": "cost augmented .",
         "cost": "augmented layout rows .",
         "augmented": "rows .",
         "plans": "layout .",
-        "layout": ".",
+        "layout": "families .",
+        "families": ".",
         "rows": ".",
         "search": "search.exact search.sampling search.partial search.tables .",
         "search.exact": "search.sampling search.partial search.bound search.tables search",
@@ -94,7 +95,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "search.partial": "search.bound search.tables search",
         "search.bound": "search.tables search",
         "search.tables": "search",
-        ".": "",
+        ".": "families",
     },
 }
 """Sub-rooms: what each imports of its room, upper floors first; `.` is the room's root."""

@@ -4,10 +4,11 @@ import pytest
 
 from tests import plan_matrix
 from tests.own_server import own_server
-from tests.plan_matrix import ALONE, FOUR_RANKS, ONE, REAL_EXAMPLE, TWO_RANKS
+from tests.plan_matrix import ALONE, FOUR_RANKS, ONE, REAL_EXAMPLE, SPLIT_ACTOR, TWO_RANKS
 
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
+OTHER_FAMILIES = (("qwen3", 4), ("qwen2", 2), ("gemma3_text", 1))
 IN_EVERY_TEST = ("offload", "pipeline generates", "dp2 tp2, micro-batches")
 
 pytestmark = pytest.mark.slow
@@ -67,6 +68,19 @@ def test_rows_need_not_divide_by_replicas(parameters, rows, mini_batches, record
     )
     assert len(alone.tokens[0]) == rows
     assert_equal(alone, shared, record_property)
+
+
+@pytest.mark.parametrize(
+    ("family", "kv_heads"), [("qwen3", 1), *(pytest.param(*case, marks=pytest.mark.all) for case in OTHER_FAMILIES)]
+)
+def test_nor_for_an_actor_of_another_family(tmp_path, family, kv_heads, record_property):
+    """With one key-value head, of which both ranks of tp 2 have a copy, through vLLM, reallocation and training."""
+    given = plan_matrix.parameters(tmp_path, family, kv_heads)
+    runs = (
+        plan_matrix.run(given, where, f"{family} on {count}", num_devices=count, steps=1)
+        for where, count in ((ONE, 1), (SPLIT_ACTOR, 2))
+    )
+    assert_equal(*runs, record_property)
 
 
 @pytest.mark.all

@@ -5,22 +5,31 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from tests.tasks.small_tokenizer import WORDS, save_small_tokenizer
 
 
 def make_model(
-    folder: Path, *, scalar: bool = False, layers: int = 2, hidden: int = 64, vocab: int = 64, heads: int = 2
+    folder: Path,
+    *,
+    scalar: bool = False,
+    layers: int = 2,
+    hidden: int = 64,
+    vocab: int = 64,
+    heads: int = 2,
+    family: str = "llama",
+    kv_heads: int | None = None,
 ) -> str:
-    """A random Llama with heads of 32, with the small tokenizer."""
+    """A random model with heads of 32, with the small tokenizer."""
     torch.manual_seed(layers + hidden)
-    config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=heads, head_dim=32, vocab_size=vocab, max_position_embeddings=64, num_labels=1,
+    config = AutoConfig.for_model(
+        family, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads or heads, head_dim=32, vocab_size=vocab, max_position_embeddings=64, num_labels=1,
         tie_word_embeddings=True, initializer_range=0.15, bos_token_id=1, eos_token_id=2, pad_token_id=0,
     )  # fmt: skip
-    (LlamaForSequenceClassification if scalar else LlamaForCausalLM)(config).save_pretrained(folder)
+    kind = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
+    kind.from_config(config, dtype=torch.float32).save_pretrained(folder)
     return save_small_tokenizer(folder)
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders of the Llama family: read what a role needs to know of one, and write one.
+"""Hugging Face folders: read what a role needs to know of one, and write one.
 
 `read_model_spec` reads config.json and the headers of the safetensors files, no weights, and needs no torch.
 """
@@ -11,24 +11,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prefect_rlhf.engines.files.model_config import (
-    ARCHITECTURES,
-    FAMILIES,
-    planned_shape,
-    read_config,
-    refuse_other_weights,
-    rope_kind,
-    shape_of,
-)
+from prefect_rlhf.engines.files.model_config import LOCAL, WHOLE, planned_shape, read_config, runnable_shape
 from prefect_rlhf.engines.files.tensor_files import (
     MAX_FILE_BYTES,
     StoredTensor,
+    equal_bytes,
     stored_tensors,
     write_folder_of_tensors,
 )
 from prefect_rlhf.engines.storage.mirror import fetch, readable
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.remote_path import is_remote
@@ -37,6 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may leave aside
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -63,8 +58,7 @@ def read_model_spec(
     """
     folder = readable(str(path), f"{role}.path")
     config, field = read_config(folder, role), f"{role}.config.json"
-    _refuse_what_engines_do_not_run(config, field)
-    shape = shape_of(config, field, FAMILIES["llama"])
+    shape = runnable_shape(config, field)
     spec = ModelSpec(role, str(path) if is_remote(str(path)) else str(folder), head, shape, dtype, new_head, optimizer)
     _check_tensors(spec, stored_tensors(folder, f"{role}.path"))
     return spec
@@ -109,29 +103,13 @@ def write_folder(
     write_atomically(Path(path), write)
 
 
-def _refuse_what_engines_do_not_run(config: dict[str, Any], field: str) -> None:
-    """Refuse another architecture, and what the engines would silently compute otherwise."""
-    architectures = config.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else architectures
-    if first is architectures or first not in ARCHITECTURES.values():
-        right = "the Llama family: " + " or ".join(f"[{name}]" for name in dict.fromkeys(ARCHITECTURES.values()))
-        raise InvalidInput(f"{field}.architectures", first, right)
-    plain = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-    for key, expected in plain.items():
-        if config.get(key, expected) != expected:
-            raise InvalidInput(f"{field}.{key}", config[key], repr(expected))
-    refuse_other_weights(config, field)
-    if (kind := rope_kind(config, field)) != "default":
-        raise InvalidInput(f"{field}.rope_type", kind, "'default' rotary embeddings")
-
-
 def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
     """Check that every parameter is stored with the shape that config.json implies, and no other tensor."""
-    field = f"{spec.role}.path"
+    field, family = f"{spec.role}.path", FAMILIES[spec.shape.family]
     known = {parameter.name for parameter in parameters(spec)} | UNUSED
     for name in stored:
         if name not in known and not name.endswith(".rotary_emb.inv_freq"):
-            raise InvalidInput(field, f"tensor {name} in {spec.path}", "parameters of the Llama family and no others")
+            raise InvalidInput(field, f"tensor {name} in {spec.path}", f"parameters of {family.name} and no others")
     for name, shape in ((parameter.name, parameter.shape) for parameter in parameters(spec)):
         if name == "score.weight" and name not in stored:
             if not spec.new_head:
@@ -143,20 +121,50 @@ def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
         elif stored[name].shape != shape:
             seen = f"{name} of shape {stored[name].shape} in {spec.path}"
             raise InvalidInput(field, seen, f"shape {shape}, as config.json says")
+    tied = "lm" in spec.head and spec.shape.tied_embeddings and "lm_head.weight" in stored
+    if tied and not equal_bytes(stored["lm_head.weight"], stored["model.embed_tokens.weight"]):
+        seen = f"lm_head.weight unlike model.embed_tokens.weight in {spec.path}"
+        raise InvalidInput(field, seen, "equal ones, or tie_word_embeddings: false in config.json")
 
 
 def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
-    """Make config.json for a spec; token ids (bos, eos, pad) are those of the tokenizer's folder."""
-    shape = spec.shape
-    source = json.loads((tokenizer / "config.json").read_text()) if (tokenizer / "config.json").is_file() else {}
-    ids = {key: source[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in source}
-    if spec.head == "scalar":
-        ids |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    return ids | {
-        "architectures": [ARCHITECTURES[spec.head]],
-        "model_type": "llama",
-        "dtype": spec.dtype,
-        "hidden_act": "silu",
+    """Make config.json: the one that the model came with, but for its head, its format and the tokenizer's ids."""
+    folder = readable(spec.path, f"{spec.role}.path") if is_remote(spec.path) else Path(spec.path)
+    source = _stored_config(folder) or _plain_config(spec)
+    ids = {key: value for key, value in _stored_config(tokenizer).items() if key in TOKEN_IDS}
+    formats = {key: spec.dtype for key in ("torch_dtype", "dtype") if key in source} or {"dtype": spec.dtype}
+    head: dict[str, Any] = {"architectures": [FAMILIES[spec.shape.family].architecture(spec.head)]}
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    if spec.head == "scalar" and len(source.get("id2label") or ()) != 1:
+        head |= labels
+    return source | ids | formats | head
+
+
+def _stored_config(folder: Path) -> dict[str, Any]:
+    """Read a folder's config.json; empty where there is none."""
+    file = folder / "config.json"
+    content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return content
+
+
+def _plain_config(spec: ModelSpec) -> dict[str, Any]:
+    """Make a config.json out of a shape, for a model that came with none."""
+    shape, family = spec.shape, FAMILIES[spec.shape.family]
+    rope: dict[str, Any] = {"rope_theta": shape.rope_theta, "rope_type": "default"}
+    if (scaling := shape.rope_scaling) is not None:
+        rope |= {"rope_type": "llama3", "original_max_position_embeddings": scaling.original_context}
+        rope |= {key: getattr(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
+    local: dict[str, Any] = {}
+    if (window := shape.window) is not None:
+        kinds = [LOCAL if layer in window.layers else WHOLE for layer in range(shape.num_layers)]
+        rope = {WHOLE: rope, LOCAL: {"rope_theta": window.rope_theta, "rope_type": "default"}}
+        local = {"sliding_window": window.tokens, "layer_types": kinds}
+    if "query_pre_attn_scalar" in family.reads:
+        local["query_pre_attn_scalar"] = shape.score_width or shape.head_dim
+    return {
+        "model_type": family.model_type,
+        **family.only,
+        **local,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
@@ -165,11 +173,9 @@ def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
         "head_dim": shape.head_dim,
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
-        "rope_parameters": {"rope_theta": shape.rope_theta, "rope_type": "default"},
-        "rope_theta": shape.rope_theta,  # where transformers before 5 and vLLM look
+        "rope_parameters": rope,
+        "rope_theta": shape.rope_theta,  # where transformers before 5 looks
         "rms_norm_eps": shape.rms_norm_eps,
-        "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": shape.tied_embeddings,
-        "use_cache": True,
+        **family.written,
     }

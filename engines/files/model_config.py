@@ -3,57 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.model import NO_BIASES, NOT_RUN, QUERY_BIASES, Head, TransformerShape
+from prefect_rlhf.placement.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
+from prefect_rlhf.placement.families.family import Family
+from prefect_rlhf.placement.families.known import FAMILIES, RUN
+from prefect_rlhf.placement.model import QUERY_BIASES, RopeScaling, SlidingWindow, TransformerShape
 
 MOST_LAYERS = 10_000
 MOST_WIDE = 1 << 20  # of a matrix, and of heads
 MOST_TOKENS = 1 << 30  # of a vocabulary or a context
-ATTENTION_BIASES = (*QUERY_BIASES, "self_attn.o_proj")
-MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-ARCHITECTURES: dict[Head, str] = {
-    "lm": "LlamaForCausalLM",
-    "scalar": "LlamaForSequenceClassification",
-    "lm+scalar": "LlamaForCausalLM",  # the scalar head lies in a file of its own: see `tensor_files`
-}
-"""Those that our engines run, by how they end."""
+LOCAL, WHOLE = "sliding_attention", "full_attention"
+"""Kinds of layers, as transformers calls them."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What transformers takes the models of a `model_type` to be where config.json says nothing; `kind` of NOT_RUN."""
-
-    kind: str
-    context: int
-    head_dim: int | None = None  # None: hidden size over heads
-    tied: bool = False
-    qk_norm: bool = False
-    norms_after: bool = False
-    always_biases: tuple[str, ...] = NO_BIASES
-    heads: int | None = None
-    kv_heads: int | None = None  # None: as many as heads
-    vocabulary: int | None = None
-
-
-_GEMMA3 = Family(
-    "gemma3", 131072, 256, tied=True, qk_norm=True, norms_after=True, heads=8, kv_heads=4, vocabulary=262208
-)
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama", 2048),
-    "mistral": Family("mistral", 131072, kv_heads=8),
-    "qwen2": Family("qwen2", 32768, always_biases=QUERY_BIASES, kv_heads=32),
-    "qwen3": Family("qwen3", 32768, 128, qk_norm=True, kv_heads=32),
-    "gemma": Family("gemma", 8192, 256, tied=True, kv_heads=16),
-    "gemma2": Family("gemma2", 8192, 256, tied=True, norms_after=True, kv_heads=4),
-    "gemma3_text": _GEMMA3,
-}
-"""The dense decoders that can be planned, by `model_type`."""
 
 
 def read_config(folder: Path, role: str) -> dict[str, Any]:
@@ -79,22 +44,20 @@ def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
     """
     if isinstance(config.get("text_config"), dict) and config.get("model_type") == "gemma3":
         config, field = {"model_type": "gemma3_text"} | config["text_config"], f"{field}.text_config"
-    for key in EXPERTS:
-        if isinstance(count := config.get(key), int) and count > 1:
-            raise InvalidInput(f"{field}.{key}", count, "a dense model: no plan is made for a mixture of experts")
-    kind = config.get("model_type", architecture(config).partition("For")[0].lower())
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise InvalidInput(f"{field}.model_type", kind, f"a dense decoder: {', '.join(FAMILIES)}")
-    return shape_of(config, field, FAMILIES[kind])
+    family = _family(config, field, FAMILIES, "a dense decoder")
+    reasons = (f"{error.field.rpartition('.')[2]} {error.seen}" for error in not_run(config, field, family))
+    return shape_of(config, field, family, ", ".join((family.not_run,) if family.not_run else reasons))
 
 
-def architecture(config: dict[str, Any]) -> str:
-    """Return the first of a config's architectures; empty where it names none."""
-    names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
+def runnable_shape(config: dict[str, Any], field: str) -> TransformerShape:
+    """Return the shape of a model that engines run. Raises InvalidInput for one that they do not."""
+    family = _family(config, field, {family.model_type: family for family in RUN}, "a family that runs")
+    for error in not_run(config, field, family):
+        raise error
+    return shape_of(config, field, family)
 
 
-def shape_of(config: dict[str, Any], field: str, family: Family) -> TransformerShape:
+def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = "") -> TransformerShape:
     """Return the shape that a config says, with what the family has where it says nothing."""
     refuse_other_weights(config, field)
     heads = _size(config, "num_attention_heads", field, MOST_WIDE, family.heads)
@@ -102,52 +65,156 @@ def shape_of(config: dict[str, Any], field: str, family: Family) -> TransformerS
     kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, family.kv_heads or heads)
     if heads % kv_heads:
         raise InvalidInput(f"{field}.num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
-    theta = {"rope_theta": config.get("rope_theta") or 10000.0} | rope_settings(config, field)
-    biases = family.always_biases
-    biases += ATTENTION_BIASES if _flag(config, "attention_bias", field, False) and not biases else ()
-    biases += MLP_BIASES if _flag(config, "mlp_bias", field, False) else ()
+    theta = {"rope_theta": config.get("rope_theta") or family.rope_theta} | _rope_settings(config, field)
+    head_dim = _size(config, "head_dim", field, MOST_WIDE, family.head_dim or hidden // heads)
+    num_layers = _size(config, "num_hidden_layers", field, MOST_LAYERS)
     return TransformerShape(
         hidden_size=hidden,
         intermediate_size=_size(config, "intermediate_size", field, MOST_WIDE),
-        num_layers=_size(config, "num_hidden_layers", field, MOST_LAYERS),
+        num_layers=num_layers,
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_size(config, "head_dim", field, MOST_WIDE, family.head_dim or hidden // heads),
+        head_dim=head_dim,
         vocab_size=_size(config, "vocab_size", field, MOST_TOKENS, family.vocabulary),
         max_position_embeddings=_size(config, "max_position_embeddings", field, MOST_TOKENS, family.context),
         rope_theta=_fraction(theta, "rope_theta", field, 1.0, 1e15),
         rms_norm_eps=_fraction({"rms_norm_eps": 1e-6} | config, "rms_norm_eps", field, 0.0, 1.0),
         tied_embeddings=_flag(config, "tie_word_embeddings", field, family.tied),
-        biases=biases,
+        biases=_biases(config, field, family),
         qk_norm=family.qk_norm,
         norms_after=family.norms_after,
-        not_run=_not_run(config, field, family, biases),
+        not_run=reasons,
+        family=family.model_type,
+        rope_scaling=_rope_scaling(config, field),
+        window=_window(config, field, family, num_layers),
+        score_width=_score_width(config, field, family, head_dim),
     )
 
 
-def _not_run(config: dict[str, Any], field: str, family: Family, biases: tuple[str, ...]) -> str:
-    """What our engines do not compute, in words; they refuse a run of it."""
-    reasons = [NOT_RUN[family.kind]]
-    if biases != family.always_biases:
-        reasons.append(f"biases of {', '.join(name.rpartition('.')[2] for name in biases)}")
-    if (kind := rope_kind(config, field)) != "default":
-        reasons.append(f"rope_type {kind}")
-    if family.kind == "llama":
-        if (act := config.get("hidden_act", "silu")) != "silu":
-            reasons.append(f"hidden_act {act}")
-        if architecture(config) not in ARCHITECTURES.values():
-            reasons.append(architecture(config) or "a config without architectures")
-    return ", ".join(filter(None, reasons))
+def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
+    """Yield what of a config our engines do not compute: nothing that changes the function is passed over."""
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else architectures
+    if first is architectures or first not in family.architectures:
+        right = " or ".join(f"[{name}]" for name in family.architectures)
+        yield InvalidInput(f"{field}.architectures", first, f"{right}, as model_type {family.model_type} has it")
+    if set(_biases(config, field, family)) not in (set(), set(QUERY_BIASES)):
+        key = next(key for key in family.bias_switches if config.get(key))
+        yield InvalidInput(f"{field}.{key}", config[key], "false: only queries, keys and values may have biases")
+    for key, right in family.only.items():
+        if config.get(key) is not None and config[key] != right:
+            yield InvalidInput(f"{field}.{key}", config[key], repr(right))
+    yield from _rope_not_run(config, field)
+    yield from _window_not_run(config, field, family)
+    if not family.head_dim_is_free:
+        width, even = config.get("head_dim"), _even_head(config)
+        if width is not None and width != even:
+            yield InvalidInput(f"{field}.head_dim", width, f"{even}, hidden_size over heads: vLLM takes no other")
+    known = READ | HARMLESS | GENERATION | family.keys
+    if config.get("use_sliding_window") is False:
+        known |= {"sliding_window", "max_window_layers"}
+    for key in sorted(config.keys() - known):
+        if not is_off(config[key]) and not key.startswith(NOTES):
+            right = f"no such key: no {family.name} has it; leave it out if it changes nothing"
+            yield InvalidInput(f"{field}.{key}", config[key], right)
 
 
 def refuse_other_weights(config: dict[str, Any], field: str) -> None:
     """Raise InvalidInput for quantised weights, and for code of its own."""
     for key, what in {"quantization_config": "no quantised weights", "auto_map": "no code of its own"}.items():
         if config.get(key):
-            raise InvalidInput(f"{field}.{key}", config[key], f"{what}; only plain weights of the Llama family run")
+            raise InvalidInput(f"{field}.{key}", config[key], f"{what}; only plain weights of a known family run")
 
 
-def rope_settings(config: dict[str, Any], field: str) -> dict[str, Any]:
+def _family(config: dict[str, Any], field: str, among: Mapping[str, Family], what: str) -> Family:
+    for key in EXPERTS:
+        if isinstance(count := config.get(key), int) and count > 1:
+            raise InvalidInput(f"{field}.{key}", count, "a dense model: no plan is made for a mixture of experts")
+    kind = config.get("model_type", _architecture(config).partition("For")[0].lower())
+    if not isinstance(kind, str) or kind not in among:
+        raise InvalidInput(f"{field}.model_type", kind, f"{what}: {', '.join(among)}")
+    return among[kind]
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    """Return the first of a config's architectures; empty where it names none."""
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def _biases(config: dict[str, Any], field: str, family: Family) -> tuple[str, ...]:
+    """Return the matrices of a layer that have a bias."""
+    switched = (names for key, names in family.bias_switches.items() if _flag(config, key, field, False))
+    return sum(switched, family.always_biases)
+
+
+def _even_head(config: dict[str, Any]) -> int | None:
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 else None
+
+
+def _window_not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
+    """Yield a window that some layer has and that is shorter than the context."""
+    if family.window is None:
+        return
+    kinds = config.get("layer_types") if "layer_types" in family.window.others else None
+    if kinds and any(kind != "full_attention" for kind in kinds):
+        other = next(kind for kind in kinds if kind != "full_attention")
+        yield InvalidInput(f"{field}.layer_types", other, "full_attention in every layer")
+    if family.window.switch is not None and not _flag(config, family.window.switch, field, False):
+        return
+    window = config.get("sliding_window", family.window.default)
+    if window is None:
+        return
+    context = _size(config, "max_position_embeddings", field, MOST_TOKENS, family.context)
+    if _size(config, "sliding_window", field, MOST_TOKENS, family.window.default) < context:
+        yield InvalidInput(f"{field}.sliding_window", window, f"null, or {context}, the context: none is active")
+
+
+def _window(config: dict[str, Any], field: str, family: Family, num_layers: int) -> SlidingWindow | None:
+    """Return the layers that see a window of tokens, in a family that has such; None where all see all tokens."""
+    local = family.local_layers
+    if local is None:
+        return None
+    every = _size(config, "sliding_window_pattern", field, MOST_LAYERS, local.every)
+    kinds = config.get("layer_types") or [LOCAL if (n + 1) % every else WHOLE for n in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {LOCAL, WHOLE}:
+        raise InvalidInput(f"{field}.layer_types", kinds, f"{num_layers} of {LOCAL} and {WHOLE}")
+    layers = tuple(number for number, kind in enumerate(kinds) if kind == LOCAL)
+    theta = {"rope_theta": config.get("rope_local_base_freq") or local.rope_theta} | _local_rope(config)
+    tokens = _size(config, "sliding_window", field, MOST_TOKENS, local.tokens)
+    return SlidingWindow(tokens, layers, _fraction(theta, "rope_theta", field, 1.0, 1e15)) if layers else None
+
+
+def _local_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return rotary settings of layers with a window of their own; empty where there are none."""
+    settings = config.get("rope_parameters")
+    of_local = settings.get(LOCAL) if isinstance(settings, dict) else None
+    return of_local if isinstance(of_local, dict) else {}
+
+
+def _score_width(config: dict[str, Any], field: str, family: Family, head_dim: int) -> int | None:
+    """Return the width by whose root scores are divided; None for a head's own."""
+    if "query_pre_attn_scalar" not in family.reads:
+        return None
+    width = _size(config, "query_pre_attn_scalar", field, MOST_WIDE, family.head_dim)
+    return None if width == head_dim else width
+
+
+def _rope_not_run(config: dict[str, Any], field: str) -> Iterator[InvalidInput]:
+    """Yield rotary settings beyond the plain ones and those of Llama 3.1."""
+    rope = _rope_settings(config, field)
+    if (kind := _rope_kind(rope)) not in ("default", "llama3"):
+        yield InvalidInput(f"{field}.rope_type", kind, "'default' or 'llama3' rotary embeddings")
+    of_local = _local_rope(config)
+    if (kind := _rope_kind(of_local)) != "default":
+        yield InvalidInput(f"{field}.rope_parameters.{LOCAL}.rope_type", kind, "'default' rotary embeddings")
+    for key, value in sorted((*rope.items(), *of_local.items()), key=str):
+        if key not in ROPE and not is_off(value) and (key, value) != ("partial_rotary_factor", 1):
+            yield InvalidInput(f"{field}.rope_parameters.{key}", value, "no such key of rotary embeddings")
+
+
+def _rope_settings(config: dict[str, Any], field: str) -> dict[str, Any]:
     """Return rotary settings: `rope_parameters` since transformers 5, `rope_scaling` before.
 
     Of a model whose layers have several, those of layers that attend to all tokens.
@@ -159,11 +226,23 @@ def rope_settings(config: dict[str, Any], field: str) -> dict[str, Any]:
     return of_all if isinstance(of_all, dict) else {}
 
 
-def rope_kind(config: dict[str, Any], field: str) -> Any:
+def _rope_kind(rope: Mapping[str, Any]) -> Any:
     """Return the kind of rotary embeddings; a scaling by 1 is none."""
-    rope = rope_settings(config, field)
     kind = rope.get("rope_type", rope.get("type", "default"))
     return "default" if kind == "linear" and rope.get("factor") == 1 else kind
+
+
+def _rope_scaling(config: dict[str, Any], field: str) -> RopeScaling | None:
+    """Return what `rope_type: llama3` says; None of any other."""
+    rope = _rope_settings(config, field)
+    if _rope_kind(rope) != "llama3":
+        return None
+    place = f"{field}.rope_parameters"
+    low, high = (_fraction(rope, key, place, 1e-6, 1e6) for key in ("low_freq_factor", "high_freq_factor"))
+    if low >= high:
+        raise InvalidInput(f"{place}.high_freq_factor", high, f"more than low_freq_factor, {low:g}")
+    context = _size(rope, "original_max_position_embeddings", place, MOST_TOKENS)
+    return RopeScaling(_fraction(rope, "factor", place, 1.0, 1e6), low, high, context)
 
 
 def _flag(config: dict[str, Any], key: str, field: str, default: bool) -> bool:
@@ -175,7 +254,7 @@ def _flag(config: dict[str, Any], key: str, field: str, default: bool) -> bool:
     return value
 
 
-def _size(config: dict[str, Any], key: str, field: str, most: int, default: int | None = None) -> int:
+def _size(config: Mapping[str, Any], key: str, field: str, most: int, default: int | None = None) -> int:
     value = config.get(key)
     if value is None:
         value = default
@@ -184,8 +263,8 @@ def _size(config: dict[str, Any], key: str, field: str, most: int, default: int 
     return value
 
 
-def _fraction(config: dict[str, Any], key: str, field: str, least: float, most: float) -> float:
-    value = config[key]
+def _fraction(config: Mapping[str, Any], key: str, field: str, least: float, most: float) -> float:
+    value = config.get(key)
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         raise InvalidInput(f"{field}.{key}", value, f"a number of {least:g} to {most:g}")
     return float(value)

@@ -27,15 +27,18 @@ APART = "scalar_head.safetensors"
 """A file beside those of a plain model, with what only we read. The index does not name it, so vLLM passes it over."""
 FORMAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
+_COMPARED_AT_ONCE = 1 << 24
 MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The file of a stored tensor, and its shape."""
+    """The file of a stored tensor, its shape, and where in the file its bytes are."""
 
     file: Path
     shape: tuple[int, ...]
+    start: int
+    num_bytes: int
 
 
 def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
@@ -61,7 +64,21 @@ def _stored_tensor(file: Path, field: str, name: str, entry: Any, data_bytes: in
         raise InvalidInput(field, f"{name} of type {dtype}", "a tensor of type F32, BF16 or F16")
     if length != prod(shape) * FORMAT_BYTES[dtype]:
         raise InvalidInput(field, f"{name} of shape {shape} in {length} bytes of {file.name}", "as many as it needs")
-    return StoredTensor(file, shape)
+    return StoredTensor(file, shape, file.stat().st_size - data_bytes + begin, length)
+
+
+def equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
+    """Return whether two stored tensors are the same, bit for bit."""
+    if (one.shape, one.num_bytes) != (other.shape, other.num_bytes):
+        return False
+    with one.file.open("rb") as left, other.file.open("rb") as right:
+        left.seek(one.start)
+        right.seek(other.start)
+        for passed in range(0, one.num_bytes, _COMPARED_AT_ONCE):
+            size = min(_COMPARED_AT_ONCE, one.num_bytes - passed)
+            if left.read(size) != right.read(size):
+                return False
+    return True
 
 
 class OpenTensors:

@@ -36,6 +36,9 @@ _OF_ENGINE: Mapping[EngineKind, tuple[str, ...]] = MappingProxyType(
             "vllm.v1.worker.cpu_worker",
             "vllm.v1.worker.cpu_model_runner",
             "vllm.model_executor.models.llama",
+            "vllm.model_executor.models.qwen2",
+            "vllm.model_executor.models.qwen3",
+            "vllm.model_executor.models.gemma3",
         ),
         "python": (),
     }

@@ -40,9 +40,10 @@ from prefect_rlhf.engines.megatron.batches import (
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.entropy import token_entropy
 from prefect_rlhf.engines.megatron.generation import Generation
-from prefect_rlhf.engines.megatron.gradient_buffers import sum_gradients, with_gradient_buffers
+from prefect_rlhf.engines.megatron.gradient_buffers import with_gradient_buffers
 from prefect_rlhf.engines.megatron.groups import build_groups
 from prefect_rlhf.engines.megatron.head import token_logprobs, token_values
+from prefect_rlhf.engines.megatron.key_value_copies import KeyValueCopies
 from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.row_group import row_groups
@@ -77,8 +78,9 @@ class MegatronEngine:
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
         else:
-            self._wrapped = with_gradient_buffers(self._model, self._groups)
-            self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups)
+            copies = KeyValueCopies.of(self._model, self._spec.shape, self._groups)
+            self._wrapped = with_gradient_buffers(self._model, self._groups, copies)
+            self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups, copies)
         self._shards = weights.shards(self._model, self._spec, self._groups)
         if command.restore is None:  # else they come from there
             weights.load(self._shards, self._spec)
@@ -283,7 +285,7 @@ class MegatronEngine:
         in_pipeline = self._groups.strategy.pp > 1
         if not work:
             if train:
-                sum_gradients([self._wrapped], pg_collection=self._groups.collection)
+                self._model.config.finalize_model_grads_func([self._wrapped], pg_collection=self._groups.collection)
             return []
 
         def forward(data: Iterator[tuple[MicroBatch, FromHidden]], model: Any) -> tuple[Tensor, Any]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis."""
-    return F.rms_norm(x, weight_H.shape, weight_H, eps)
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis; in the weight's format where that is wider."""
+    return F.rms_norm(x.to(weight_H.dtype), weight_H.shape, weight_H, eps).to(x.dtype)
 
 
 def gated_silu(both: Tensor) -> Tensor:
@@ -22,13 +22,31 @@ def gated_silu(both: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
-    """Rotate queries and keys by tables [S, D / 2], attend causally; return [S, B, G, Q, D]."""
+def gated_gelu(both: Tensor) -> Tensor:
+    """Return gelu(gate) * up of [..., 2F] with gate first; gelu as its tanh makes it."""
+    gate, up = both.chunk(2, dim=-1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: int | None = None) -> Tensor:
+    """Rotate queries and keys by tables [S, D / 2], attend causally; return [S, B, G, Q, D].
+
+    With a window to so many tokens only.
+    """
     length, num_rows, groups, width, dim = qkv_SBGXD.shape
     first, second = qkv_SBGXD[..., :-1, :].chunk(2, dim=-1)
     cos, sin = (table[:, None, None, None] for table in (cos_SD, sin_SD))
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     heads = (rotated[..., :-1, :], rotated[..., -1:, :], qkv_SBGXD[..., -1:, :])
     query, key, value = (x.flatten(2, 3).permute(1, 2, 0, 3) for x in heads)
-    mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    mixed = attention(query, key, value, window)
     return mixed.permute(2, 0, 1, 3).reshape(length, num_rows, groups, width - 2, dim)
+
+
+def attention(query_BHSD: Tensor, key_BGSD: Tensor, value_BGSD: Tensor, window: int | None) -> Tensor:
+    """Attend causally; a token sees `window` tokens, itself included, or all before it."""
+    length = query_BHSD.shape[-2]
+    if window is None or length <= window:
+        return F.scaled_dot_product_attention(query_BHSD, key_BGSD, value_BGSD, is_causal=True, enable_gqa=True)
+    seen_SS = torch.ones(length, length, dtype=torch.bool, device=query_BHSD.device).tril().triu(1 - window)
+    return F.scaled_dot_product_attention(query_BHSD, key_BGSD, value_BGSD, attn_mask=seen_SS, enable_gqa=True)

@@ -46,7 +46,6 @@ class Generation:
         self, model: Transformer, vocab_size: int, groups: Groups, sampling: SamplingSettings, seeds: Sequence[int]
     ) -> None:
         self._model, self._vocab_size, self._groups, self._sampling = model, vocab_size, groups, sampling
-        self._rotary = model.decoder.layers[0].self_attention.rotary
         self._device = next(model.parameters()).device
         self._chooses = groups.is_last_stage and groups.coordinate.tp == 0
         self._kept_mass, self._num_chosen = 0.0, 0
@@ -70,7 +69,7 @@ class Generation:
     def _prefill(self, group: RowGroup) -> _InFlight:
         flight = self._new_flight(group)
         last_hidden = []
-        for tokens_1N, step, last_B in group.prefills(self._rotary):
+        for tokens_1N, step, last_B in group.prefills():
             hidden_N1H = self._forward(tokens_1N, step, flight)
             last_hidden.append(hidden_N1H[last_B, 0])
         self._choose(group, torch.cat(last_hidden), flight)
@@ -78,7 +77,7 @@ class Generation:
 
     def _decode(self, group: RowGroup) -> _InFlight:
         flight = self._new_flight(group)
-        tokens_B1, step = group.decode(self._rotary)
+        tokens_B1, step = group.decode()
         self._choose(group, self._forward(tokens_B1, step, flight)[0], flight)
         return flight
 

@@ -122,6 +122,13 @@ class _GroupsOfWorld:
 _groups = _GroupsOfWorld()
 
 
+def group_of_tp_ranks(groups: Groups, start: int, stop: int) -> dist.ProcessGroup:
+    """Return the group of some ranks of this one's tensor-parallel group, of which it is one; each of them must ask."""
+    strategy, at = groups.strategy, groups.coordinate
+    grid_PDT = torch.tensor(groups.ranks).view(strategy.pp, strategy.dp, strategy.tp)
+    return _group(grid_PDT[at.pp, at.dp, start:stop])
+
+
 @contextmanager
 def only(mesh: dist.ProcessGroup) -> Iterator[None]:
     """Let `mesh` be the world to code that asks torch for its size or gathers objects over it.

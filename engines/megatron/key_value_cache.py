@@ -12,13 +12,14 @@ for each of them, X = Q + 2 (queries, key, value), L places of a slot, D head di
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from prefect_rlhf.engines.megatron.fused import attention
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.megatron.rotary import Rotary, rotate
 
@@ -54,25 +55,22 @@ class Prefill:
     packing: Packing
     cache: KeyValueCache
     slot: int
-    cos_SD: Tensor
-    sin_SD: Tensor
 
     @classmethod
-    def of(cls, lengths_B: Tensor, cache: KeyValueCache, slot: int, rotary: Rotary) -> Prefill:
+    def of(cls, lengths_B: Tensor, cache: KeyValueCache, slot: int) -> Prefill:
         """Make the pass over prompts of these lengths."""
-        length = int(lengths_B.max())
-        return cls(Packing.of(lengths_B, length), cache, slot, *rotary.tables(length, cache.tensor))
+        return cls(Packing.of(lengths_B, int(lengths_B.max())), cache, slot)
 
-    def attend(self, layer: int, qkv_NGXD: Tensor) -> Tensor:
-        """Rotate, keep keys and values, attend causally; return [N, G * Q * D]."""
+    def attend(self, layer: int, qkv_NGXD: Tensor, rotary: Rotary, window: int | None) -> Tensor:
+        """Rotate, keep keys and values, attend causally, or to a window; return [N, G * Q * D]."""
         qkv_SBW = self.packing.spread(qkv_NGXD.flatten(1))
         length, num_rows = qkv_SBW.shape[:2]
         heads_BGXSD = qkv_SBW.view(length, num_rows, *qkv_NGXD.shape[1:]).permute(1, 2, 3, 0, 4).contiguous()
-        rotate(heads_BGXSD[:, :, :-1], self.cos_SD, self.sin_SD)
+        rotate(heads_BGXSD[:, :, :-1], *rotary.tables(length, self.cache.tensor))
         for cached, computed in zip(self.cache.of_layer(layer), heads_BGXSD[:, :, -2:].unbind(2), strict=True):
             cached[self.slot : self.slot + num_rows, :, :length] = computed
         query, key, value = heads_BGXSD[:, :, :-2].flatten(1, 2), heads_BGXSD[:, :, -2], heads_BGXSD[:, :, -1]
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        mixed = attention(query, key, value, window)
         return self.packing.pack(mixed.permute(2, 0, 1, 3).flatten(2))
 
 
@@ -82,33 +80,49 @@ class Decode:
 
     positions_B: Tensor
     slots_B: Tensor  # all rows' slots, to write one place in each
-    cos_B: Tensor  # [B, 1, 1, D / 2]: one angle for all heads
-    sin_B: Tensor
-    mask_B11L: Tensor  # 0 where a row has a token, minus infinity beyond
+    num_places: int  # L
     cache: KeyValueCache
+    shared: dict[Any, Any] = field(default_factory=dict)  # angles and masks, made in the first layer of a kind
 
     @classmethod
-    def at(cls, positions_B: Tensor, num_places: int, cache: KeyValueCache, rotary: Rotary) -> Decode:
-        """Make what all layers share. `num_places` is one more than the largest position."""
-        cos, sin = (table[positions_B][:, None, None] for table in rotary.tables(cache.length, cache.tensor))
-        places = torch.arange(num_places, device=positions_B.device)
-        beyond_B11L = (places > positions_B[:, None])[:, None, None]
-        mask = torch.zeros_like(beyond_B11L, dtype=cache.tensor.dtype).masked_fill_(beyond_B11L, -torch.inf)
+    def at(cls, positions_B: Tensor, num_places: int, cache: KeyValueCache) -> Decode:
+        """Make the pass. `num_places` is one more than the largest position."""
         slots_B = torch.arange(len(positions_B), device=positions_B.device)
-        return cls(positions_B, slots_B, cos, sin, mask, cache)
+        return cls(positions_B, slots_B, num_places, cache)
 
-    def attend(self, layer: int, qkv_BGXD: Tensor) -> Tensor:
-        """Rotate, keep keys and values, attend to all of the row's tokens; return [B, G * Q * D]."""
-        num_rows, num_places = len(qkv_BGXD), self.mask_B11L.shape[-1]
+    def attend(self, layer: int, qkv_BGXD: Tensor, rotary: Rotary, window: int | None) -> Tensor:
+        """Rotate, keep keys and values, attend to the row's tokens, or the last ones; return [B, G * Q * D]."""
+        num_rows, num_places = len(qkv_BGXD), self.num_places
         heads_BGXD = qkv_BGXD.clone()
-        rotate(heads_BGXD[:, :, :-1], self.cos_B, self.sin_B)
+        rotate(heads_BGXD[:, :, :-1], *self._angles(rotary))
         keys, values = self.cache.of_layer(layer)
         keys[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -2]
         values[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -1]
         keys, values = (cached[:num_rows, :, :num_places] for cached in (keys, values))
         # the query heads of a group stand where attention expects positions: they share keys, values and mask
-        mixed = F.scaled_dot_product_attention(heads_BGXD[:, :, :-2], keys, values, attn_mask=self.mask_B11L)
+        mixed = F.scaled_dot_product_attention(heads_BGXD[:, :, :-2], keys, values, attn_mask=self._mask(window))
         return mixed.flatten(1)
+
+    def _angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Return (cos, sin), each [B, 1, 1, D / 2]: one angle for all heads."""
+        if rotary not in self.shared:
+            tables = rotary.tables(self.cache.length, self.cache.tensor)
+            self.shared[rotary] = tuple(table[self.positions_B][:, None, None] for table in tables)
+        return cast(tuple[Tensor, Tensor], self.shared[rotary])
+
+    def _mask(self, window: int | None) -> Tensor:
+        """Return [B, 1, 1, L]: 0 where a row has a token that the new one sees, minus infinity elsewhere."""
+        if window not in self.shared:
+            places, positions_B1 = (
+                torch.arange(self.num_places, device=self.positions_B.device),
+                self.positions_B[:, None],
+            )
+            hidden_BL = places > positions_B1
+            if window is not None:
+                hidden_BL |= places <= positions_B1 - window
+            mask_BL = torch.zeros_like(hidden_BL, dtype=self.cache.tensor.dtype).masked_fill_(hidden_BL, -torch.inf)
+            self.shared[window] = mask_BL[:, None, None]
+        return cast(Tensor, self.shared[window])
 
 
 CachedPass = Prefill | Decode

@@ -1,4 +1,4 @@
-"""The Llama family's layer pieces as drop-ins for Megatron's layer spec.
+"""The layer pieces of dense decoders as drop-ins for Megatron's layer spec.
 
 On CUDA they are torch's own kernels, of `fused`. On CPU each is one autograd function of `cpu.kernels`, with few passes
 over memory, which there costs more than the arithmetic.
@@ -9,10 +9,13 @@ them, X = Q + 2 (queries, key, value), D head dimension.
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.attention import SelfAttention
 from torch import Tensor
@@ -27,9 +30,9 @@ from prefect_rlhf.engines.megatron.rotary import Rotary
 class RotaryAttention(SelfAttention):  # type: ignore[misc]
     """Causal self-attention straight from the fused projection. Rows are right-padded, so no mask is needed."""
 
-    def __init__(self, *args: Any, rotary: Rotary, **options: Any) -> None:
+    def __init__(self, *args: Any, rotary: Rotary, window: int | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.rotary = rotary
+        self.rotary, self.window = rotary, window
 
     def forward(
         self, hidden_states: Tensor, *_: Any, packed_seq_params: Packing | CachedPass, **__: Any
@@ -37,18 +40,28 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
         """Map [S, B, H] or packed [N, 1, H] to the same shape. Megatron passes the packing under its own name."""
         qkv, _ = self.linear_qkv(hidden_states)
         groups, dim = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
-        qkv_NGXD = qkv.view(-1, groups, self.num_attention_heads_per_partition // groups + 2, dim)
+        qkv_NGXD = self._normed(qkv.view(-1, groups, self.num_attention_heads_per_partition // groups + 2, dim))
         if isinstance(packed_seq_params, Packing):
             mixed = self._attend_without_cache(qkv_NGXD, packed_seq_params)
         else:
-            mixed = packed_seq_params.attend(self.layer_number, qkv_NGXD)
+            mixed = packed_seq_params.attend(self.layer_number, qkv_NGXD, self.rotary, self.window)
         return cast(tuple[Tensor, Tensor | None], self.linear_proj(mixed.view(*hidden_states.shape[:2], -1)))
+
+    def _normed(self, qkv_NGXD: Tensor) -> Tensor:
+        """Apply the norms of queries and keys, in models that have them; of copies, so that the projection may go."""
+        if not self.config.qk_layernorm:
+            return qkv_NGXD
+        queries, keys = qkv_NGXD[:, :, :-2].contiguous(), qkv_NGXD[:, :, -2:-1].contiguous()
+        queries = self.q_layernorm(queries)
+        if self.config.softmax_scale is not None:  # attention itself divides by the root of the width
+            queries = queries * (self.config.softmax_scale * math.sqrt(self.hidden_size_per_attention_head))
+        return torch.cat((queries, self.k_layernorm(keys), qkv_NGXD[:, :, -1:]), dim=2)
 
     def _attend_without_cache(self, qkv_NGXD: Tensor, packing: Packing) -> Tensor:
         """Attend in a pass whose gradient may be wanted; return [N, G * Q * D]."""
         qkv_SBW = packing.spread(qkv_NGXD.flatten(1))
         cos, sin = self.rotary.tables(qkv_SBW.shape[0], qkv_SBW)
-        mixed = causal_attention(qkv_SBW.view(*qkv_SBW.shape[:2], *qkv_NGXD.shape[1:]), cos, sin)
+        mixed = causal_attention(qkv_SBW.view(*qkv_SBW.shape[:2], *qkv_NGXD.shape[1:]), cos, sin, self.window)
         return packing.pack(mixed.flatten(2))
 
 
@@ -59,33 +72,52 @@ class NoCoreAttention(torch.nn.Module):
         super().__init__()
 
 
-class GatedSilu(torch.nn.Module):
-    """Activation of the feed-forward layer: silu(gate) * up, [S, B, 2F] to [S, B, F]."""
+class GatedActivation(torch.nn.Module):
+    """Activation of the feed-forward layer: silu(gate) * up, or gelu's; [S, B, 2F] to [S, B, F]."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self._is_silu = config.activation_func is F.silu
 
     def forward(self, both: Tensor) -> Tensor:
         """Apply it to `both`, which holds gate first, then up."""
-        return cast(Tensor, kernels(both).gated_silu(both))
+        of_device = kernels(both)
+        return cast(Tensor, of_device.gated_silu(both) if self._is_silu else of_device.gated_gelu(both))
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm, built the way Megatron's layer spec builds norms."""
+    """Root-mean-square norm, built the way Megatron's layer spec builds norms; its weight may count from 1 on."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
+        self._is_zero_centered = config.layernorm_zero_centered_gamma
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., H] to [..., H]."""
-        return cast(Tensor, kernels(x).rms_norm(x, self.weight, self.eps))
+        weight = self.weight.float() + 1 if self._is_zero_centered else self.weight
+        return cast(Tensor, kernels(x).rms_norm(x, weight, self.eps))
 
 
-def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor) -> Tensor:
-    """Rotate queries and keys, attend causally; return [S, B, G, Q, D].
+class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
+    """Megatron's linear layer that ends attention or the feed-forward layer, and a norm of what comes out."""
+
+    def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **options: Any) -> None:
+        super().__init__(input_size, output_size, config=config, **options)
+        self.norm = RMSNorm(config, output_size, config.layernorm_epsilon)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Map [S, B, input] to [S, B, H]."""
+        made, bias = super().forward(hidden_states)
+        return self.norm(made), bias
+
+
+def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: int | None = None) -> Tensor:
+    """Rotate queries and keys, attend causally, beyond a window to its tokens only; return [S, B, G, Q, D].
 
     Axis X holds, for each key-value head, its Q query heads, the key and the value, as Megatron's projection does.
     """
+    if window is not None and qkv_SBGXD.shape[0] > window:
+        return fused.causal_attention(qkv_SBGXD, cos_SD, sin_SD, window)
     return cast(Tensor, kernels(qkv_SBGXD).causal_attention(qkv_SBGXD, cos_SD, sin_SD))
 
 

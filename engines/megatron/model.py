@@ -5,6 +5,7 @@ Shapes: S tokens of a row, B rows, H hidden, D head dimension.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, cast
 
 import torch
@@ -18,9 +19,16 @@ from torch import Tensor
 
 from prefect_rlhf.engines.megatron.embedding import embed
 from prefect_rlhf.engines.megatron.groups import Groups
-from prefect_rlhf.engines.megatron.layers import GatedSilu, NoCoreAttention, RMSNorm, RotaryAttention
+from prefect_rlhf.engines.megatron.layers import (
+    GatedActivation,
+    NoCoreAttention,
+    NormedRowParallelLinear,
+    RMSNorm,
+    RotaryAttention,
+)
 from prefect_rlhf.engines.megatron.packing import Packing
 from prefect_rlhf.engines.megatron.rotary import Rotary
+from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.layout.layout import padded_vocabulary, stages, vocabulary_rows
 from prefect_rlhf.placement.model import ModelSpec
 
@@ -30,11 +38,15 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Transformer(GPTModel):  # type: ignore[misc]
     """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, where they are needed."""
 
+    embedding_scale: float | None = None
+
     def forward(self, tokens_BS: Tensor, packing: Packing) -> Tensor:
         """Return hidden states, or the next stage's input. Only the first stage looks at the tokens."""
         embedded = None
         if self.pre_process:
             embedded = embed(tokens_BS, self.embedding.word_embeddings.weight, self.pg_collection.tp)
+            if self.embedding_scale is not None:
+                embedded = embedded * self.embedding_scale
         hidden: Tensor = super().forward(tokens_BS, None, None, decoder_input=embedded, packed_seq_params=packing)
         return hidden
 
@@ -66,7 +78,7 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
     layers = stages(shape.num_layers, strategy.pp)[groups.coordinate.pp]
     model = Transformer(
         config,
-        TransformerBlockSubmodules([_layer_spec(spec)] * len(layers), RMSNorm),
+        TransformerBlockSubmodules(_layer_specs(spec, layers), RMSNorm),
         vocab_size=padded_vocabulary(spec, "megatron", strategy.tp),
         max_sequence_length=shape.max_position_embeddings,
         pre_process=groups.is_first_stage,
@@ -75,6 +87,8 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
         share_embeddings_and_output_weights="lm" in spec.head and shape.tied_embeddings,
         pg_collection=groups.collection,
     )
+    if FAMILIES[shape.family].scaled_embedding:
+        model.embedding_scale = float(torch.tensor(math.sqrt(shape.hidden_size), dtype=DTYPES[spec.dtype]))
     if "lm" not in spec.head:
         model.output_layer = None  # Megatron gives the last stage one
     if "scalar" in spec.head and groups.is_last_stage:
@@ -95,21 +109,30 @@ def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
 
 
 def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
-    """Make Megatron's settings for the Llama family, with nothing random and nothing fused that needs CUDA."""
+    """Make Megatron's settings for a dense decoder, with nothing random and nothing fused that needs CUDA.
+
+    Where tp is more than the key-value heads, each rank has a copy of the one that its queries attend to, as if there
+    were tp of them; see `KeyValueCopies`.
+    """
     shape, strategy, dtype = spec.shape, groups.strategy, DTYPES[spec.dtype]
+    family = FAMILIES[shape.family]
     return TransformerConfig(
         num_layers=shape.num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.intermediate_size,
         num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_kv_heads,
+        num_query_groups=max(shape.num_kv_heads, strategy.tp),
         kv_channels=shape.head_dim,
         normalization="RMSNorm",
         layernorm_epsilon=shape.rms_norm_eps,
         gated_linear_unit=True,
-        activation_func=F.silu,
-        use_te_activation_func=True,  # a module of the layer spec: GatedSilu
+        activation_func=F.silu if family.activation == "silu" else F.gelu,
+        use_te_activation_func=True,  # a module of the layer spec: GatedActivation
+        layernorm_zero_centered_gamma=family.zero_centered_norms,
+        softmax_scale=None if shape.score_width is None else shape.score_width**-0.5,
         add_bias_linear=False,
+        add_qkv_bias=bool(shape.biases),
+        qk_layernorm=shape.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=strategy.tp,
@@ -130,15 +153,30 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
     )
 
 
-def _layer_spec(spec: ModelSpec) -> ModuleSpec:
+def _layer_specs(spec: ModelSpec, numbers: range) -> list[ModuleSpec]:
+    """Make Megatron's layers of these numbers; those alike are one."""
+    shape, window = spec.shape, spec.shape.window
+    whole = _layer_spec(spec, Rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling), None)
+    if window is None:
+        return [whole] * len(numbers)
+    local = _layer_spec(spec, Rotary(window.rope_theta, shape.head_dim), window.tokens)
+    return [local if number in window.layers else whole for number in numbers]
+
+
+def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None) -> ModuleSpec:
     """Make Megatron's layer with the pieces of `layers`."""
-    layer = get_gpt_layer_local_spec(normalization="RMSNorm")
+    shape = spec.shape
+    layer = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=shape.qk_norm)
     parts = layer.submodules
     parts.input_layernorm = parts.pre_mlp_layernorm = RMSNorm
     parts.self_attention.module = RotaryAttention
-    parts.self_attention.params["rotary"] = Rotary(spec.shape.rope_theta, spec.shape.head_dim)
+    parts.self_attention.params |= {"rotary": rotary, "window": window}
     parts.self_attention.submodules.core_attention = NoCoreAttention
-    parts.mlp.submodules.activation_func = GatedSilu
+    if shape.qk_norm:
+        parts.self_attention.submodules.q_layernorm = parts.self_attention.submodules.k_layernorm = RMSNorm
+    parts.mlp.submodules.activation_func = GatedActivation
+    if shape.norms_after:
+        parts.self_attention.submodules.linear_proj = parts.mlp.submodules.linear_fc2 = NormedRowParallelLinear
     return layer
 
 
@@ -151,8 +189,12 @@ def _clear_padding(model: Transformer, num_rows: int) -> None:
 
 
 def _mark_split_weights(model: Transformer) -> None:
-    """Say which weights are split over tp: Megatron skips this without initialization, and gradient norms go wrong."""
+    """Say which weights are split over tp: Megatron skips this without initialization, and gradient norms go wrong.
+
+    Of biases it says so always.
+    """
     for name, parameter in model.named_parameters():
-        if "linear" in name or "word_embeddings" in name or "output_layer" in name:
+        is_linear = "linear" in name and not name.endswith(("bias", "norm.weight"))
+        if is_linear or "word_embeddings" in name or "output_layer" in name:
             by_columns = "linear_proj" in name or "linear_fc2" in name
             set_tensor_model_parallel_attributes(parameter, True, 1 if by_columns else 0, 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from prefect_rlhf.engines.engine import Shard, StatePart
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import Groups, only
+from prefect_rlhf.engines.megatron.key_value_copies import KeyValueCopies
 from prefect_rlhf.engines.megatron.optimizer_state import MOMENTS, state_parts
 from prefect_rlhf.placement.errors import EngineFailed, NotFinite
 from prefect_rlhf.placement.model import OptimizerSpec
@@ -23,7 +24,9 @@ from prefect_rlhf.placement.model import OptimizerSpec
 class MainOptimizer:
     """AdamW on this rank's share of the main weights, with linear warm-up and clipping to a global norm."""
 
-    def __init__(self, model: DistributedDataParallel, spec: OptimizerSpec, groups: Groups) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, spec: OptimizerSpec, groups: Groups, copies: KeyValueCopies | None = None
+    ) -> None:
         self._spec = spec
         self._model = model
         self._steps = 0
@@ -42,6 +45,8 @@ class MainOptimizer:
                 raise EngineFailed(
                     f"Megatron took {kind.__module__}.{kind.__name__}: only torch's AdamW scales and clips"
                 )
+            if copies is not None:
+                copies.count_once(part)
         for group in self._chain.param_groups:
             group["fused"] = True  # one pass over memory instead of about ten
 

@@ -6,14 +6,19 @@ Shapes: S positions, D head dimension.
 from __future__ import annotations
 
 import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from torch import Tensor
+
+from prefect_rlhf.placement.model import RopeScaling
 
 
 class Rotary:
     """Cosines and sines, made once for all layers. Rows start at position 0."""
 
-    def __init__(self, theta: float, head_dim: int) -> None:
+    def __init__(self, theta: float, head_dim: int, scaling: RopeScaling | None = None) -> None:
         self._frequencies = 1.0 / theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+        if scaling is not None:
+            self._frequencies = _scaled(self._frequencies, scaling)
         self._longest: tuple[Tensor, Tensor] | None = None
 
     def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,6 +27,13 @@ class Rotary:
             angles = torch.outer(torch.arange(length, dtype=torch.float32), self._frequencies)
             self._longest = (angles.cos().to(like), angles.sin().to(like))
         return self._longest[0][:length], self._longest[1][:length]
+
+
+def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Slow long wavelengths down as Megatron's own embedding does, whose constructor takes the factor alone."""
+    factors = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor
+    scaled: Tensor = RotaryEmbedding._apply_scaling(None, frequencies, *factors, scaling.original_context)
+    return scaled
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill
-from prefect_rlhf.engines.megatron.rotary import Rotary
 from prefect_rlhf.placement.engine_constants import PASS_TOKENS
 
 
@@ -49,23 +48,23 @@ class RowGroup:
         """The positions in the call of the rows that go on."""
         return self.rows[self._going_B.cpu()]
 
-    def prefills(self, rotary: Rotary) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
+    def prefills(self) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
         """Yield tokens [1, N], the pass over them and the place of each prompt's last token, some rows at a time."""
         longest = max(len(prompt) for prompt in self._prompts)
         count = max(1, PASS_TOKENS // longest)
         for slot in range(0, len(self._prompts), count):
             prompts, lengths = self._prompts[slot : slot + count], self._lengths_R[slot : slot + count]
-            prefill = Prefill.of(lengths, self.cache, slot, rotary)
+            prefill = Prefill.of(lengths, self.cache, slot)
             padded_SB = torch.nn.utils.rnn.pad_sequence(prompts)
             last_B = prefill.packing.place_SB[lengths - 1, torch.arange(len(prompts), device=lengths.device)]
             yield padded_SB.flatten()[prefill.packing.token_N][None], prefill, last_B
 
-    def decode(self, rotary: Rotary) -> tuple[Tensor, Decode]:
+    def decode(self) -> tuple[Tensor, Decode]:
         """Return the newest tokens [B, 1], and the pass over them."""
         newest = self.num_steps - 1
         positions_B = self._lengths_R[self._going_B] + newest
         num_places = max(len(prompt) for prompt in self._prompts) + newest + 1
-        return self._tokens_RT[self._going_B, newest, None], Decode.at(positions_B, num_places, self.cache, rotary)
+        return self._tokens_RT[self._going_B, newest, None], Decode.at(positions_B, num_places, self.cache)
 
     def take(self, tokens_B: Tensor, logprobs_B: Tensor) -> None:
         """Give each row that goes on its next token; those that end with it leave."""

@@ -6,6 +6,7 @@ Megatron fuses per rank: qkv holds for each group of query heads its queries, ke
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +15,13 @@ from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.megatron.groups import Groups
 from prefect_rlhf.engines.megatron.model import Transformer
+from prefect_rlhf.placement.families.family import Part
+from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.layout.layout import stages, vocabulary_rows
 from prefect_rlhf.placement.model import ModelSpec
+
+QKV: tuple[Part, Part, Part] = ("queries", "keys", "values")
+"""In the order in which Megatron fuses them."""
 
 
 def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Shard]:
@@ -59,27 +65,48 @@ def _vocabulary(name: str, weight: Tensor, spec: ModelSpec, groups: Groups) -> I
         yield name, Shard(((start, stop), (0, weight.shape[1])), weight.detach()[: stop - start])
 
 
-def _layer_shards(layer: torch.nn.Module, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
+def _layer_shards(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
+    """Yield a layer's parts under the names that the model's family gives them."""
+    weights, biases = dict(_parts(layer, spec, groups)), {}
+    if layer.self_attention.linear_qkv.bias is not None:
+        biases = dict(_qkv(layer.self_attention.linear_qkv.bias, spec, groups))
+    for weight in FAMILIES[spec.shape.family].layer:
+        yield f"{weight.name}.weight", weights[weight.part]
+        if weight.name in spec.shape.biases:
+            yield f"{weight.name}.bias", biases[weight.part]
+
+
+def _parts(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part, Shard]]:
     attention, mlp = layer.self_attention, layer.mlp
-    yield "input_layernorm.weight", _whole(layer.input_layernorm.weight)  # type: ignore[union-attr, arg-type]
-    yield from _attention_shards(attention.linear_qkv.weight, spec, groups)  # type: ignore[union-attr, arg-type]
-    yield "self_attn.o_proj.weight", _split(attention.linear_proj.weight, 1, groups)  # type: ignore[union-attr, arg-type]
-    yield "post_attention_layernorm.weight", _whole(layer.pre_mlp_layernorm.weight)  # type: ignore[union-attr, arg-type]
-    gate, up = mlp.linear_fc1.weight.detach().chunk(2)  # type: ignore[union-attr, operator]
-    yield "mlp.gate_proj.weight", _split(gate, 0, groups)
-    yield "mlp.up_proj.weight", _split(up, 0, groups)
-    yield "mlp.down_proj.weight", _split(mlp.linear_fc2.weight, 1, groups)  # type: ignore[union-attr, arg-type]
+    yield "norm_before_attention", _whole(layer.input_layernorm.weight)
+    yield from _qkv(attention.linear_qkv.weight, spec, groups)
+    if spec.shape.qk_norm:
+        yield "query_norm", _whole(attention.q_layernorm.weight)
+        yield "key_norm", _whole(attention.k_layernorm.weight)
+    yield "attention_output", _split(attention.linear_proj.weight, 1, groups)
+    if spec.shape.norms_after:
+        yield "norm_after_attention", _whole(attention.linear_proj.norm.weight)
+        yield "norm_after_feed_forward", _whole(mlp.linear_fc2.norm.weight)
+    yield "norm_before_feed_forward", _whole(layer.pre_mlp_layernorm.weight)
+    gate, up = mlp.linear_fc1.weight.detach().chunk(2)
+    yield "gate", _split(gate, 0, groups)
+    yield "up", _split(up, 0, groups)
+    yield "down", _split(mlp.linear_fc2.weight, 1, groups)
 
 
-def _attention_shards(qkv: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
-    """Yield queries, keys and values out of the fused weight: [groups, rows of one group, hidden] sliced by rows."""
-    shape = spec.shape
-    per_group = shape.num_attention_heads // shape.num_kv_heads * shape.head_dim
-    grouped = qkv.detach().view(-1, per_group + 2 * shape.head_dim, shape.hidden_size)
-    for name, view in zip("qkv", torch.split(grouped, [per_group, shape.head_dim, shape.head_dim], dim=1), strict=True):
-        rows = view.shape[0] * view.shape[1]
-        start = groups.coordinate.tp * rows
-        yield f"self_attn.{name}_proj.weight", Shard(((start, start + rows), (0, shape.hidden_size)), view)
+def _qkv(fused: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part, Shard]]:
+    """Yield queries, keys and values out of a fused weight or bias: [groups, rows of one group, ...] sliced by rows.
+
+    With more tp ranks than key-value heads, several hold the same head.
+    """
+    shape, (tp, index) = spec.shape, (groups.strategy.tp, groups.coordinate.tp)
+    queries = shape.num_attention_heads // max(shape.num_kv_heads, tp) * shape.head_dim
+    grouped = fused.detach().view(-1, queries + 2 * shape.head_dim, *fused.shape[1:])
+    views = torch.split(grouped, [queries, shape.head_dim, shape.head_dim], dim=1)
+    first_heads = shape.num_attention_heads * index // tp, *(shape.num_kv_heads * index // tp,) * 2
+    for part, view, first in zip(QKV, views, first_heads, strict=True):
+        start, rows = first * shape.head_dim, view.shape[0] * view.shape[1]
+        yield part, Shard(((start, start + rows), *((0, size) for size in fused.shape[1:])), view)
 
 
 def _split(weight: Tensor, axis: int, groups: Groups) -> Shard:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
-from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -15,7 +15,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 
 def shards(model: Any) -> dict[str, Shard]:
-    """Return every weight of a Llama-family vLLM model as regions of its Hugging Face parameters.
+    """Return every weight of a dense vLLM model as regions of its Hugging Face parameters.
 
     The views are slices of vLLM's storage, so writing them is writing the model. A tied lm_head is no parameter.
     """
@@ -40,7 +40,7 @@ def _shards_of(name: str, module: nn.Module) -> Iterator[tuple[str, Shard]]:
     elif isinstance(module, VocabParallelEmbedding):  # ParallelLMHead is one too
         start, stop = module.shard_indices.org_vocab_start_index, module.shard_indices.org_vocab_end_index
         yield f"{name}.weight", _rows(start, module.weight.data[: stop - start])
-    elif isinstance(module, RMSNorm):
+    elif isinstance(module, RMSNorm | GemmaRMSNorm):
         yield f"{name}.weight", _rows(0, module.weight.data)
 
 
@@ -48,11 +48,12 @@ def _qkv(prefix: str, module: QKVParallelLinear) -> Iterator[tuple[str, Shard]]:
     """Yield the rows of one rank: its query, key and value heads (shared with neighbours when tp > kv heads)."""
     queries = module.num_heads * module.head_size
     keys = module.num_kv_heads * module.head_size
-    q, k, v = module.weight.data.split([queries, keys, keys])
     kv_start = module.tp_rank // module.num_kv_head_replicas * keys
-    yield f"{prefix}q_proj.weight", _rows(module.tp_rank * queries, q)
-    yield f"{prefix}k_proj.weight", _rows(kv_start, k)
-    yield f"{prefix}v_proj.weight", _rows(kv_start, v)
+    starts = module.tp_rank * queries, kv_start, kv_start
+    for kind, fused in (("weight", module.weight), ("bias", module.bias)):
+        parts = () if fused is None else fused.data.split([queries, keys, keys])
+        for name, start, part in zip("qkv", starts, parts, strict=False):  # no parts without a bias
+            yield f"{prefix}{name}_proj.{kind}", _rows(start, part)
 
 
 def _gate_up(prefix: str, module: MergedColumnParallelLinear) -> Iterator[tuple[str, Shard]]:
@@ -71,4 +72,4 @@ def _check_complete(model: nn.Module, by_name: dict[str, Shard]) -> None:
     viewed = {shard.view.untyped_storage().data_ptr() for shard in by_name.values()}
     for name, parameter in model.named_parameters():
         if parameter.untyped_storage().data_ptr() not in viewed:
-            raise InvalidInput("model", name, "the parameters of the Llama family without biases")
+            raise InvalidInput("model", name, "the parameters of a family that runs")

@@ -84,17 +84,19 @@ def call_bytes(
         stages = {0, execution.strategy.pp - 1}
         by_stage = (call_bytes(work, execution, sizes, engine, end, max_length, on_cpu) for end in stages)
         return max(by_stage, key=lambda num_bytes: num_bytes.total)
+    on_device = sizes.on(execution.strategy.tp)
     if work.others:  # of one row set at a time there is a micro-batch; the rows of all are there
         alone = [replace(part, others=()) for part in work.parts]
         rows = sum(call_bytes(part, execution, sizes, engine, stage, max_length, on_cpu).rows for part in alone)
         made = [
-            _Active(part, execution, sizes, stage, max_length or work.workload.longest, on_cpu) for part in work.parts
+            _Active(part, execution, on_device, stage, max_length or work.workload.longest, on_cpu)
+            for part in work.parts
         ]
         static = static_bytes(execution, sizes, True, stage)
         return replace(max((active.train(static) for active in made), key=lambda num_bytes: num_bytes.total), rows=rows)
     trains = work.kind == "train_step"
     static = static_bytes(execution, sizes, trains, stage)
-    active = _Active(work, execution, sizes, stage, max_length or work.workload.longest, on_cpu)
+    active = _Active(work, execution, on_device, stage, max_length or work.workload.longest, on_cpu)
     if work.kind == "generate":
         return active.generate(static, engine)
     return active.train(static) if trains else active.infer(static)
@@ -220,11 +222,17 @@ class _Active:
         """Bytes that a token keeps in a layer: two norms' inputs and outputs, heads, attention twice, feed-forward."""
         sizes = self.sizes
         split = 3 * sizes.queries + 2 * sizes.keys + 3 * sizes.inner
+        if sizes.qk_norm:  # what their norms were given
+            split += sizes.queries + sizes.keys
         if not self.on_cpu:  # torch's kernels keep the rotated queries and keys, and silu(gate), besides
             split += sizes.queries + sizes.keys + sizes.inner
             split += sizes.queries if sizes.heads > sizes.kv_heads else 0  # apart from the keys that several share
-        small = 2 * 4 + 4 * sizes.heads / self._tp  # the norms' and attention's float32 statistics
-        whole = 4 * sizes.hidden / self.execution.sequence_split
+        if sizes.window is not None and self._length > sizes.window and self.on_cpu:  # by torch's kernels, as on CUDA
+            split += sizes.queries + sizes.keys
+        heads = sizes.heads + (sizes.heads + sizes.kv_heads if sizes.qk_norm else 0)
+        num_norms = 4 if sizes.norms_after else 2
+        small = num_norms * 4 + 4 * heads / self._tp  # the norms' and attention's float32 statistics
+        whole = (num_norms + 2) * sizes.hidden / self.execution.sequence_split  # of those after, the inputs alone
         return int((whole + split / self._tp) * sizes.item + small)
 
     @property

@@ -77,7 +77,7 @@ class DatasheetTimes:
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
         """See LayerTimes. Weights and cache are read once per token: memory-bound (ReaL, section 8.4)."""
-        sizes, bandwidth = self.sizes, self.links.device
+        sizes, bandwidth = self.sizes.on(tp), self.links.device
         weights = sizes.layer_matrices / tp * sizes.item / bandwidth
         cache = rows * context * sizes.cache_bytes_per_token(tp) / bandwidth
         moved = self.passes * rows * sizes.hidden * sizes.item / bandwidth
@@ -116,7 +116,7 @@ class DatasheetTimes:
         return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
 
     def _layer(self, rows: float, length: float, tp: int, split: int, passes: int) -> Seconds:
-        sizes, tokens = self.sizes, rows * length
+        sizes, tokens = self.sizes.on(tp), rows * length
         flops = tokens * (2 * sizes.layer_matrices + 4 * self.attended * sizes.queries * length) / tp
         compute = passes * flops / self.flops
         weights = passes * sizes.layer_matrices / tp * sizes.item / self.links.device

@@ -128,7 +128,8 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     holders: dict[tuple[int, int], list[Device]] = defaultdict(list)
     parts: dict[Device, set[tuple[int, int]]] = {}
     for device, at in device_coordinates(source):
-        parts[device] = {(at.pp, at.tp), (at.pp, _UNSPLIT)}
+        keys_part = _keys_part(at.tp * min(source.strategy.tp, sizes.kv_heads) // source.strategy.tp)
+        parts[device] = {(at.pp, at.tp), (at.pp, _UNSPLIT), (at.pp, keys_part)}
         for part in parts[device]:
             holders[part].append(device)
 
@@ -163,11 +164,24 @@ def _needed(
 ) -> Mapping[tuple[int, int], float]:
     """Return the elements that a (stage, tp part) of the target takes from each of the source."""
     taken: dict[tuple[int, int], float] = {}
+    keys = sizes.keys_and_values
+    of_target, of_source = (min(strategy.tp, sizes.kv_heads) for strategy in (target, source))
     for other, (layers, ends) in _shared_stages(stage, source.pp, target.pp, sizes).items():
         for giver, share in _overlaps(part, target.tp, source.tp).items():
-            taken[other, giver] = share * (layers * sizes.layer_matrices + ends.split)
+            taken[other, giver] = share * (layers * (sizes.layer_matrices - keys) + ends.split)
+        for giver, share in _overlaps(part * of_target // target.tp, of_target, of_source).items():
+            taken[other, _keys_part(giver)] = share * layers * keys
         taken[other, _UNSPLIT] = layers * sizes.layer_norms + ends.whole
     return {key: elements for key, elements in taken.items() if elements}
+
+
+def _keys_part(index: int) -> int:
+    """Return what stands in place of a tp part for the index-th part of keys and values, of which there may be fewer.
+
+    >>> [_keys_part(index) for index in range(3)]
+    [-2, -3, -4]
+    """
+    return _UNSPLIT - 1 - index
 
 
 @dataclass(frozen=True, slots=True)

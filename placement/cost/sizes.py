@@ -28,6 +28,7 @@ class ModelSizes:
     biases: tuple[str, ...] = NO_BIASES
     qk_norm: bool = False
     norms_after: bool = False
+    window: int | None = None
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
@@ -51,11 +52,19 @@ class ModelSizes:
             shape.biases,
             shape.qk_norm,
             shape.norms_after,
+            None if shape.window is None else shape.window.tokens,
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
         """Return the sizes of what an engine holds of the model; see `held_model`."""
         return replace(self, head="lm") if engine == "vllm" and self.head == "lm+scalar" else self
+
+    def on(self, tp: int) -> ModelSizes:
+        """Return the sizes of which each of tp devices holds a tp-th part of what tp splits.
+
+        With more devices than key-value heads each has a copy of one, as if there were tp of them.
+        """
+        return self if tp <= self.kv_heads else replace(self, kv_heads=tp)
 
     @property
     def item(self) -> int:
@@ -71,16 +80,34 @@ class ModelSizes:
         return self.kv_heads * self.head_dim
 
     @property
+    def matrices(self) -> int:
+        """Elements of a layer's matrices alone."""
+        return 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.inner
+
+    @property
     def layer_matrices(self) -> int:
         """Elements of a layer's matrices, and of biases on their rows: what tp splits."""
-        matrices = 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.inner
-        return matrices + sum(rows for name, rows in self._rows.items() if name in self.biases)
+        return self.matrices + sum(rows for name, rows in self._rows.items() if name in self.biases)
 
     @property
     def layer_norms(self) -> int:
         """Elements of a layer's norms, and of biases on what tp ranks add up: what every tp rank holds."""
         norms = (4 if self.norms_after else 2) * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         return norms + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
+
+    def bias_tensors(self, tp: int) -> tuple[int, ...]:
+        """Return the elements of a layer's biases on one of tp devices, fused as the matrices are."""
+        rows = {name: size // tp for name, size in self._rows.items()}
+        rows |= dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), self.hidden)
+        fused = (QUERY_BIASES, ("self_attn.o_proj",), ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",))
+        sums = (sum(rows[name] for name in names if name in self.biases) for names in fused)
+        return tuple(size for size in sums if size)
+
+    @property
+    def keys_and_values(self) -> int:
+        """Elements of the matrices, and of their biases, that make keys and values."""
+        biases = sum(name in self.biases for name in QUERY_BIASES[1:])
+        return self.keys * (2 * self.hidden + biases)
 
     @property
     def _rows(self) -> dict[str, int]:
@@ -111,7 +138,7 @@ class ModelSizes:
         """
         first, last = stage == 0, stage == strategy.pp - 1
         layers = self.stage_layers(strategy.pp, stage)
-        elements = layers * (-(-self.layer_matrices // strategy.tp) + self.layer_norms)
+        elements = layers * (-(-self.on(strategy.tp).layer_matrices // strategy.tp) + self.layer_norms)
         table = -(-self.vocab // strategy.tp) * self.hidden
         if first:
             elements += table

@@ -46,6 +46,8 @@ def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> L
 def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
     """Split heads, feed-forward columns and vocabulary over tp, and the layers over pp as `stages` says.
 
+    With more tp ranks than key-value heads, neighbours hold copies of a head.
+
     `ranks` are in the order of coordinates. The vocabulary is padded to a multiple of tp, so the last ranks may hold
     less of it. The first stage has the embedding, the last the final norm and the output; with tied embeddings and a
     language-model head the last stage has a copy of the embedding too.
@@ -81,17 +83,34 @@ def stages(num_layers: int, pp: int) -> tuple[range, ...]:
     return tuple(range(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
 
 
-def split_by_tp(model: ModelSpec, engine: EngineKind) -> dict[str, int]:
-    """Return what tensor parallelism cuts evenly, with its count: a legal tp divides each."""
+def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
+    """Return what tp should be instead, in words; empty for a tp that splits the model.
+
+    It divides all that is cut evenly. Of key-value heads it may also be a multiple: then several ranks hold a copy of
+    the same head, as in Megatron and vLLM.
+    """
     shape = model.shape
     counts = {
         "attention heads": shape.num_attention_heads,
-        "key-value heads": shape.num_kv_heads,
         "columns of the feed-forward layer": shape.intermediate_size,
     }
     if engine == "vllm":  # pads without asking for tp
         counts["tokens of the padded vocabulary"] = padded_vocabulary(model, engine, 1)
-    return counts
+    for what, count in counts.items():
+        if count % tp:
+            return f"a divisor of the {count} {what}"
+    if not splits_key_value_heads(shape.num_kv_heads, tp):
+        return f"a divisor or a multiple of the {shape.num_kv_heads} key-value heads"
+    return ""
+
+
+def splits_key_value_heads(num_kv_heads: int, tp: int) -> bool:
+    """Return whether tp ranks can share so many key-value heads out, or hold copies of them in equal numbers.
+
+    >>> [tp for tp in range(1, 13) if splits_key_value_heads(4, tp)]
+    [1, 2, 4, 8, 12]
+    """
+    return num_kv_heads % tp == 0 or tp % num_kv_heads == 0
 
 
 def padded_vocabulary(model: ModelSpec, engine: EngineKind, tp: int) -> int:
@@ -112,9 +131,8 @@ def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -
 
 
 def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    for what, count in split_by_tp(model, engine).items():
-        if count % strategy.tp:
-            raise InvalidInput("tp", strategy.tp, f"a divisor of the {count} {what}")
+    if right := wrong_tp(model, engine, strategy.tp):
+        raise InvalidInput("tp", strategy.tp, right)
     if engine == "vllm" and strategy.pp != 1:
         raise InvalidInput("pp", strategy.pp, "1: vllm runs no pipeline here")
     if strategy.pp > model.shape.num_layers:
@@ -137,12 +155,13 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
 
 
 def _region(parameter: Parameter, index: int, tp: int, padded_vocab: int) -> Region:
-    """Return the region of the index-th of tp parts; empty where all of it is padding."""
+    """Return the region of the index-th of tp ranks; empty where all of it is padding."""
     region = [(0, size) for size in parameter.shape]
     if parameter.split_axis is not None:
         size = parameter.shape[parameter.split_axis]
-        part = (padded_vocab if parameter.over_vocabulary else size) // tp
-        region[parameter.split_axis] = _part(index, part, size)
+        parts = min(tp, parameter.most_parts or tp)
+        part = (padded_vocab if parameter.over_vocabulary else size) // parts
+        region[parameter.split_axis] = _part(index * parts // tp, part, size)
     return tuple(region)
 
 

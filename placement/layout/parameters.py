@@ -6,18 +6,25 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+from prefect_rlhf.placement.families.family import axis_length
+from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One weight: its global shape, the axis that tensor parallelism splits, and the layer it belongs to."""
+    """One weight: its global shape, the axis that tensor parallelism splits, and the layer it belongs to.
+
+    `most_parts`, where given, is into how many parts it can be cut: keys and values by whole heads. More tp ranks hold
+    copies of parts, neighbours the same.
+    """
 
     name: str
     shape: tuple[int, ...]
     split_axis: int | None = None
     layer: int | None = None
     over_vocabulary: bool = False
+    most_parts: int | None = None
 
     @property
     def num_elements(self) -> int:
@@ -43,24 +50,10 @@ def num_parameters(model: ModelSpec) -> int:
 
 
 def _layer(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    head = (shape.head_dim,)
-    sizes: dict[str, tuple[tuple[int, ...], int | None]] = {
-        "input_layernorm": ((hidden,), None),
-        "self_attn.q_proj": ((queries, hidden), 0),
-        "self_attn.k_proj": ((keys, hidden), 0),
-        "self_attn.v_proj": ((keys, hidden), 0),
-        **({"self_attn.q_norm": (head, None), "self_attn.k_norm": (head, None)} if shape.qk_norm else {}),
-        "self_attn.o_proj": ((hidden, queries), 1),
-        "post_attention_layernorm": ((hidden,), None),
-        **({"pre_feedforward_layernorm": ((hidden,), None)} if shape.norms_after else {}),
-        "mlp.gate_proj": ((inner, hidden), 0),
-        "mlp.up_proj": ((inner, hidden), 0),
-        "mlp.down_proj": ((hidden, inner), 1),
-        **({"post_feedforward_layernorm": ((hidden,), None)} if shape.norms_after else {}),
-    }
-    for name, (size, axis) in sizes.items():
-        yield Parameter(f"model.layers.{layer}.{name}.weight", size, axis, layer)
-        if name in shape.biases:
-            yield Parameter(f"model.layers.{layer}.{name}.bias", size[:1], 0 if axis == 0 else None, layer)
+    for weight in FAMILIES[shape.family].layer:
+        size, name = tuple(axis_length(axis, shape) for axis in weight.axes), f"model.layers.{layer}.{weight.name}"
+        most = shape.num_kv_heads if weight.axes[0] == "keys" else None
+        yield Parameter(f"{name}.weight", size, weight.split_axis, layer, most_parts=most)
+        if weight.name in shape.biases:
+            axis = 0 if weight.split_axis == 0 else None
+            yield Parameter(f"{name}.bias", size[:1], axis, layer, most_parts=most)

@@ -14,6 +14,7 @@ from math import lcm
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, GRADIENT_BYTES, MAIN_WEIGHT_BYTES
+from prefect_rlhf.placement.families.known import FAMILIES
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.layout.layout import padded_vocabulary
 from prefect_rlhf.placement.mesh import Backend, Device
@@ -28,6 +29,7 @@ OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
 _START = 64  # elements: Megatron aligns each weight in its flat buffer to this
 _BUCKET = 128  # and the buffer's end to a multiple of this and of dp
 _STEP_BYTES = 4  # Adam counts its steps for each weight
+_NORMALIZER_BYTES = 4  # vLLM's factor of scaled embeddings
 _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
 
 
@@ -100,20 +102,24 @@ def _vllm(model: ModelSpec, tp: int, cache_bytes: int, backend: Backend) -> tupl
     sizes, shape = ModelSizes.of(model).held_by("vllm"), model.shape
     vocabulary = padded_vocabulary(model, "vllm", tp)
     tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0))
-    tables = shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers
-    linear = sizes.num_layers * sizes.layer_matrices // tp + vocabulary // tp * sizes.hidden
+    bases = 1 if shape.window is None else 2
+    tables = bases * shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers
+    tables += _NORMALIZER_BYTES if FAMILIES[shape.family].scaled_embedding else 0
+    linear = sizes.num_layers * sizes.on(tp).matrices // tp + vocabulary // tp * sizes.hidden
     packed = linear * sizes.item if backend == "cpu" else 0
     return (("weights", tensors * sizes.item + tables), ("packed weights", packed), ("key-value cache", cache_bytes))
 
 
 def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -> Iterator[int]:
     """Elements of each tensor of a stage on one device; queries, keys and values are one, gate and up another."""
-    first, last = stage == 0, stage == pp - 1
+    first, last, sizes = stage == 0, stage == pp - 1, sizes.on(tp)
     table = vocabulary // tp * sizes.hidden
     if first:
         yield table
     for _ in range(sizes.stage_layers(pp, stage)):
-        yield from (sizes.hidden, sizes.hidden)
+        yield from (sizes.hidden,) * (4 if sizes.norms_after else 2)
+        yield from (sizes.head_dim,) * (2 if sizes.qk_norm else 0)
+        yield from sizes.bias_tensors(tp)
         yield from ((sizes.queries + 2 * sizes.keys) * sizes.hidden // tp, sizes.queries * sizes.hidden // tp)
         yield from (2 * sizes.inner * sizes.hidden // tp, sizes.inner * sizes.hidden // tp)
     if last:

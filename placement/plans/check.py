@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
-from prefect_rlhf.placement.layout.layout import split_by_tp
+from prefect_rlhf.placement.layout.layout import wrong_tp
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind, ExecutionPlan, ModelInstance, Placement, instances
@@ -130,9 +130,8 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[InvalidInput]:
     shape, tp, pp = model.shape, placement.strategy.tp, placement.strategy.pp
-    for what, count in split_by_tp(model, placement.engine).items():
-        if count % tp:
-            yield InvalidInput(_field(call.name, "tp"), tp, f"a divisor of the {count} {what} of {model.role}")
+    if right := wrong_tp(model, placement.engine, tp):
+        yield InvalidInput(_field(call.name, "tp"), tp, f"{right} of {model.role}")
     if pp > shape.num_layers:
         yield InvalidInput(_field(call.name, "pp"), pp, f"at most {shape.num_layers}, the layers of {model.role}")
     if call.kind == "generate" and "lm" not in model.head:

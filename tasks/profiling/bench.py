@@ -22,9 +22,11 @@ from prefect_rlhf.engines.profiling.profiling_rank import STEPS, PassSeconds, Pr
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.families.known import FAMILIES
+from prefect_rlhf.placement.families.llama import LLAMA
 from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import Dtype, ModelSpec, OptimizerSpec, TransformerShape
+from prefect_rlhf.placement.model import NO_BIASES, Dtype, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 
@@ -65,6 +67,9 @@ def powers(first: int, last: int) -> tuple[int, ...]:
 def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
     """Return the tp-th part of a shape, with more layers than caches hold. Raises InvalidInput where tp divides not.
 
+    It is a Llama without biases where its family's heads are as wide as its hidden size says (Qwen 2): a part has fewer
+    heads, each as wide as before.
+
     >>> from prefect_rlhf.placement.known_models import KNOWN_SHAPES
     >>> part = part_of(KNOWN_SHAPES["llama-7b"], 2, "bfloat16")
     >>> part.num_layers, part.num_attention_heads, part.intermediate_size, part.hidden_size
@@ -73,6 +78,8 @@ def part_of(shape: TransformerShape, tp: int, dtype: Dtype) -> TransformerShape:
     for name, count in (("heads", shape.num_attention_heads), ("feed-forward columns", shape.intermediate_size)):
         if count % tp:
             raise InvalidInput("tensor_parallel", tp, f"a divisor of the model's {count} {name}")
+    if not FAMILIES[shape.family].head_dim_is_free:
+        shape = replace(shape, family=LLAMA.model_type, biases=NO_BIASES)
     sizes = ModelSizes.of_shape(shape, dtype=dtype)
     layer_bytes = sizes.layer_matrices // tp * sizes.item
     return replace(

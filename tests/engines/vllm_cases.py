@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, Shard
@@ -79,7 +79,7 @@ class Oracle:
     """transformers' own forward pass, one sequence at a time, without a cache."""
 
     def __init__(self, folder: str) -> None:
-        self.model = LlamaForCausalLM.from_pretrained(folder).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> Tensor:

@@ -35,6 +35,7 @@ PARAMETERS = {
     "gemma-2-2b": 2_614_341_888,
     "gemma-2-9b": 9_241_705_984,
     "gemma-2-27b": 27_227_128_320,
+    "gemma-3-270m": 268_098_176,
     "gemma-3-1b": 999_885_952,
 }
 """As the hub counts the parameters of their safetensors files."""

@@ -30,6 +30,12 @@ def gated_silu(both: Tensor) -> Tensor:
     return apply(both)
 
 
+def gated_gelu(both: Tensor) -> Tensor:
+    """Return gelu(gate) * up of [..., 2F] with gate first; gelu as its tanh makes it."""
+    apply: Callable[..., Tensor] = _GatedGelu.apply
+    return apply(both)
+
+
 def causal_attention(qkv_SBGXD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries and keys by tables [S, D / 2], attend causally; return [S, B, G, Q, D]."""
     apply: Callable[..., Tensor] = _CausalAttention.apply
@@ -89,6 +95,32 @@ class _GatedSilu(torch.autograd.Function):
             torch.mul(above, scratch, out=grad_both_NF[rows, half:])
             torch.mul(above, up, out=scratch)
             torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_both_NF[rows, :half])
+        return grad_both_NF.view(*gradient.shape[:-1], 2 * half)
+
+
+class _GatedGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:
+        both_NF = both.reshape(-1, both.shape[-1])
+        half = both.shape[-1] // 2
+        y_NF = both.new_empty(both_NF.shape[0], half)
+        for rows in _blocks(both_NF):
+            torch.mul(
+                torch.nn.functional.gelu(both_NF[rows, :half], approximate="tanh"), both_NF[rows, half:], out=y_NF[rows]
+            )
+        ctx.save_for_backward(both_NF)
+        return y_NF.view(*both.shape[:-1], half)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (both_NF,) = ctx.saved_tensors
+        half = both_NF.shape[-1] // 2
+        gradient = gradients[0]
+        grad_NF, grad_both_NF = gradient.reshape(-1, half), torch.empty_like(both_NF)
+        for rows in _blocks(both_NF):
+            gate, up, above = both_NF[rows, :half].contiguous(), both_NF[rows, half:], grad_NF[rows]
+            torch.mul(above, torch.nn.functional.gelu(gate, approximate="tanh"), out=grad_both_NF[rows, half:])
+            grad_both_NF[rows, :half] = torch.ops.aten.gelu_backward(above * up, gate, approximate="tanh")
         return grad_both_NF.view(*gradient.shape[:-1], 2 * half)
 
 

@@ -59,10 +59,14 @@ class CpuKernels:
 
 
 def _rms_norm(norm: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-    """Call vLLM's own kernel for CPU, in place of eight small operations; like them it may overwrite x and residual."""
+    """Call vLLM's own kernel for CPU, in place of eight small operations; like them it may overwrite x and residual.
+
+    It takes rows one after another for granted: queries and keys, which have norms of their own, are views.
+    """
     if residual is None:
-        out = torch.empty_like(x)
-        torch.ops._C.rms_norm(out, x, norm.weight, norm.variance_epsilon)
+        rows = x.contiguous()
+        out = torch.empty_like(rows)
+        torch.ops._C.rms_norm(out, rows, norm.weight, norm.variance_epsilon)
         return out
     torch.ops._C.fused_add_rms_norm(x, residual, norm.weight, norm.variance_epsilon)
     return x, residual

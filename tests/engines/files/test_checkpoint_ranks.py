@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import two_heads
+from family_cases import make_family
 from megatron_cases import OPTIMIZER, Case
 from safetensors.torch import load_file
 
@@ -44,6 +45,8 @@ PAIRS = [
     ("dp2 pp2", "dp3", "tied"),
     ("tp2 pp2", "dp2 tp2", "scalar"),
     ("dp2 pp2", "tp2", "two heads"),
+    ("dp2 tp2", "pp2", "qwen2"),
+    ("pp2", "dp2 tp2", "qwen3"),
 ]
 
 
@@ -54,6 +57,8 @@ def folders(tmp_path_factory):
         "tied": cases.make_folder(root / "tied"),
         "untied": cases.make_folder(root / "untied", tied=False),
         "scalar": cases.make_folder(root / "scalar", scalar=True, layers=2, hidden=64, tied=False),
+        "qwen2": make_family(root / "qwen2", "qwen2", 1),  # one key-value head, and copies of it under tp 2
+        "qwen3": make_family(root / "qwen3", "qwen3", 1),
         "two heads": two_heads.make_two_heads(root / "two", layers=2, hidden=64),
     }
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec, read_shape
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.families import known as families
+from prefect_rlhf.placement.families.config_keys import GENERATION, HARMLESS, NOTES, READ, is_off
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import ModelSpec
 
@@ -21,14 +24,15 @@ SIZES = {
     "num_key_value_heads": 2,
     "vocab_size": 128,
 }
+RUN = {"mistral", "qwen2", "qwen3", "gemma3_text"}  # with these options
 FAMILIES = {
     "llama": {"attention_bias": True, "mlp_bias": True},
-    "mistral": {"sliding_window": None},
-    "qwen2": {"use_sliding_window": False, "sliding_window": 4096},
-    "qwen3": {"head_dim": 32},
+    "mistral": {"sliding_window": None, "architectures": ["MistralForCausalLM"]},
+    "qwen2": {"use_sliding_window": False, "sliding_window": 4096, "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {"head_dim": 32, "architectures": ["Qwen3ForCausalLM"]},
     "gemma": {"head_dim": 32},
     "gemma2": {"head_dim": 32},
-    "gemma3_text": {"head_dim": 32},
+    "gemma3_text": {"head_dim": 32, "architectures": ["Gemma3ForCausalLM"]},
 }
 
 
@@ -48,15 +52,30 @@ def test_the_parameters_are_those_that_transformers_builds(kind, tmp_path):
     shape = read_shape("actor", tmp_path)
     assert {p.name: p.shape for p in parameters(ModelSpec("actor", "", "lm", shape))} == expected
     assert shape.max_position_embeddings == config.max_position_embeddings
-    assert shape.not_run
+    assert bool(shape.not_run) == (kind not in RUN)
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", FAMILIES.keys() - RUN)
 def test_a_run_refuses_what_can_only_be_planned(kind, tmp_path):
-    config = AutoConfig.for_model(kind, **SIZES, **FAMILIES[kind], architectures=[f"{kind}ForCausalLM"])
+    config = AutoConfig.for_model(kind, **SIZES, **FAMILIES[kind], architectures=["LlamaForCausalLM"])
     config.save_pretrained(tmp_path)
-    with pytest.raises(InvalidInput, match="config.json.architectures: got .*, expected the Llama family"):
+    right = "expected false: only" if kind == "llama" else "expected a family that runs: llama, mistral"
+    with pytest.raises(InvalidInput, match=right):
         read_model_spec("actor", tmp_path, "lm")
+
+
+@pytest.mark.parametrize("kind", [family.model_type for family in families.RUN])
+def test_every_key_of_a_config_is_read_or_known_to_change_nothing(kind):
+    """Of all that transformers' class for the family has: one forgotten would be passed over."""
+    config = AutoConfig.for_model(kind)
+    known = READ | HARMLESS | GENERATION | families.FAMILIES[kind].keys
+    assert not [
+        key
+        for key, value in config.to_dict().items()
+        if key not in known and not is_off(value) and not key.startswith(NOTES)
+    ]
+    own, common = ({field.name for field in dataclasses.fields(of)} for of in (config, PreTrainedConfig))
+    assert own - common <= known
 
 
 def test_what_a_config_says_nothing_of_is_as_transformers_has_it(tmp_path):
@@ -78,6 +97,8 @@ SWITCHED_OFF = [
     {"quantization_config": None},
     {"num_local_experts": 0},
     {"hidden_act": "silu"},
+    {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}},
+    {"use_mrope": False, "_attn_implementation_autoset": True, "unsloth_version": "2025.1"},
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import megatron_cases as cases
 import pytest
 import torch
+from family_cases import make_family
 from megatron_cases import OPTIMIZER, Case
 
 from prefect_rlhf.engines.engine import Sequences
@@ -52,13 +53,17 @@ def counted_bytes(case: Case) -> int:
     return call_bytes(work, Execution(Strategy()), ModelSizes.of(case.spec()), stage=0).activations
 
 
-@pytest.mark.parametrize("kv_heads", [2, 4])
-def test_a_layer_on_cuda_keeps_what_is_counted(tmp_path, kv_heads):
+@pytest.mark.parametrize(("kv_heads", "family"), [(2, "llama"), (4, "llama"), (2, "qwen3")])
+def test_a_layer_on_cuda_keeps_what_is_counted(tmp_path, kv_heads, family):
     """Per layer, as the difference of two depths: 4 hidden + 5 queries + 3 keys + 4 inner numbers a token (4 queries
-    where none share a key), and statistics. Rows as nearly equal as rows that must be packed can be."""
+    where none share a key), and statistics; queries and keys once more where they have norms. Rows as nearly equal as
+    rows that must be packed can be."""
     counted, kept = [], []
     for depth in (SHALLOW, DEEP):
-        folder = cases.make_folder(tmp_path / str(depth), layers=depth, hidden=192, kv_heads=kv_heads)
+        if family == "llama":
+            folder = cases.make_folder(tmp_path / str(depth), layers=depth, hidden=192, kv_heads=kv_heads)
+        else:
+            folder = make_family(tmp_path / str(depth), family, kv_heads, num_hidden_layers=depth)
         case = Case(folder, dtype="bfloat16", optimizer=OPTIMIZER)
         counted.append(counted_bytes(case))
         kept.append(saved_bytes(case, [LENGTH] * (ROWS - 1) + [LENGTH - 1]))

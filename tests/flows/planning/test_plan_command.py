@@ -226,11 +226,11 @@ def test_a_folder_needs_nothing_but_its_config(tmp_path):
 
 def test_a_model_that_can_only_be_planned_is_said_so_in_one_line():
     """Roles that share the model share the line; a model that runs has none."""
-    text = question_text(question("actor=Qwen/Qwen2.5-7B", "critic=qwen2.5-7b-instruct"))
+    text = question_text(question("actor=google/gemma-2-9b", "critic=gemma-2-2b"))
     lines = [line for line in text.splitlines() if line.startswith("planned, but not to be run yet")]
     assert [line.partition(": ")[2].partition(",")[0] for line in lines] == [
-        "Qwen/Qwen2.5-7B (actor",
-        "qwen2.5-7b-instruct (critic",
+        "google/gemma-2-9b (actor",
+        "gemma-2-2b (critic",
     ]
     assert "not to be run" not in question_text(question())
 

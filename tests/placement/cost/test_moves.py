@@ -24,7 +24,7 @@ from prefect_rlhf.placement.layout.alignment import overlapping_order
 from prefect_rlhf.placement.layout.layout import held_model, layout_of
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.placement.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Strategy
@@ -34,6 +34,12 @@ LINKS = Links(device=1e12, node=1e11, network=1e10, host=2e10)
 CLUSTER = DeviceMesh(0, 2, 0, 4)
 MESHES = [CLUSTER, *(DeviceMesh(node, 1, 0, 4) for node in (0, 1)), DeviceMesh(0, 1, 0, 2), DeviceMesh(1, 1, 2, 2)]
 SHAPE = replace(SMALL, num_layers=6, num_kv_heads=4, tied_embeddings=False)
+SHAPES = [
+    SHAPE,
+    replace(SHAPE, num_kv_heads=2, biases=QUERY_BIASES, family="qwen2"),
+    replace(SHAPE, num_kv_heads=1, qk_norm=True, family="qwen3"),
+]
+"""Key-value heads that tp splits, and that several of its ranks have copies of."""
 
 
 @st.composite
@@ -47,10 +53,10 @@ def placed(draw, generates=False):
     return ModelInstance("actor", engine, mesh, Strategy(mesh.num_devices // tp // pp, tp, pp), order)
 
 
-@given(placed(), placed(generates=True), st.sampled_from(["lm", "scalar", "lm+scalar"]))
-def test_the_closed_form_moves_what_reshard_moves(source, target, head):
+@given(placed(), placed(generates=True), st.sampled_from(["lm", "scalar", "lm+scalar"]), st.sampled_from(SHAPES))
+def test_the_closed_form_moves_what_reshard_moves(source, target, head, shape):
     """To every device as many bytes from itself, from its node and from other nodes."""
-    model = ModelSpec("actor", "", head, SHAPE)
+    model = ModelSpec("actor", "", head, shape)
     devices = CLUSTER.devices()
     held = held_model(model, target.engine)
     plan = reshard(*(layout_of(instance, held, CLUSTER) for instance in (source, target)), devices)
@@ -65,10 +71,10 @@ def test_the_closed_form_moves_what_reshard_moves(source, target, head):
     assert found == pytest.approx(expected)
 
 
-@given(placed(), placed())
-def test_both_give_about_the_same_seconds(source, target):
+@given(placed(), placed(), st.sampled_from(SHAPES))
+def test_both_give_about_the_same_seconds(source, target, shape):
     """`reshard` chooses one holder for each piece, the closed form spreads them: at most a busier link by chance."""
-    model = ModelSpec("actor", "", "lm", SHAPE)
+    model = ModelSpec("actor", "", "lm", shape)
     devices = CLUSTER.devices()
     plan = reshard(*(layout_of(instance, model, CLUSTER) for instance in (source, target)), devices)
     exact = move_seconds((Flow(devices[p.source], devices[p.target], p.num_elements * 2) for p in plan), LINKS)

@@ -11,6 +11,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.layout import layout_of, megatron_layout, stages, vllm_layout
 from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.mesh import DeviceMesh
+from prefect_rlhf.placement.model import QUERY_BIASES
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import SMALL, SMOLLM2, model
@@ -37,6 +38,19 @@ def test_tp_splits_heads_columns_and_vocabulary_and_repeats_norms():
     assert held["model.norm.weight"] == ((0, 128),)
 
 
+def test_neighbours_hold_copies_of_key_value_heads_that_are_fewer_than_tp():
+    """Of two heads each of four ranks has one; biases follow their matrices."""
+    shape = replace(SMALL, biases=QUERY_BIASES)
+    for make in (megatron_layout, vllm_layout):
+        layout = make(model("actor", shape=shape), Strategy(tp=4), (0, 1, 2, 3))
+        heads = [(0, 32), (0, 32), (32, 64), (32, 64)]
+        for name in ("k_proj", "v_proj"):
+            stem = f"model.layers.3.self_attn.{name}"
+            assert layout.regions[f"{stem}.weight"] == {rank: (head, (0, 128)) for rank, head in enumerate(heads)}
+            assert layout.regions[f"{stem}.bias"] == {rank: (head,) for rank, head in enumerate(heads)}
+        assert layout.regions["model.layers.3.self_attn.q_proj.bias"][3] == ((96, 128),)
+
+
 def test_pp_gives_each_stage_its_layers_and_the_ends_their_own():
     layout = megatron_layout(model("actor", shape=UNTIED), Strategy(pp=2), (0, 1))
     first, last = (set(layout.of_rank(rank)) for rank in (0, 1))
@@ -56,14 +70,17 @@ def test_the_last_stage_has_the_tied_embedding_only_for_a_language_models_output
 
 
 @given(
-    tp=st.sampled_from([1, 2]),
+    tp=st.sampled_from([1, 2, 4]),
     dp=st.integers(1, 3),
     pp=st.sampled_from([1, 2, 3, 4]),
     head=st.sampled_from(["lm", "scalar", "lm+scalar"]),
-    shape=st.sampled_from([SMALL, UNTIED, replace(SMALL, num_layers=5, vocab_size=511)]),
+    shape=st.sampled_from(
+        [SMALL, UNTIED, replace(SMALL, num_layers=5, vocab_size=511), replace(SMALL, num_kv_heads=1)]
+    ),
 )
 def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
-    """Painting what the ranks of one replica hold covers each parameter; split ones exactly once."""
+    """Painting what the ranks of one replica hold covers each parameter; split ones exactly once, but for the copies of
+    key-value heads that are fewer than tp."""
     strategy = Strategy(dp, tp, pp)
     ranks = tuple(range(100, 100 + strategy.num_devices))
     layout = megatron_layout(model("actor", head, shape), strategy, ranks)
@@ -74,6 +91,8 @@ def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
                 if index // tp % dp == replica and rank in layout.regions[name]:
                     painted[tuple(slice(*span) for span in layout.regions[name][rank])] += 1
             copies = tp if len(size) == 1 or name == "score.weight" else 1
+            if "k_proj" in name or "v_proj" in name:
+                copies = max(1, tp // shape.num_kv_heads)
             if name == "model.embed_tokens.weight" and pp > 1 and "lm" in head and shape.tied_embeddings:
                 copies = 2
             assert (painted == copies).all(), name
@@ -123,9 +142,9 @@ def test_ranks_are_positions_in_the_leased_mesh():
     [
         (
             megatron_layout,
-            {"num_kv_heads": 1},
+            {"num_attention_heads": 12, "num_kv_heads": 3},
             Strategy(tp=2),
-            "tp: got 2, expected a divisor of the 1 key-value heads",
+            "tp: got 2, expected a divisor or a multiple of the 3 key-value heads",
         ),
         (megatron_layout, {"num_layers": 3}, Strategy(pp=4), "pp: got 4, expected at most 3, the layers of actor"),
         (vllm_layout, {}, Strategy(pp=2), "pp: got 2, expected 1"),

@@ -72,7 +72,11 @@ BAD = {
         reshaped(num_attention_heads=9, num_kv_heads=3),
         "plan.calls.ref_inference.tp: got 2, expected a divisor of the 9 attention heads of ref",
     ),
-    "tp and key-value heads": (placed(GOOD, "ref_inference", dp=1, tp=4), GRAPH, "of the 2 key-value heads of ref"),
+    "tp and key-value heads": (
+        placed(GOOD, "ref_inference", dp=1, tp=4),
+        reshaped(num_attention_heads=12, num_kv_heads=3),
+        "ref_inference.tp: got 4, expected a divisor or a multiple of the 3 key-value heads of ref",
+    ),
     "tp and feed-forward": (
         placed(GOOD, "ref_inference", dp=2, tp=2),
         reshaped(intermediate_size=255),

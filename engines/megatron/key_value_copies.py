@@ -1,0 +1,66 @@
+"""Copies of key-value heads, where tensor-parallel ranks are more: their gradients add up, and count once in the norm.
+
+Such a rank has one head's keys and values, below its own queries in the fused weight and in its bias. The copies begin
+alike and take the same steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from prefect_rlhf.engines.megatron.groups import Groups, group_of_tp_ranks
+from prefect_rlhf.engines.megatron.model import Transformer
+from prefect_rlhf.placement.model import TransformerShape
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueCopies:
+    """The fused weights and biases of this rank's layers, and the ranks with copies of its key-value head."""
+
+    group: dist.ProcessGroup
+    fused: tuple[Any, ...]
+    num_rows: int  # of keys and values, the last ones
+
+    @classmethod
+    def of(cls, model: Transformer, shape: TransformerShape, groups: Groups) -> KeyValueCopies | None:
+        """Return None where no other rank has this one's heads. Every rank of the mesh must call it."""
+        count = groups.strategy.tp // shape.num_kv_heads
+        if count < 2:
+            return None
+        first = groups.coordinate.tp // count * count
+        layers = [layer.self_attention.linear_qkv for layer in model.decoder.layers]
+        fused = (tensor for layer in layers for tensor in (layer.weight, layer.bias) if tensor is not None)
+        return cls(group_of_tp_ranks(groups, first, first + count), tuple(fused), 2 * shape.head_dim)
+
+    def sum_gradients(self) -> None:
+        """Let every copy have the sum of all copies' gradients."""
+        parts = [tensor.main_grad[-self.num_rows :].view(-1) for tensor in self.fused]
+        flat = torch.cat(parts)
+        dist.all_reduce(flat, group=self.group)
+        for part, summed in zip(parts, torch.split(flat, [len(part) for part in parts]), strict=True):
+            part.copy_(summed)
+
+    def count_once(self, optimizer: Any) -> None:
+        """Let a Megatron DistributedOptimizer leave all copies but the first's out of the gradient's norm."""
+        if self.group.rank() > 0:
+            counted = partial(self._counted, optimizer, optimizer.get_main_grads_for_grad_norm)
+            optimizer.get_main_grads_for_grad_norm = counted
+
+    def _counted(self, optimizer: Any, all_gradients: Any) -> list[Tensor]:
+        """Return the gradients of the norm, cut off where keys and values begin; each is a flat range of a weight's."""
+        ends: dict[int, int] = {}
+        for tensor in self.fused:
+            if tensor in optimizer.model_param_group_index_map:
+                group, place = optimizer.model_param_group_index_map[tensor]
+                main = optimizer.optimizer.param_groups[group]["params"][place]
+                start = optimizer._get_model_param_range_map(tensor)["param"].start
+                queries = tensor.numel() // tensor.shape[0] * (tensor.shape[0] - self.num_rows)
+                ends[id(main.grad)] = max(0, queries - start)
+        gradients: list[Tensor] = all_gradients()
+        return [gradient[: ends.get(id(gradient))] for gradient in gradients]

@@ -1,0 +1,149 @@
+"""The form of a model family: what its config.json may say, and the weights of its layers.
+
+A family is one value of `Family`. Engines, layouts, costs and exports follow it; they know parts and options, no names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from prefect_rlhf.placement.model import NO_BIASES, QUERY_BIASES, Head, TransformerShape
+
+Part = Literal[
+    "norm_before_attention",
+    "queries",
+    "keys",
+    "values",
+    "query_norm",
+    "key_norm",
+    "attention_output",
+    "norm_after_attention",
+    "norm_before_feed_forward",
+    "gate",
+    "up",
+    "down",
+    "norm_after_feed_forward",
+]
+"""The parts of a layer that engines know."""
+Activation = Literal["silu", "gelu_tanh"]
+Axis = Literal["hidden", "queries", "keys", "inner", "head"]
+"""The length of an axis: the hidden size, all query heads, all key-value heads, the feed-forward layer, one head."""
+
+ATTENTION_BIASES = (*QUERY_BIASES, "self_attn.o_proj")
+MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A weight of a layer: its part, its name in a checkpoint's layer, its axes, and the axis that tp splits."""
+
+    part: Part
+    name: str
+    axes: tuple[Axis, ...]
+    split_axis: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where a config says that tokens see only so many before them: `sliding_window`, unless `switch` is off."""
+
+    default: int | None
+    switch: str | None = None
+    others: tuple[str, ...] = ()  # keys that say which layers have it
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLayers:
+    """Layers that see a window of tokens, with a rotary base of their own; all but each `every`-th, unless listed.
+
+    The keys are `sliding_window`, `layer_types`, `sliding_window_pattern`, `rope_local_base_freq` and, since
+    transformers 5, `sliding_attention` in `rope_parameters`.
+    """
+
+    tokens: int
+    every: int
+    rope_theta: float
+
+
+LOCAL_KEYS = (
+    "sliding_window",
+    "layer_types",
+    "sliding_window_pattern",
+    "rope_local_base_freq",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The models of one `model_type`.
+
+    `name` begins the names of transformers' classes. The numbers are what transformers takes where config.json says
+    nothing; None is hidden size over heads, or as many key-value heads as heads. `bias_switches` are keys which, when
+    true, give the matrices named a bias; `reads` are other keys of its own. `only` has keys whose other values our
+    engines do not run; one that is not there has the value that does run. `written` is what a config.json that we make
+    says besides. `not_run` says in words why models of the family can be planned only; empty: engines run them.
+    """
+
+    model_type: str
+    name: str
+    layer: tuple[Weight, ...]
+    context: int
+    head_dim: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    vocabulary: int | None = None
+    tied: bool = False
+    head_dim_is_free: bool = True  # else vLLM takes hidden size over heads, whatever the config says
+    rope_theta: float = 1e4
+    activation: Activation = "silu"
+    scaled_embedding: bool = False  # by the root of the hidden size
+    zero_centered_norms: bool = False  # they multiply by their weight and 1
+    always_biases: tuple[str, ...] = NO_BIASES
+    bias_switches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    window: Window | None = None
+    local_layers: LocalLayers | None = None
+    classifier: str = ""  # begins the name of the class with a scalar head, where it is another
+    reads: tuple[str, ...] = ()
+    only: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, Any] = field(default_factory=dict)
+    not_run: str = ""
+
+    def architecture(self, head: Head) -> str:
+        """Return the name of transformers' class that ends so; a scalar head beside the other has a file of its own."""
+        if head == "scalar":
+            return f"{self.classifier or self.name}ForSequenceClassification"
+        return f"{self.name}ForCausalLM"
+
+    @property
+    def architectures(self) -> tuple[str, str]:
+        return self.architecture("lm"), self.architecture("scalar")
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of a config.json that this family reads beyond those of all."""
+        window = () if self.window is None else ("sliding_window", self.window.switch or "", *self.window.others)
+        local = LOCAL_KEYS if self.local_layers is not None else ()
+        return frozenset((*self.bias_switches, *self.only, *window, *local, *self.reads))
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys have a norm over the width of a head."""
+        return any(weight.part == "query_norm" for weight in self.layer)
+
+    @property
+    def norms_after(self) -> bool:
+        """Whether attention and feed-forward layer have a norm after them too."""
+        return any(weight.part == "norm_after_attention" for weight in self.layer)
+
+
+def axis_length(axis: Axis, shape: TransformerShape) -> int:
+    """Return the length of an axis in a model of this shape."""
+    return {
+        "hidden": shape.hidden_size,
+        "queries": shape.num_attention_heads * shape.head_dim,
+        "keys": shape.num_kv_heads * shape.head_dim,
+        "inner": shape.intermediate_size,
+        "head": shape.head_dim,
+    }[axis]
