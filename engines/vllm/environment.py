@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 import torch
 
@@ -22,13 +23,22 @@ def settle() -> None:
 
 
 def survive_scan() -> None:
-    """Give llvmlite's library, which has a function by every name asked for, a `__dict__` that is one.
+    """Let vLLM pass over whatever another library keeps in the process and refuses to be looked into.
 
-    Building an engine on a CPU, vLLM looks into the `__dict__` of whatever any module of the process holds, and numba
-    (the search of plans) may have loaded llvmlite.
+    Building an engine on a CPU, vLLM asks all that any module holds for a `__dict__`. A proxy of Flask's raises a
+    RuntimeError then, and llvmlite's library, which has a function by every name, gives one.
     """
-    if "llvmlite.binding.ffi" in sys.modules:
-        sys.modules["llvmlite.binding.ffi"].lib._fntab.setdefault("__dict__", {})
+    from vllm.triton_utils import dispatcher
+
+    dispatcher.hasattr = _has  # its own name is found before the built-in function
+
+
+def _has(value: object, name: str) -> bool:
+    try:
+        found = getattr(value, name)
+    except Exception:  # noqa: BLE001  whatever a proxy raises, it holds no kernel
+        return False
+    return name != "__dict__" or isinstance(found, Mapping)
 
 
 def _settle_cpu() -> None:

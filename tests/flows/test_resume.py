@@ -276,6 +276,8 @@ def test_under_another_plan_the_rest_is_the_same_within_rounding(parameters, who
         one, other = (load_file(run_dir / role / "model.safetensors") for run_dir in (whole, resumed))
         assert max(float((values - other[name]).abs().max()) for name, values in one.items()) < TOLERANCE
     for one, other in zip(metrics_of(whole), metrics_of(resumed), strict=True):
+        for name in [name for name in one if name.endswith("clip_fraction")]:
+            assert abs(one.pop(name) - other.pop(name)) < 0.02, "one token of some hundred is at the limit"
         assert other == pytest.approx(one, abs=1e-4, rel=1e-4)
 
 

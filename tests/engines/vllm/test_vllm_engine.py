@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from dataclasses import replace
 
 import pytest
@@ -55,11 +56,16 @@ def oracle(folders):
     return Oracle(folders[0])
 
 
-def test_numba_in_the_process_does_not_stop_vllm():
-    """The search of plans loads it where a run of one device then builds its engine."""
+def test_what_other_libraries_keep_in_the_process_does_not_stop_vllm(monkeypatch):
+    """The search of plans loads numba, and a proxy as Flask's refuses every question."""
     import numba  # noqa: F401  what counts is that it is loaded
     from vllm.triton_utils.dispatcher import _rebind_kernels
 
+    class Refusing:
+        def __getattribute__(self, name):
+            raise RuntimeError("outside of a request")
+
+    monkeypatch.setattr(sys.modules[__name__], "PROXY", Refusing(), raising=False)
     survive_scan()
     _rebind_kernels([])
 

@@ -27,12 +27,14 @@ from tests.strategies import ppo
 HALF_A_CORE = ((1, 2, 4), (1.0, 1.25, 2.5))
 """Of four devices on two cores: alone, two of them and all of them."""
 WORKS = (("inference", "megatron"), ("train_step", "megatron"), ("generate", "vllm"), ("move", "megatron"))
-IN_VLLM = tuple(replace(one, engine="vllm") for one in PROFILE.measurements)
+FOUR_WAYS = tuple(replace(one, tp=4) for one in PROFILE.measurements if one.tp == 2)
+IN_MEGATRON = PROFILE.measurements + FOUR_WAYS
+IN_VLLM = tuple(replace(one, engine="vllm") for one in IN_MEGATRON)
 SHARED = replace(
     PROFILE,
     num_devices=4,
     call_seconds=(),
-    measurements=PROFILE.measurements + IN_VLLM,
+    measurements=IN_MEGATRON + IN_VLLM,
     slow_downs=tuple(SlowDown(*work, *HALF_A_CORE, 2.5) for work in WORKS),
 )
 NODE = Hardware(DATASHEETS["h100"], 4)
