@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -40,6 +41,12 @@ class Lease:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind))
+
+    @property
+    def devices_of_nodes(self) -> tuple[int, ...]:
+        """The number of leased devices on each of its nodes, in order."""
+        nodes = Counter(device.node for device in self.devices)
+        return tuple(nodes[node] for node in sorted(nodes))
 
     def require(self, mesh: DeviceMesh, doing: str) -> None:
         """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prefect_rlhf.engines.gang.messages import Reply
 from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFailed, RlhfError
 
 
-def raise_first_failure(replies: Mapping[int, Reply], doing: str) -> None:
+def raise_first_failure(
+    replies: Mapping[int, Reply], doing: str, name: Callable[[int], str] = "rank {}".format
+) -> None:
     """Raise the failure that explains the others: a broken collective is the echo of another rank's trouble."""
     errors: dict[int, Exception] = {}
     for rank, reply in sorted(replies.items()):
@@ -18,16 +20,16 @@ def raise_first_failure(replies: Mapping[int, Reply], doing: str) -> None:
             logging.getLogger(__name__).debug("rank %d in %s:\n%s", rank, doing, reply.traceback)
     if errors:
         rank = min(errors, key=lambda rank: (isinstance(errors[rank], CollectiveFailed), rank))
-        raise _with_rank(errors[rank], rank, doing, replies[rank].traceback)
+        raise _with_rank(errors[rank], name(rank), doing, replies[rank].traceback)
 
 
-def _with_rank(error: Exception, rank: int, doing: str, traceback: str) -> Exception:
+def _with_rank(error: Exception, rank: str, doing: str, traceback: str) -> Exception:
     """Return the same error, saying where it happened; an InvalidInput says what to change, so it only gets a note."""
     if isinstance(error, RankFailed):
-        failure = type(error)(f"rank {rank} failed in {doing}: {error}")
+        failure = type(error)(f"{rank} failed in {doing}: {error}")
         failure.traceback = traceback
         return failure
     if isinstance(error, RlhfError) and not isinstance(error, InvalidInput):
-        return type(error)(f"rank {rank}: {error}")
-    error.add_note(f"on rank {rank} in {doing}")
+        return type(error)(f"{rank}: {error}")
+    error.add_note(f"on {rank} in {doing}")
     return error

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerSettings:
-    """File descriptors that the fork server inherits: `pipes[r]` are rank r's, one for each resource of its device,
-    `listener` the socket of the rendezvous; and the modules that forked ranks find imported."""
+    """File descriptors that the fork server inherits: `pipes[r]` are the r-th rank's, one for each resource of its
+    device, `listener` the socket of the world's store, on the node of rank 0; and the modules that forked ranks find
+    imported.
+    """
 
     method: StartMethod
     lifeline: int
     deaths: int
-    listener: int
+    listener: int | None
     pipes: tuple[tuple[int, ...], ...]
     preload: tuple[str, ...]
 
@@ -39,7 +41,8 @@ class ForkServerSettings:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return (self.lifeline, self.deaths, self.listener, *chain.from_iterable(self.pipes))
+        listener = () if self.listener is None else (self.listener,)
+        return (self.lifeline, self.deaths, *listener, *chain.from_iterable(self.pipes))
 
 
 def main(settings: ForkServerSettings) -> None:
@@ -62,7 +65,7 @@ def main(settings: ForkServerSettings) -> None:
 def _start(settings: ForkServerSettings, rank: int) -> int:
     """Fork a rank, or spawn a fresh interpreter: CUDA does not survive a fork, nor do libraries that touch it."""
     pipes, listener = settings.pipes[rank], settings.listener if rank == 0 else None
-    inherited = {*pipes, settings.lifeline, listener}
+    inherited = {*pipes, settings.lifeline, *(() if listener is None else (listener,))}
     if settings.method == "spawn":
         for descriptor in settings.descriptors:
             os.set_inheritable(descriptor, descriptor in inherited)

@@ -13,6 +13,15 @@ StartMethod = Literal["fork", "spawn"]
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """How rank processes start, what forked ones find imported, and what is added to their environment."""
+
+    method: StartMethod
+    preload: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class GangSettings:
     """The rank processes of a gang: how many, what they are, and how they start.
 
@@ -30,12 +39,20 @@ class GangSettings:
     preload: tuple[str, ...] = modules_of(ENGINES)
     method: StartMethod | None = None  # None: fork, but spawn on CUDA, which does not survive a fork
 
+    @property
+    def processes(self) -> ProcessSettings:
+        """What is known of the processes before they know what they are."""
+        method = self.method or ("spawn" if self.device == "cuda" else "fork")
+        return ProcessSettings(method, self.preload, self.environment)
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to a rank: who it is and where its world meets."""
+    """The first message to a rank: who it is, which device of its node it has, and where its world meets."""
 
     rank: int
+    device: int
+    host: str
     port: int
     gang: GangSettings
 

@@ -1,8 +1,8 @@
-"""The choice of a gang: in this process for one rank, else a process for each."""
+"""The choice of a gang: in this process for one rank, else a process for each; through Ray over several nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -12,6 +12,7 @@ from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.preload import ENGINES, modules_of
 from prefect_rlhf.engines.gang.protocol import Gang
+from prefect_rlhf.engines.gang.ray import RayGang
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.modules import IN_RANK
@@ -33,23 +34,25 @@ FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
 
 
 def open_gang(
-    size: int,
+    ranks_of_nodes: Sequence[int],
     environment: Mapping[str, str] | None = None,
     *,
     rank_factory: Callable[[int, int], object] = Rank,
     device: Backend | None = None,
     engines: Iterable[EngineKind] = ENGINES,
 ) -> Gang:
-    """Start `size` ranks on this machine: in this process when it is one, else a process for each.
+    """Start ranks, so many on each node: in this process when it is one, else a process for each.
 
+    One node is this machine. Several are nodes of the Ray cluster of RAY_ADDRESS; see `RayGang` for what that raises.
     Only `engines` are imported before there is work for them, so that others need not be installed.
 
     `environment` is added to the ranks'; close the gang when done. The device is CUDA where there is one.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}
-    if size == 1:
+    if tuple(ranks_of_nodes) == (1,):
         return InProcessGang(rank_factory, device=device, environment=ranks)
     single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)
-    return LocalGang(GangSettings(size, rank_factory, device, environment=single_threaded, preload=preload))
+    settings = GangSettings(sum(ranks_of_nodes), rank_factory, device, environment=single_threaded, preload=preload)
+    return LocalGang(settings) if len(ranks_of_nodes) == 1 else RayGang(settings, ranks_of_nodes)

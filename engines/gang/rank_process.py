@@ -27,6 +27,9 @@ from prefect_rlhf.engines.gang.messages import Reply, Request, Start
 
 _COLLECTIVE = timedelta(hours=2)  # one rank may wait long for another at work; the call's deadline is the real limit
 
+GONE = (EOFError, ConnectionError, TimeoutError)
+"""What a pipe says when the controller, or the node it is on, can no longer be reached."""
+
 
 def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
     """Serve `pipes`, in the order of RESOURCES.
@@ -60,7 +63,7 @@ def serve(connections: Sequence[Connection[Reply, Request]], listener: int | Non
             threading.Thread(target=serve_beside, args=(other, target, start), daemon=True).start()
         send(connection, Reply())
         reply_to_all(connection, target)
-    except EOFError:
+    except GONE:
         return
     except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: say why, then end
         send(connection, Reply(error=as_ours(error), traceback=traceback.format_exc()))
@@ -71,7 +74,7 @@ def serve_beside(connection: Connection[Reply, Request], target: object, start: 
     try:
         use_device(start)
         reply_to_all(connection, target)
-    except EOFError:
+    except GONE:
         return
     except BaseException:  # noqa: BLE001  a thread that died quietly would leave the controller waiting
         traceback.print_exc()
@@ -79,7 +82,7 @@ def serve_beside(connection: Connection[Reply, Request], target: object, start: 
 
 
 def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoReturn:
-    """Reply to every request in turn. Raises EOFError when the controller is gone."""
+    """Reply to every request in turn. Raises one of GONE when the controller is gone."""
     while True:
         request: Request = pickle.loads(connection.recv_bytes())
         send(connection, reply_to(request, target))
@@ -89,7 +92,7 @@ def use_device(start: Start) -> None:
     """Set what torch keeps for each thread: the number of its own threads, and the device."""
     torch.set_num_threads(start.gang.num_threads)
     if start.gang.device == "cuda":
-        torch.cuda.set_device(start.rank % torch.cuda.device_count())
+        torch.cuda.set_device(start.device % torch.cuda.device_count())
 
 
 def join(start: Start, listener: int | None) -> object:
@@ -99,7 +102,7 @@ def join(start: Start, listener: int | None) -> object:
     use_device(start)
     backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     timeout = timedelta(seconds=gang.start_seconds)
-    store = TCPStore("127.0.0.1", start.port, gang.size, rank == 0, timeout, master_listen_fd=listener)
+    store = TCPStore(start.host, start.port, gang.size, rank == 0, timeout, master_listen_fd=listener)
     dist.init_process_group(backend, store=store, rank=rank, world_size=gang.size, timeout=_COLLECTIVE)
     return gang.rank_factory(rank, gang.size)
 

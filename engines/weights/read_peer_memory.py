@@ -24,6 +24,8 @@ from torch import Tensor
 from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMessage
 from prefect_rlhf.engines.weights.send_receive import send_receive
 
+NODE = "PREFECT_RLHF_NODE"
+"""Environment variable of ranks of several nodes: which one they are on. Only those of one read each other's memory."""
 HEAD = 3  # numbers of an offer before those of its messages
 SHORT_ROW_BYTES = 2048  # read one by one, rows shorter than this are slower than messages
 MOST_SEGMENTS = 1024  # of one call, on either side (IOV_MAX)
@@ -160,9 +162,9 @@ def _process_vm_readv() -> ctypes._NamedFuncPointer | None:
 
 @cache
 def _host() -> int:
-    """Return one number for processes that know each other by number: those of one boot and one process namespace."""
+    """Return one number for processes of a node that know each other by number: of one boot and one namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return crc32(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino}".encode())
+        return crc32(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino} {os.environ.get(NODE)}".encode())
     except OSError:
         return os.getpid()  # like no other

@@ -166,7 +166,7 @@ def open_bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Cal
     size = subject.num_devices
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder,
-        closing(open_gang(size, rank_factory=ProfilingRank, device=subject.kind, engines=ENGINES)) as gang,
+        closing(open_gang((size,), rank_factory=ProfilingRank, device=subject.kind, engines=ENGINES)) as gang,
     ):
         path = str(Path(folder, "model"))
         model = ModelSpec("model", path, "lm", part, subject.dtype, optimizer=OptimizerSpec())

@@ -35,7 +35,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
     groups = StepGroups(
         run.graph, run.plan, run.num_steps, steps_per_group, run.first_step, run.checkpoint_every, run.exports
     )
-    with closing(open_gang(len(run.lease.devices), device=run.lease.kind, engines=engines)) as gang:
+    with closing(open_gang(run.lease.devices_of_nodes, device=run.lease.kind, engines=engines)) as gang:
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         stop = StopRequest()

@@ -1,12 +1,14 @@
 """The gang: what a call gives, and that no trouble of a rank hangs the controller or leaves a process behind."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ import torch.distributed as dist
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.ray import RayGang
+from prefect_rlhf.engines.weights.read_peer_memory import NODE as NODE_VARIABLE
 from prefect_rlhf.placement.errors import (
     InvalidInput,
     OutOfDeviceMemory,
@@ -25,6 +29,7 @@ from prefect_rlhf.placement.errors import (
     RlhfError,
     StaleWeights,
 )
+from tests.ray_nodes import joined, ray_nodes, why_not
 
 pytestmark = pytest.mark.slow
 
@@ -100,21 +105,42 @@ def call(gang, method, *arguments, ranks=None, seconds=30.0, resource="compute")
     return gang.call(method, arguments, doing="a test", deadline_seconds=seconds, resource=resource)
 
 
-@pytest.fixture
-def gang():
-    gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",)))
-    yield gang
-    gang.close()
-    assert_group_gone(gang.process_group)
+NODE = r"(?: on node [\d.]+)?"
+OVER_NODES = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.fixture(scope="module")
-def shared():
-    """A gang for tests that leave it as they found it."""
-    gang = LocalGang(GangSettings(4, Probe, environment={"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7"}))
+def nodes():
+    """A Ray cluster of two nodes with two devices each."""
+    with ray_nodes((2, 2)) as nodes, joined(nodes):
+        yield nodes
+
+
+def open_gang(request, settings):
+    """A gang on this machine, or one whose ranks are divided between two nodes."""
+    if request.param == "local":
+        return LocalGang(settings)
+    nodes = request.getfixturevalue("nodes")
+    return RayGang(settings, (settings.size // 2,) * 2, nodes.address)
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=[OVER_NODES, pytest.mark.all])])
+def gang(request):
+    settings = GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    gang = open_gang(request, settings)
     yield gang
     gang.close()
-    assert_group_gone(gang.process_group)
+    assert_gone(gang)
+
+
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=OVER_NODES)])
+def shared(request):
+    """A gang for tests that leave it as they found it."""
+    settings = GangSettings(4, Probe, environment={"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7"})
+    gang = open_gang(request, settings)
+    yield gang
+    gang.close()
+    assert_gone(gang)
 
 
 def processes_of(group):
@@ -139,6 +165,26 @@ def children_of(pid):
         if int(fields[1]) == pid:
             found.append(int(stat.parent.name))
     return sorted(found)
+
+
+def assert_gone(gang):
+    """No process of the gang is left on its machine, or on its nodes."""
+    if isinstance(gang, LocalGang):
+        assert_group_gone(gang.process_group)
+    else:
+        end = time.monotonic() + 30
+        while (found := ranks_of_nodes()) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert found == []
+
+
+def ranks_of_nodes():
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"{NODE_VARIABLE}=".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
 
 
 def assert_group_gone(group, seconds=30.0):
@@ -217,9 +263,9 @@ def test_calls_that_overlap_on_a_rank_are_refused(gang):
 
 def test_a_silent_copy_ends_the_gang(gang):
     """The host link has the same deadlines, and names the same way, as calls that compute."""
-    with pytest.raises(RankSilent, match=r"ranks 0, 1 gave no answer within 0.5 s to a test"):
+    with pytest.raises(RankSilent, match=f"ranks 0{NODE}, 1{NODE} gave no answer within 0.5 s to a test"):
         call(gang, "sleep", 60.0, seconds=0.5, resource="host_link")
-    assert_group_gone(gang.process_group)
+    assert_gone(gang)
 
 
 def test_a_killed_rank_is_told_to_its_call_and_its_copy(gang):
@@ -228,11 +274,11 @@ def test_a_killed_rank_is_told_to_its_call_and_its_copy(gang):
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     found = beside(gang, ("sleep", 30.0), ("host_link", "sleep", 30.0))
     assert [type(error) for error in found] == [RankLost, RankLost]
-    assert all("rank 1 was killed by SIGKILL in a test" in str(error) for error in found)
+    assert all(re.search(f"rank 1{NODE} was killed by SIGKILL in a test", str(error)) for error in found)
 
 
 def test_an_error_in_a_copy_comes_back(shared):
-    with pytest.raises(OutOfDeviceMemory, match="rank 2 failed in a test: MemoryError: all gone"):
+    with pytest.raises(OutOfDeviceMemory, match=f"rank 2{NODE} failed in a test: MemoryError: all gone"):
         call(shared, "raise_error", MemoryError("all gone"), ranks=[2], resource="host_link")
     assert call(shared, "place", ranks=[2], resource="host_link") == {2: (2, 4)}
 
@@ -255,7 +301,7 @@ def test_an_error_in_a_rank_comes_back(shared, error, kind, text):
         call(shared, "raise_error", error, ranks=[2])
     line = Probe.raise_error.__code__.co_firstlineno + 1
     is_foreign = issubclass(kind, RankFailed)
-    assert str(caught.value) == text + (f" ({__file__}:{line} in raise_error)" if is_foreign else "")
+    assert re.sub(NODE, "", str(caught.value)) == text + (f" ({__file__}:{line} in raise_error)" if is_foreign else "")
     assert not is_foreign or f'test_gang.py", line {line}, in raise_error' in caught.value.traceback
     assert "rank 2" in str(caught.value) or "rank 2" in caught.value.__notes__[0]
     assert call(shared, "place", ranks=[2]) == {2: (2, 4)}
@@ -263,7 +309,7 @@ def test_an_error_in_a_rank_comes_back(shared, error, kind, text):
 
 def test_an_answer_that_does_not_pickle_is_an_error(shared):
     """A rank survives a result that cannot be sent."""
-    with pytest.raises(RankFailed, match="rank 1 failed in a test"):
+    with pytest.raises(RankFailed, match=f"rank 1{NODE} failed in a test"):
         call(shared, "give_unpicklable", ranks=[1])
     assert call(shared, "place", ranks=[1]) == {1: (1, 4)}
 
@@ -271,11 +317,11 @@ def test_an_answer_that_does_not_pickle_is_an_error(shared):
 def test_a_silent_rank_ends_the_gang(gang):
     """Past the deadline the error names rank, call and limit, every process is gone, and later calls say why."""
     began = time.monotonic()
-    with pytest.raises(RankSilent, match=r"rank 1 gave no answer within 0.5 s to sleeping"):
+    with pytest.raises(RankSilent, match=f"rank 1{NODE} gave no answer within 0.5 s to sleeping"):
         gang.call("sleep", {0: (0.0,), 1: (60.0,)}, doing="sleeping", deadline_seconds=0.5)
     assert time.monotonic() - began < 3
-    assert_group_gone(gang.process_group)
-    with pytest.raises(RankLost, match="no rank is left for a test: rank 1 gave no answer"):
+    assert_gone(gang)
+    with pytest.raises(RankLost, match=f"no rank is left for a test: rank 1{NODE} gave no answer"):
         call(gang, "place")
 
 
@@ -284,7 +330,7 @@ def test_a_stopped_rank_is_silent(gang):
     os.kill(call(gang, "pid")[1], signal.SIGSTOP)
     with pytest.raises(RankSilent, match="rank 1"):
         call(gang, "place", seconds=0.5)
-    assert_group_gone(gang.process_group)
+    assert_gone(gang)
 
 
 def test_a_killed_rank_is_noticed_at_once(gang):
@@ -292,26 +338,26 @@ def test_a_killed_rank_is_noticed_at_once(gang):
     pid = call(gang, "pid")[1]
     threading.Timer(0.5, os.kill, (pid, signal.SIGKILL)).start()
     began = time.monotonic()
-    with pytest.raises(RankLost, match="rank 1 was killed by SIGKILL in a test"):
+    with pytest.raises(RankLost, match=f"rank 1{NODE} was killed by SIGKILL in a test"):
         gang.call("sleep", {0: (30.0,), 1: (30.0,)}, doing="a test", deadline_seconds=60)
     assert time.monotonic() - began < 1.5
-    assert_group_gone(gang.process_group)
+    assert_gone(gang)
 
 
 def test_a_rank_that_exits_is_lost(gang):
     """An exit status is told too; ranks that wait for it in a collective do not hide it."""
-    with pytest.raises(RankLost, match="rank 0 ended with status 3 in a test"):
+    with pytest.raises(RankLost, match=f"rank 0{NODE} ended with status 3 in a test"):
         gang.call("end", {0: (3,)}, doing="a test", deadline_seconds=10)
 
 
 def test_a_failure_is_told_though_others_hang_behind_it(gang, monkeypatch):
     """When one rank raises and the other waits for it in a collective, the error is the first one's."""
-    monkeypatch.setattr("prefect_rlhf.engines.gang.local._FAILURE_GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("prefect_rlhf.engines.gang.process_gang.FAILURE_GRACE_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises(InvalidInput, match="x: got 1"):
         call(gang, "raise_on", 0, InvalidInput("x", 1, "2"), seconds=60)
     assert time.monotonic() - began < 5
-    assert_group_gone(gang.process_group)
+    assert_gone(gang)
 
 
 def test_calls_in_flight_when_the_gang_is_closed_end(gang):
@@ -338,6 +384,8 @@ CONTROLLER = """
 import sys, threading, time
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.ray import RayGang
+from prefect_rlhf.engines.weights.read_peer_memory import NODE as NODE_VARIABLE
 from tests.engines.gang.test_gang import Probe
 gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",)))
 print(gang.process_group, flush=True)

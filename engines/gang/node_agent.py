@@ -1,0 +1,105 @@
+"""What a gang runs on each of several nodes: it starts the node's ranks, and ends them when the controller is gone."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from importlib.metadata import version
+
+from prefect_rlhf.engines.gang.messages import ProcessSettings
+from prefect_rlhf.engines.gang.node_ranks import NodeRanks
+from prefect_rlhf.engines.gang.wires import Address, Hello, reach
+from prefect_rlhf.engines.weights.read_peer_memory import NODE
+from prefect_rlhf.placement.augmented.node import RESOURCES
+
+CONTROL = len(RESOURCES)
+"""The kind of a node's own wire; those of its ranks are the places of their resources."""
+DISTRIBUTIONS = ("prefect-rlhf", "torch", "megatron-core")
+
+
+def versions() -> dict[str, str]:
+    """Return what must be the same on every node."""
+    return {"Python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}}
+
+
+class NodeAgent:
+    """The agent of the node at `address`, an address of this machine that other nodes reach."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._listener: socket.socket | None = None
+
+    def versions(self) -> dict[str, str]:
+        """See `versions`."""
+        return versions()
+
+    def listen(self) -> Address:
+        """Return where this node can be reached by others. Raises OSError for an address that is not its own."""
+        self._listener = socket.create_server((self._address, 0))
+        return self._address, self._listener.getsockname()[1]
+
+    def unreached(self, addresses: Sequence[Address]) -> list[tuple[Address, str]]:
+        """Return those that this node cannot connect to, each with the reason."""
+        found = []
+        for address in addresses:
+            try:
+                reach(address).close()
+            except OSError as error:
+                found.append((address, str(error)))
+        return found
+
+    def start(
+        self,
+        settings: ProcessSettings,
+        node: int,
+        ranks: Sequence[int],
+        controller: Address,
+        hello: Hello,
+        environment: Mapping[str, str],
+        python_path: Sequence[str],
+    ) -> None:
+        """Start `ranks`, whose pipes lead to the controller. Rank 0 serves the world's store where `listen` said.
+
+        `environment` is added to this node's, `python_path` to where it finds modules. Raises OSError where the
+        controller cannot be reached.
+        """
+        interface = interface_of(self._address)
+        own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, NODE: str(node)}
+        here = replace(settings, environment={**settings.environment, **own})
+        control = hello.dial(controller, node, CONTROL)
+        wires = [[hello.dial(controller, rank, kind) for kind in range(len(RESOURCES))] for rank in ranks]
+        pipes = [[wire.fileno() for wire in of_rank] for of_rank in wires]
+        listener = self._listener.fileno() if self._listener and 0 in ranks else None
+        started = NodeRanks.start(here, pipes, control.fileno(), listener, {**os.environ, **environment}, python_path)
+        for wire in (wire for of_rank in wires for wire in of_rank):
+            wire.close()
+        if self._listener:
+            self._listener.close()
+        threading.Thread(target=_end_with, args=(control, started), daemon=True, name="controller").start()
+
+
+def _end_with(control: socket.socket, ranks: NodeRanks) -> None:
+    """Wait until the controller closes its side or cannot be reached; then end the ranks, and tell it by closing."""
+    with suppress(OSError):  # it cannot be reached
+        control.recv(1)
+    ranks.kill()
+    control.close()
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has an address. Raises OSError where none has.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    import psutil  # only here: no other node of a gang needs it
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return str(name)
+    raise OSError(f"no network interface of this machine has the address {address}")

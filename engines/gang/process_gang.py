@@ -1,0 +1,151 @@
+"""A gang of rank processes, wherever they run: orders out, replies and deaths in, no wait without an end."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
+from prefect_rlhf.engines.gang.failures import raise_first_failure
+from prefect_rlhf.engines.gang.messages import Reply, Request, Start
+from prefect_rlhf.placement.augmented.node import Resource
+from prefect_rlhf.placement.errors import RankLost, RankSilent, RlhfError
+
+PIPE_SECONDS = 30  # a message that is this long in the pipe belongs to a rank that is stopped
+FAILURE_GRACE_SECONDS = 5.0  # after one rank failed, how long the others have to fail or to finish
+
+
+class RankProcesses(Protocol):
+    """The processes of a gang, and a pipe to each resource of each rank."""
+
+    @property
+    def connections(self) -> Mapping[Resource, tuple[Connection[Any, Any], ...]]:
+        """The pipes of each resource, by rank."""
+        ...
+
+    def where(self, rank: int) -> str:
+        """Return what follows a rank's number in a message: ` on node 10.0.0.2`, or nothing on this machine."""
+        ...
+
+    def how_it_died(self, rank: int) -> str:
+        """Say `was killed by SIGKILL`, `ended with status 1` or what else is known of a rank whose pipe ended."""
+        ...
+
+    def kill(self) -> None:
+        """End every process. Called once."""
+        ...
+
+
+class ProcessGang:
+    """Rank processes behind the interface of a `Gang`."""
+
+    def __init__(self, processes: RankProcesses, starts: Mapping[int, Start]) -> None:
+        """Take processes that wait for their `starts`. Raises what a rank says that cannot start."""
+        self.size = len(starts)
+        self._processes = processes
+        self._in_flight = CallsInFlight()
+        self._ended: str | None = None
+        self._closing = threading.Lock()
+        try:
+            seconds = max(start.gang.start_seconds for start in starts.values())
+            self._exchange(starts, "joining the world", seconds, "compute")
+        except RlhfError:
+            self.close()
+            raise
+
+    def call(
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        *,
+        doing: str,
+        deadline_seconds: float,
+        resource: Resource = "compute",
+    ) -> dict[int, Any]:
+        """See `Gang.call`. When a rank failed and another is stuck behind it, the gang is closed too."""
+        with self._in_flight.noted(arguments, resource, doing):
+            requests = {rank: Request(method, values) for rank, values in arguments.items()}
+            return self._exchange(requests, doing, deadline_seconds, resource)
+
+    def close(self) -> None:
+        """See `Gang.close`."""
+        self._end("the gang was closed")
+
+    def _exchange(
+        self, messages: Mapping[int, Start | Request], doing: str, seconds: float, resource: Resource
+    ) -> dict[int, Any]:
+        """Send each rank its message and return what they reply. Raises as `Gang.call` does."""
+        if self._ended:
+            raise RankLost(f"no rank is left for {doing}: {self._ended}")
+        connections = {rank: self._processes.connections[resource][rank] for rank in messages}
+        try:
+            for rank, message in messages.items():
+                self._send(connections[rank], rank, message, doing)
+            replies = self._collect(connections, doing, seconds)
+        except (RankLost, RankSilent) as error:
+            self._end(str(error))
+            raise
+        raise_first_failure(replies, doing, self._name)
+        return {rank: replies[rank].value for rank in messages}
+
+    def _send(self, connection: Connection[Any, Any], rank: int, message: Start | Request, doing: str) -> None:
+        data = pickle.dumps(message)
+        try:
+            connection.send_bytes(data)
+        except BlockingIOError:
+            raise RankSilent(f"{self._name(rank)} took no order for {PIPE_SECONDS} s in {doing}") from None
+        except OSError:
+            raise self._lost(rank, doing) from None
+
+    def _receive(self, connection: Connection[Any, Any], rank: int, doing: str) -> Reply:
+        try:
+            reply = pickle.loads(connection.recv_bytes())
+        except BlockingIOError:
+            raise RankSilent(f"{self._name(rank)} stopped in the middle of its answer to {doing}") from None
+        except (EOFError, OSError):
+            raise self._lost(rank, doing) from None
+        assert isinstance(reply, Reply)
+        return reply
+
+    def _collect(self, connections: Mapping[int, Connection[Any, Any]], doing: str, seconds: float) -> dict[int, Reply]:
+        """Receive every rank's reply; once one has failed, wait no longer than the grace time for the others.
+
+        Raises RankSilent past the deadline. Ranks that hang behind a failed one are its victims: the failure is the
+        news, and the gang is lost either way.
+        """
+        waiting = {connection: rank for rank, connection in connections.items()}
+        deadline = time.monotonic() + seconds
+        replies: dict[int, Reply] = {}
+        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for connection in ready:
+                assert isinstance(connection, Connection)  # wait returns what it was given
+                rank = waiting.pop(connection)
+                replies[rank] = self._receive(connection, rank, doing)
+                if replies[rank].error:
+                    deadline = min(deadline, time.monotonic() + FAILURE_GRACE_SECONDS)
+        if waiting:
+            silent = self._name(*sorted(waiting.values()))
+            if not any(reply.error for reply in replies.values()):
+                raise RankSilent(f"{silent} gave no answer within {seconds:g} s to {doing}")
+            self._end(f"{silent} hung in {doing} after another rank failed")
+        return replies
+
+    def _lost(self, rank: int, doing: str) -> RankLost:
+        with self._closing:  # whoever ended the gang knows why; its death reports are read by then
+            if self._ended:
+                return RankLost(f"{self._name(rank)} was ended in {doing}: {self._ended}")
+            return RankLost(f"{self._name(rank)} {self._processes.how_it_died(rank)} in {doing}")
+
+    def _end(self, reason: str) -> None:
+        with self._closing:
+            if self._ended is None:
+                self._ended = reason
+                self._processes.kill()
+
+    def _name(self, *ranks: int) -> str:
+        numbers = ", ".join(f"{rank}{self._processes.where(rank)}" for rank in ranks)
+        return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers}"

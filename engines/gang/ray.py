@@ -1,0 +1,274 @@
+"""A gang over several machines: Ray places an agent on each node; orders and replies go straight to the ranks.
+
+Ray is asked for where to run and for nothing else. So a call costs what it costs on one machine and a network's delay,
+and a node that is lost shows on its wires within seconds, whatever Ray knows of it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, final
+
+from prefect_rlhf.engines.gang.local import message_pipe
+from prefect_rlhf.engines.gang.messages import GangSettings, Start
+from prefect_rlhf.engines.gang.node_agent import CONTROL, NodeAgent, versions
+from prefect_rlhf.engines.gang.node_ranks import CLOSE_SECONDS, Deaths
+from prefect_rlhf.engines.gang.process_gang import ProcessGang
+from prefect_rlhf.engines.gang.wires import CONNECT_SECONDS, Address, Hello, reach
+from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
+from prefect_rlhf.placement.errors import InvalidInput, RankLost
+
+PLACE_SECONDS = 60.0
+"""Limit of Ray's answer about nodes that are free, and of an agent's start there."""
+PASSED_ON = ("PREFECT", "RLHF", "HF_", "NCCL_", "GLOO_", "TORCH", "VLLM_", "AWS_", "GOOGLE_")
+"""Beginnings of the variables of the controller's environment that ranks of other nodes have too."""
+
+
+@final
+class RayGang(ProcessGang):
+    """Rank processes on nodes of a Ray cluster, in one world of `torch.distributed` over their own interfaces.
+
+    Ranks end within seconds when the controller ends or can no longer be reached, however that happens.
+    """
+
+    def __init__(self, settings: GangSettings, ranks_of_nodes: Sequence[int], address: str | None = None) -> None:
+        """Start as many ranks on each node, in order; `address` is Ray's, by default that of RAY_ADDRESS.
+
+        Raises InvalidInput for a cluster that does not answer, has too little free, or whose nodes differ or cannot
+        reach each other; RankLost where a node is lost meanwhile.
+        """
+        cluster = address or os.environ.get("RAY_ADDRESS", "auto")
+        own = join_cluster(cluster)
+        placed = _Placed.on(cluster, ranks_of_nodes, settings.device)
+        try:
+            processes, store = _launch(settings, ranks_of_nodes, placed, own)
+        except BaseException:
+            placed.release()
+            raise
+        devices = [device for count in ranks_of_nodes for device in range(count)]
+        super().__init__(
+            processes, {rank: Start(rank, device, *store, settings) for rank, device in enumerate(devices)}
+        )
+
+
+def join_cluster(address: str) -> str:
+    """Join the Ray cluster at `address`; return the address that its nodes know this machine by.
+
+    Raises InvalidInput where Ray is not installed or the cluster does not answer.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise InvalidInput(
+            "cluster", "several nodes", "Ray on each, as `pip install 'prefect-rlhf[ray]'` has it"
+        ) from error
+    if not ray.is_initialized():
+        host, _, port = address.rpartition(":")
+        try:
+            if port.isdigit():
+                reach((host, int(port))).close()
+            with _signal_handlers_kept():
+                ray.init(address=address, configure_logging=False, namespace="prefect-rlhf")
+        except (OSError, RuntimeError, ValueError) as error:  # ConnectionError is an OSError
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise InvalidInput(
+                "RAY_ADDRESS", address, f"the address of a Ray cluster that answers ({reason:.200})"
+            ) from error
+    return str(ray.util.get_node_ip_address())
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Keep this process's answers to SIGTERM and SIGINT, which Ray would make its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """An agent on each of several nodes, and the reservation that keeps them there."""
+
+    group: Any
+    agents: tuple[Any, ...]
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def on(cls, cluster: str, ranks_of_nodes: Sequence[int], device: str) -> _Placed:
+        """Reserve as many devices on nodes that are all different. Raises InvalidInput where they are not there."""
+        import ray
+        from ray.util.placement_group import placement_group, remove_placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        resource = "GPU" if device == "cuda" else "CPU"
+        group = placement_group([{resource: count} for count in ranks_of_nodes], strategy="STRICT_SPREAD")
+        if not group.wait(PLACE_SECONDS):
+            there = [
+                f"{one['NodeManagerAddress']} {one['Resources'].get(resource, 0):g}"
+                for one in ray.nodes()
+                if one["Alive"]
+            ]
+            remove_placement_group(group)
+            wanted = f"{len(ranks_of_nodes)} nodes with {', '.join(map(str, ranks_of_nodes))} free {resource}s"
+            raise InvalidInput("cluster", f"{cluster}, whose nodes have {'; '.join(there)} {resource}s", wanted)
+        started: list[Any] = []
+        try:
+            for node, count in enumerate(ranks_of_nodes):
+                options = {"num_gpus": count} if resource == "GPU" else {"num_cpus": count}
+                strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
+                actor = ray.remote(_Agent).options(scheduling_strategy=strategy, max_restarts=0, **options)
+                started.append(actor.remote())
+            addresses = tuple(_answers("cluster", "start", [agent.address.remote() for agent in started]))
+        except BaseException:
+            cls(group, tuple(started), ()).release()
+            raise
+        return cls(group, tuple(started), addresses)
+
+    def ask(self, question: str, arguments: Callable[[int], tuple[Any, ...]] = lambda node: ()) -> list[Any]:
+        """Return every agent's answer; `arguments` are those of the agent of a node."""
+        asked = [getattr(agent, question).remote(*arguments(node)) for node, agent in enumerate(self.agents)]
+        return _answers(", ".join(self.addresses), question, asked)
+
+    def release(self) -> None:
+        """End the agents, and give their places back."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for agent in self.agents:
+            ray.kill(agent, no_restart=True)
+        remove_placement_group(self.group)
+
+
+class _Agent(NodeAgent):
+    """A NodeAgent as a Ray actor, at the address by which Ray knows its node."""
+
+    def __init__(self) -> None:
+        import ray
+
+        super().__init__(str(ray.util.get_node_ip_address()))
+
+    def address(self) -> str:
+        """Return the node's address."""
+        return self._address
+
+
+def _answers(of: str, question: str, asked: Sequence[Any]) -> list[Any]:
+    """Wait for agents' answers. Raises RankLost for agents that are gone or silent, and what they raised."""
+    import ray
+
+    try:
+        return list(ray.get(list(asked), timeout=PLACE_SECONDS))
+    except ray.exceptions.RayTaskError as error:
+        reason = str(error.cause).splitlines()[0]
+        raise RankLost(f"a node of {of} failed in {question}: {reason}") from error
+    except ray.exceptions.RayError as error:  # the actor or its node died, or the time is over
+        raise RankLost(f"a node of {of} gave no answer to {question}: {type(error).__name__}") from error
+
+
+def _launch(
+    settings: GangSettings, ranks_of_nodes: Sequence[int], placed: _Placed, own: str
+) -> tuple[_RayProcesses, Address]:
+    """Check the nodes and start their ranks; return them, and the address of the world's store on the first node."""
+    _check_versions(placed)
+    with socket.create_server((own, 0)) as listener:
+        controller = (own, listener.getsockname()[1])
+        listening = [tuple(address) for address in placed.ask("listen")]
+        _check_reach(placed, [*listening, controller])
+        starts = [end - count for end, count in zip(accumulate(ranks_of_nodes), ranks_of_nodes, strict=True)]
+        ranks = [range(start, start + count) for start, count in zip(starts, ranks_of_nodes, strict=True)]
+        hello = Hello()
+        environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+        python_path = [str(Path(path).absolute()) for path in sys.path]
+        given = (controller, hello, environment, python_path)
+        placed.ask("start", lambda node: (settings.processes, node, ranks[node], *given))
+        expected = [(rank, kind) for rank in chain(*ranks) for kind in range(CONTROL)]
+        expected += [(node, CONTROL) for node in range(len(ranks))]
+        try:
+            wires = hello.answer(listener, expected, time.monotonic() + CONNECT_SECONDS)
+        except TimeoutError as error:
+            raise RankLost("a node's ranks did not connect to the controller") from error
+    pipes = {
+        resource: tuple(message_pipe(wires[rank, kind]) for rank in chain(*ranks))
+        for kind, resource in enumerate(RESOURCES)
+    }
+    controls = tuple(wires[node, CONTROL] for node in range(len(ranks)))
+    return _RayProcesses(
+        placed, pipes, controls, tuple(Deaths(wire.fileno()) for wire in controls), tuple(ranks)
+    ), listening[0]
+
+
+def _check_versions(placed: _Placed) -> None:
+    own = versions()
+    for address, theirs in zip(placed.addresses, placed.ask("versions"), strict=True):
+        for name, here in own.items():
+            if theirs[name] != here:
+                raise InvalidInput(f"node {address}", f"{name} {theirs[name]}", f"{here}, as the controller has")
+
+
+def _check_reach(placed: _Placed, addresses: Sequence[Address]) -> None:
+    for node, lacking in zip(placed.addresses, placed.ask("unreached", lambda node: (addresses,)), strict=True):
+        for (host, port), reason in lacking:
+            expected = (
+                f"a network in which nodes reach each other on any port: {node} cannot reach {host}:{port} ({reason})"
+            )
+            raise InvalidInput("cluster", ", ".join(placed.addresses), expected)
+
+
+@dataclass(frozen=True, slots=True)
+class _RayProcesses:
+    """The ranks of several nodes, each with the wires to it."""
+
+    placed: _Placed
+    connections: Mapping[Resource, tuple[Connection[Any, Any], ...]]
+    controls: tuple[socket.socket, ...]  # of each node
+    deaths: tuple[Deaths, ...]  # likewise
+    ranks: tuple[range, ...]  # likewise
+
+    def where(self, rank: int) -> str:
+        """See `RankProcesses.where`."""
+        return f" on node {self.placed.addresses[self._node(rank)]}"
+
+    def how_it_died(self, rank: int) -> str:
+        """See `RankProcesses.how_it_died`."""
+        node = self._node(rank)
+        return self.deaths[node].how_it_died(rank - self.ranks[node].start)
+
+    def kill(self) -> None:
+        """See `RankProcesses.kill`. A node that can no longer be reached ends its ranks by itself."""
+        deadline = time.monotonic() + 2 * CLOSE_SECONDS
+        for wire in self.controls:
+            with suppress(OSError):  # the node is gone
+                wire.shutdown(socket.SHUT_WR)
+        for wire in self.controls:
+            with suppress(OSError):
+                _await_end(wire, deadline)
+            wire.close()
+        self.placed.release()
+
+    def _node(self, rank: int) -> int:
+        return next(node for node, ranks in enumerate(self.ranks) if rank in ranks)
+
+
+def _await_end(wire: socket.socket, deadline: float) -> None:
+    """Wait until the node has closed its side: its ranks are gone."""
+    while select.select([wire], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not wire.recv(4096):
+            return
