@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib.util import find_spec
 from pathlib import Path
 
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
@@ -16,7 +17,7 @@ from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
 DEFAULT_LEASE_DIRECTORY = Path("~/.prefect-rlhf/leases")
 RETRY_SECONDS = 0.5
-TERMINAL_LINE_SECONDS = 5.0  # between two lines that say what is waited for
+TERMINAL_LINE_SECONDS = 60.0  # between two lines that say what is waited for
 
 ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30, backend="cpu")
 """What a run without a worker gets: one device and no gang, as a debugger wants it."""
@@ -41,7 +42,7 @@ def lease(
 ) -> Iterator[Lease]:
     """Hold a mesh (a name, or a number of devices) of `cluster` while the body runs.
 
-    While others hold it, tells `say` every few seconds what it waits for. Raises InvalidInput when the cluster can
+    While others hold it, tells `say` every minute what it waits for. Raises InvalidInput when the cluster can
     never give that mesh, LeaseTimeout when it is not free after `wait_seconds`.
 
     >>> import tempfile
@@ -50,7 +51,7 @@ def lease(
     local n0:0
     """
     holder, book = Holder.now(f"pid-{os.getpid()}", flow_run), LeaseBook(directory, cluster)
-    require_one_node(book, mesh)
+    require_ray(cluster)
     locked = _wait_for_mesh(book, mesh, holder, wait_seconds, say)
     try:
         yield Lease("local", locked.id, cluster, locked.mesh, locked.mesh.devices(), kind)
@@ -58,11 +59,10 @@ def lease(
         locked.release()
 
 
-def require_one_node(book: LeaseBook, wanted: str | int) -> None:
-    """Raise InvalidInput for devices of several nodes: no gang of ranks spans them yet; a dry run may plan for them."""
-    if book.candidates(wanted)[0].num_nodes > 1:
-        field = "mesh" if isinstance(wanted, str) else "num_devices"
-        raise InvalidInput(field, wanted, "devices of one node: ranks of several are for dry runs only, today")
+def require_ray(cluster: ClusterShape) -> None:
+    """Raise InvalidInput for a cluster of several nodes where Ray, which starts the ranks of each, is not installed."""
+    if cluster.num_nodes > 1 and find_spec("ray") is None:
+        raise InvalidInput("num_nodes", cluster.num_nodes, "1, or Ray: pip install 'prefect-rlhf[ray]' on each node")
 
 
 def _wait_for_mesh(

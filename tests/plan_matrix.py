@@ -21,7 +21,7 @@ import yaml
 from safetensors.torch import load_file
 
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from tests.tiny import make_model, make_prompts
 
 ROWS, MINI_BATCHES, STEPS = 16, 2, 2
@@ -185,12 +185,12 @@ def first_differences(one: Result, other: Result) -> list[tuple[int, int, int, f
     return []
 
 
-def plan_file(compact: Compact, path: Path, computations: Sequence[str] = COMPUTATIONS) -> Path:
-    """Write a plan of `n0` as a plan file."""
+def plan_file(compact: Compact, path: Path, computations: Sequence[str] = COMPUTATIONS, per_node: int = 8) -> Path:
+    """Write a plan as a plan file; its devices count through nodes that have `per_node` each."""
     calls: dict[str, dict[str, Any]] = {}
     for call, text in compact.items():
         devices, *words = text.split()
-        entry = calls[call] = {"mesh": f"n0:{devices}"}
+        entry = calls[call] = {"mesh": _mesh(devices, per_node).name}
         for word in words:
             if "=" in word:
                 key, _, value = word.partition("=")
@@ -230,10 +230,16 @@ def parameters(folder: Path, family: str = "llama", kv_heads: int | None = None)
     }
 
 
+def _mesh(devices: str, per_node: int) -> DeviceMesh:
+    first, _, last = devices.partition("-")
+    (node, begin), (last_node, end) = divmod(int(first), per_node), divmod(int(last or first), per_node)
+    return DeviceMesh(node, last_node - node + 1, begin, end - begin + 1)
+
+
 @contextmanager
-def leased(num_devices: int) -> Iterator[None]:
+def leased(num_devices: int, nodes: int = 1) -> Iterator[None]:
     """As the worker does: the environment says which devices this process may use."""
-    cluster = ClusterShape("matrix", 1, num_devices, 8 << 30)
+    cluster = ClusterShape("matrix", nodes, num_devices // nodes, 8 << 30)
     lease = Lease("matrix", "test", cluster, cluster.whole, cluster.whole.devices())
     before = os.environ.get(ENVIRONMENT_VARIABLE)
     os.environ[ENVIRONMENT_VARIABLE] = lease.to_json()
@@ -245,13 +251,16 @@ def leased(num_devices: int) -> Iterator[None]:
             os.environ[ENVIRONMENT_VARIABLE] = before
 
 
-def run(given: Mapping[str, Any], plan: Compact | Path, name: str, num_devices: int = 4, **changes: Any) -> Result:
-    """Run PPO under a plan, in this process, with `num_devices` ranks of its own. A Prefect server must be there."""
+def run(
+    given: Mapping[str, Any], plan: Compact | Path, name: str, num_devices: int = 4, nodes: int = 1, **changes: Any
+) -> Result:
+    """Run PPO under a plan, with as many ranks on `nodes` together. A Prefect server must be there; Ray for nodes."""
     from prefect_rlhf.flows.ppo import ppo
 
     file = f"{name.replace(' ', '_').replace(',', '')}.json"
-    path = plan if isinstance(plan, Path) else plan_file(plan, Path(given["output_dir"]).parent / file)
-    with leased(num_devices):
+    folder, per_node = Path(given["output_dir"]).parent, max(1, num_devices // nodes)
+    path = plan if isinstance(plan, Path) else plan_file(plan, folder / file, per_node=per_node if nodes > 1 else 8)
+    with leased(num_devices, nodes):
         state = ppo(**ppo.validate_parameters({**given, "plan": str(path), **changes}), return_state=True)
     assert state.is_completed(), f"{name}: {state.message}"
     return Result.read(Path(state.result()["run_dir"]))

@@ -63,7 +63,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "worker",  # the package's front door shows it
     },
     "engines": {
-        "gang": "rank",
+        "gang": "rank weights",
         "trial": "rank .",
         "profiling": "rank megatron.cpu files weights .",
         "rank": "megatron vllm files sampling weights storage .",

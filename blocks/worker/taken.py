@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from prefect_rlhf.blocks.lease import require_one_node
+from prefect_rlhf.blocks.lease import require_ray
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeasedMesh
 from prefect_rlhf.blocks.lease_files import FileLock
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
@@ -35,7 +35,7 @@ class TakenRun:
         if self.configuration.run.dry_run:
             return None
         book, wanted = self.configuration.lease_book(), self.configuration.wanted
-        require_one_node(book, wanted)
+        require_ray(book.cluster)
         holder = Holder.now(self.configuration.run.id, self.configuration.run.name)
         answer = book.acquire(wanted, holder, self.configuration.min_devices)
         if isinstance(answer, Busy):

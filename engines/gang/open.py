@@ -40,19 +40,22 @@ def open_gang(
     rank_factory: Callable[[int, int], object] = Rank,
     device: Backend | None = None,
     engines: Iterable[EngineKind] = ENGINES,
+    through_ray: bool = False,
+    say: Callable[[str], object] = print,
 ) -> Gang:
     """Start ranks, so many on each node: in this process when it is one, else a process for each.
 
-    One node is this machine. Several are nodes of the Ray cluster of RAY_ADDRESS; see `RayGang` for what that raises.
-    Only `engines` are imported before there is work for them, so that others need not be installed.
+    The node is this machine; `through_ray`, nodes are those of the Ray cluster of RAY_ADDRESS, and `RayGang` says what
+    that raises, and what it tells `say`. Only `engines` are imported before there is work for them, so that others need
+    not be installed.
 
     `environment` is added to the ranks'; close the gang when done. The device is CUDA where there is one.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}
-    if tuple(ranks_of_nodes) == (1,):
+    if not through_ray and tuple(ranks_of_nodes) == (1,):
         return InProcessGang(rank_factory, device=device, environment=ranks)
     single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)
     settings = GangSettings(sum(ranks_of_nodes), rank_factory, device, environment=single_threaded, preload=preload)
-    return LocalGang(settings) if len(ranks_of_nodes) == 1 else RayGang(settings, ranks_of_nodes)
+    return RayGang(settings, ranks_of_nodes, say=say) if through_ray else LocalGang(settings)

@@ -98,7 +98,6 @@ def use_device(start: Start) -> None:
 def join(start: Start, listener: int | None) -> object:
     """Become rank `start.rank` of one world over all ranks; return the object whose methods are called."""
     gang, rank = start.gang, start.rank
-    os.environ.update(gang.environment)
     use_device(start)
     backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
     timeout = timedelta(seconds=gang.start_seconds)

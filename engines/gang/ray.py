@@ -31,7 +31,9 @@ from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
 
 PLACE_SECONDS = 60.0
-"""Limit of Ray's answer about nodes that are free, and of an agent's start there."""
+"""Limit of an agent's start and of its answers, and of the wait for nodes that the cluster does not have at all."""
+HELD_SECONDS = 86400.0
+"""Limit of the wait for nodes that others hold."""
 PASSED_ON = ("PREFECT", "RLHF", "HF_", "NCCL_", "GLOO_", "TORCH", "VLLM_", "AWS_", "GOOGLE_")
 """Beginnings of the variables of the controller's environment that ranks of other nodes have too."""
 
@@ -43,15 +45,22 @@ class RayGang(ProcessGang):
     Ranks end within seconds when the controller ends or can no longer be reached, however that happens.
     """
 
-    def __init__(self, settings: GangSettings, ranks_of_nodes: Sequence[int], address: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: GangSettings,
+        ranks_of_nodes: Sequence[int],
+        address: str | None = None,
+        say: Callable[[str], object] = print,
+    ) -> None:
         """Start as many ranks on each node, in order; `address` is Ray's, by default that of RAY_ADDRESS.
 
-        Raises InvalidInput for a cluster that does not answer, has too little free, or whose nodes differ or cannot
-        reach each other; RankLost where a node is lost meanwhile.
+        Tells `say` every minute that it waits, where others hold the nodes. Raises InvalidInput for a cluster that does
+        not answer, has too little, or whose nodes differ or cannot reach each other; RankLost where a node is lost
+        meanwhile.
         """
         cluster = address or os.environ.get("RAY_ADDRESS", "auto")
         own = join_cluster(cluster)
-        placed = _Placed.on(cluster, ranks_of_nodes, settings.device)
+        placed = _Placed.on(cluster, ranks_of_nodes, settings.device, say)
         try:
             processes, store = _launch(settings, ranks_of_nodes, placed, own)
         except BaseException:
@@ -112,23 +121,19 @@ class _Placed:
     addresses: tuple[str, ...]
 
     @classmethod
-    def on(cls, cluster: str, ranks_of_nodes: Sequence[int], device: str) -> _Placed:
+    def on(cls, cluster: str, ranks_of_nodes: Sequence[int], device: str, say: Callable[[str], object]) -> _Placed:
         """Reserve as many devices on nodes that are all different. Raises InvalidInput where they are not there."""
         import ray
-        from ray.util.placement_group import placement_group, remove_placement_group
+        from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         resource = "GPU" if device == "cuda" else "CPU"
         group = placement_group([{resource: count} for count in ranks_of_nodes], strategy="STRICT_SPREAD")
-        if not group.wait(PLACE_SECONDS):
-            there = [
-                f"{one['NodeManagerAddress']} {one['Resources'].get(resource, 0):g}"
-                for one in ray.nodes()
-                if one["Alive"]
-            ]
-            remove_placement_group(group)
-            wanted = f"{len(ranks_of_nodes)} nodes with {', '.join(map(str, ranks_of_nodes))} free {resource}s"
-            raise InvalidInput("cluster", f"{cluster}, whose nodes have {'; '.join(there)} {resource}s", wanted)
+        try:
+            _await_nodes(group, cluster, ranks_of_nodes, resource, say)
+        except BaseException:
+            cls(group, (), ()).release()
+            raise
         started: list[Any] = []
         try:
             for node, count in enumerate(ranks_of_nodes):
@@ -155,6 +160,28 @@ class _Placed:
         for agent in self.agents:
             ray.kill(agent, no_restart=True)
         remove_placement_group(self.group)
+
+
+def _await_nodes(
+    group: Any, cluster: str, ranks_of_nodes: Sequence[int], resource: str, say: Callable[[str], object]
+) -> None:
+    """Wait until the nodes are reserved; those that others hold, for long, and those that are not there a minute."""
+    import ray
+
+    wanted = f"{len(ranks_of_nodes)} nodes with {', '.join(map(str, ranks_of_nodes))} {resource}s"
+    until = time.monotonic() + HELD_SECONDS
+    while not group.wait(PLACE_SECONDS):
+        counts = {n["NodeManagerAddress"]: n["Resources"].get(resource, 0) for n in ray.nodes() if n["Alive"]}
+        seen = f"{cluster}, whose nodes have " + "; ".join(f"{node} {count:g}" for node, count in counts.items())
+        there = sorted(counts.values(), reverse=True)[: len(ranks_of_nodes)]
+        enough = all(has >= wants for has, wants in zip(there, sorted(ranks_of_nodes, reverse=True), strict=False))
+        if len(there) < len(ranks_of_nodes) or not enough:
+            raise InvalidInput("cluster", f"{seen} {resource}s", wanted)
+        if time.monotonic() > until:
+            raise InvalidInput(
+                "cluster", f"{seen} {resource}s, held by others for {HELD_SECONDS:g} s", f"{wanted} free"
+            )
+        say(f"waiting for {wanted} of the Ray cluster at {cluster}: held by others")
 
 
 class _Agent(NodeAgent):

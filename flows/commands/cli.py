@@ -21,6 +21,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "plan": "Which plan, how fast, how full, on a cluster that need not be there.",
         "profile": "Measure a model's layers on this machine's devices, for plans and predictions.",
         "graph": "Draw what an algorithm's calls read and wait for.",
+        "nodes": "Start a cluster of machines by hand, or say which nodes it has.",
         "init": "Write what you deploy from into a folder: prefect.yaml, a flow to start from, its parameters.",
     }
 )

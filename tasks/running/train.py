@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Protocol
 
+from prefect import get_run_logger
+
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ModelInstance
@@ -35,7 +37,15 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
     groups = StepGroups(
         run.graph, run.plan, run.num_steps, steps_per_group, run.first_step, run.checkpoint_every, run.exports
     )
-    with closing(open_gang(run.lease.devices_of_nodes, device=run.lease.kind, engines=engines)) as gang:
+    lease = run.lease
+    opened = open_gang(
+        lease.devices_of_nodes,
+        device=lease.kind,
+        engines=engines,
+        through_ray=lease.cluster.num_nodes > 1,
+        say=get_run_logger().info,
+    )
+    with closing(opened) as gang:
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         stop = StopRequest()

@@ -19,7 +19,6 @@ from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.ray import RayGang
-from prefect_rlhf.engines.weights.read_peer_memory import NODE as NODE_VARIABLE
 from prefect_rlhf.placement.errors import (
     InvalidInput,
     OutOfDeviceMemory,
@@ -105,14 +104,15 @@ def call(gang, method, *arguments, ranks=None, seconds=30.0, resource="compute")
     return gang.call(method, arguments, doing="a test", deadline_seconds=seconds, resource=resource)
 
 
+MARK = "GANG_OF_A_TEST"
 NODE = r"(?: on node [\d.]+)?"
 OVER_NODES = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 @pytest.fixture(scope="module")
 def nodes():
-    """A Ray cluster of two nodes with two devices each."""
-    with ray_nodes((2, 2)) as nodes, joined(nodes):
+    """A Ray cluster of two nodes: with two devices each for `shared`, and one for `gang`."""
+    with ray_nodes((3, 3)) as nodes, joined(nodes):
         yield nodes
 
 
@@ -126,7 +126,7 @@ def open_gang(request, settings):
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=[OVER_NODES, pytest.mark.all])])
 def gang(request):
-    settings = GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch.distributed",))
+    settings = GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1", MARK: "own"}, preload=("torch.distributed",))
     gang = open_gang(request, settings)
     yield gang
     gang.close()
@@ -136,11 +136,11 @@ def gang(request):
 @pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=OVER_NODES)])
 def shared(request):
     """A gang for tests that leave it as they found it."""
-    settings = GangSettings(4, Probe, environment={"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7"})
-    gang = open_gang(request, settings)
+    environment = {"OMP_NUM_THREADS": "1", "PREFECT__FLOW_RUN_ID": "run-7", MARK: "shared"}
+    gang = open_gang(request, GangSettings(4, Probe, environment=environment))
     yield gang
     gang.close()
-    assert_gone(gang)
+    assert_gone(gang, "shared")
 
 
 def processes_of(group):
@@ -167,22 +167,23 @@ def children_of(pid):
     return sorted(found)
 
 
-def assert_gone(gang):
+def assert_gone(gang, mark="own"):
     """No process of the gang is left on its machine, or on its nodes."""
     if isinstance(gang, LocalGang):
         assert_group_gone(gang.process_group)
     else:
         end = time.monotonic() + 30
-        while (found := ranks_of_nodes()) and time.monotonic() < end:
+        while (found := ranks_of_nodes(mark)) and time.monotonic() < end:
             time.sleep(0.05)
         assert found == []
 
 
-def ranks_of_nodes():
+def ranks_of_nodes(mark):
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if f"{NODE_VARIABLE}=".encode() in (process / "environ").read_bytes():
+            variables = (process / "environ").read_bytes().split(b"\0")
+            if f"{MARK}={mark}".encode() in variables:
                 found.append(int(process.name))
     return found
 
@@ -384,8 +385,6 @@ CONTROLLER = """
 import sys, threading, time
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
-from prefect_rlhf.engines.gang.ray import RayGang
-from prefect_rlhf.engines.weights.read_peer_memory import NODE as NODE_VARIABLE
 from tests.engines.gang.test_gang import Probe
 gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, method=sys.argv[1], preload=("torch",)))
 print(gang.process_group, flush=True)

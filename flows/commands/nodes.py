@@ -1,0 +1,59 @@
+"""The command `prefect-rlhf nodes`: the machines that runs on several of them use, started by hand or listed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from prefect_rlhf.blocks.cluster import MOST_DEVICES
+from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.mesh import Backend
+from prefect_rlhf.tasks.nodes import DEFAULT_PORT, known_nodes, start_head, start_node, stop_node
+
+PORTS = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesFlags:
+    """The flags of `nodes`."""
+
+    head: Annotated[
+        str | None, Parameter(metavar="ADDRESS", help="Start a cluster here; others reach this machine at ADDRESS.")
+    ] = None
+    join: Annotated[str | None, Parameter(metavar="HOST:PORT", help="Let this machine join the cluster there.")] = None
+    stop: Annotated[bool, Parameter(help="End all that Ray runs on this machine.")] = False
+    address: Annotated[str | None, Parameter(help="With --join: the address at which others reach this machine.")] = (
+        None
+    )
+    port: Annotated[int, whole_number(1, PORTS), Parameter(help="With --head.", show_default=True)] = DEFAULT_PORT
+    devices: Annotated[int, whole_number(0, MOST_DEVICES), Parameter(help="Devices that runs may use here.")] = 1
+    kind: Annotated[Backend, Parameter(help="What the devices are.", show_default=True)] = "cpu"
+
+
+def nodes(flags: Annotated[NodesFlags, ALL_AT_ONCE] = NodesFlags()) -> int:
+    """Start a cluster of machines by hand, or say which nodes it has.
+
+    On the first machine, on each other, and then wherever a worker runs:
+
+      prefect-rlhf nodes --head 10.0.0.1 --devices 8 --kind cuda
+      prefect-rlhf nodes --join 10.0.0.1:6379 --devices 8 --kind cuda
+      RAY_ADDRESS=10.0.0.1:6379 prefect-rlhf nodes
+    """
+    if sum((flags.head is not None, flags.join is not None, flags.stop)) > 1:
+        raise InvalidInput("--head, --join, --stop", "more than one", "one of them, or none to list the nodes")
+    if flags.address is not None and flags.join is None:
+        raise InvalidInput("--address", flags.address, "to be left out without --join")
+    if flags.head is not None:
+        head = start_head(flags.head, flags.port, flags.devices, flags.kind)
+        print(f"others join with: prefect-rlhf nodes --join {head}; runs find it with RAY_ADDRESS={head}")
+    elif flags.join is not None:
+        start_node(flags.join, flags.address, flags.devices, flags.kind)
+        print(f"joined {flags.join}")
+    elif flags.stop:
+        stop_node()
+    else:
+        print("\n".join(map(str, known_nodes())))
+    return 0

@@ -1,0 +1,94 @@
+"""Nodes of a Ray cluster that runs on several machines lease: start one by hand, stop it, say which are there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_rlhf.engines.gang.ray import join_cluster
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.mesh import Backend
+
+START_SECONDS = 120
+DEFAULT_PORT = 6379
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """A node that Ray knows: its address, whether it answers, and the devices that it has."""
+
+    address: str
+    alive: bool
+    cpus: int
+    gpus: int
+
+    def __str__(self) -> str:
+        return f"{self.address}: " + (f"{self.cpus} CPUs, {self.gpus} GPUs" if self.alive else "gone")
+
+
+def known_nodes(address: str | None = None) -> tuple[KnownNode, ...]:
+    """Return the nodes of the cluster at `address`, by default that of RAY_ADDRESS. Raises InvalidInput without any."""
+    join_cluster(address or os.environ.get("RAY_ADDRESS", "auto"))
+    import ray  # only here: most runs need none
+
+    def known(node: dict[str, object]) -> KnownNode:
+        resources = node["Resources"]
+        assert isinstance(resources, dict)
+        counts = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
+        return KnownNode(str(node["NodeManagerAddress"]), bool(node["Alive"]), *counts)
+
+    return tuple(sorted(map(known, ray.nodes()), key=lambda node: node.address))
+
+
+def start_head(address: str, port: int, devices: int, kind: Backend) -> str:
+    """Start a cluster's first node on this machine, which others reach at `address`; return how they join it.
+
+    Raises InvalidInput for an address that is not this machine's and for a port in use.
+    """
+    try:
+        socket.create_server((address, port)).close()
+    except OSError as error:
+        expected = f"an address of this machine and a free port of it ({error.strerror})"
+        raise InvalidInput("--head", f"{address}:{port}", expected) from error
+    _ray("start", "--head", f"--node-ip-address={address}", f"--port={port}", *_devices(devices, kind))
+    return f"{address}:{port}"
+
+
+def start_node(head: str, address: str | None, devices: int, kind: Backend) -> None:
+    """Let this machine join the cluster whose head is at `head`. Raises InvalidInput where that does not answer."""
+    host, _, port = head.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise InvalidInput("--join", head, f"HOST:PORT of a head that answers ({error})") from error
+    own = () if address is None else (f"--node-ip-address={address}",)
+    _ray("start", f"--address={head}", *own, *_devices(devices, kind))
+
+
+def stop_node() -> None:
+    """End all that Ray runs on this machine."""
+    _ray("stop")
+
+
+def _devices(devices: int, kind: Backend) -> Sequence[str]:
+    return (f"--num-cpus={devices}",) if kind == "cpu" else (f"--num-gpus={devices}",)
+
+
+def _ray(*words: str) -> None:
+    """Run Ray's own command. Raises InvalidInput where it is not installed, RlhfError with what it said last."""
+    command = Path(sys.executable).with_name("ray")
+    if not command.exists():
+        raise InvalidInput("nodes", "no Ray in this environment", "pip install 'prefect-rlhf[ray]'")
+    quiet = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    try:
+        ended = subprocess.run([command, *words], env=quiet, capture_output=True, text=True, timeout=START_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise RlhfError(f"ray {words[0]} gave no answer within {START_SECONDS} s") from error
+    if ended.returncode:
+        said = [line for line in (ended.stdout + ended.stderr).splitlines() if line.strip()]
+        raise RlhfError(f"ray {words[0]} ended with status {ended.returncode}: {said[-1] if said else 'no word'}")

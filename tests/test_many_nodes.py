@@ -1,0 +1,56 @@
+"""A run over machines is the run on one: the same tokens, losses, gradient norms and weights."""
+
+import pytest
+
+from tests import plan_matrix
+from tests.own_server import own_server
+from tests.plan_matrix import FOUR_RANKS, ONE, plan
+from tests.ray_nodes import joined, ray_nodes, why_not
+from tests.test_plan_invariance import assert_equal
+
+TWO_BY_TWO = ("each call its own", "dp4", "tp4", "pp4", "dp2 pp2", "split", "disjoint", "offload", "pipeline generates")
+THREE_BY_ONE = {
+    "disjoint": plan("0 engine=vllm", "1", "1", "2", "1", "2 micro_batches=2"),
+    "dp3": plan("0-2 dp3 engine=vllm", "0-2 dp3", "0-2 dp3", "0-2 dp3", "0-2 dp3", "0-2 dp3"),
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect():
+    with own_server():
+        yield
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Three machines of two devices each."""
+    with ray_nodes((2, 2, 2)) as nodes, joined(nodes):
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def parameters(tmp_path_factory):
+    return plan_matrix.parameters(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.fixture(scope="module")
+def alone(parameters):
+    """The run on one device of this machine."""
+    return plan_matrix.run(parameters, ONE, "one", num_devices=1)
+
+
+@pytest.mark.parametrize(
+    "name", [TWO_BY_TWO[0], *(pytest.param(name, marks=pytest.mark.all) for name in TWO_BY_TWO[1:])]
+)
+def test_ppo_on_two_machines_of_two_devices_is_the_run_on_one(parameters, alone, nodes, name, record_property):
+    """Weights and rows go from machine to machine, and where a plan says so a pipeline or tensors do."""
+    assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], f"2x2 {name}", nodes=2), record_property)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", THREE_BY_ONE)
+def test_nor_do_three_machines_change_it(parameters, alone, nodes, name, record_property):
+    result = plan_matrix.run(parameters, THREE_BY_ONE[name], f"3x1 {name}", num_devices=3, nodes=3)
+    assert_equal(alone, result, record_property)
