@@ -149,7 +149,8 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
         always = (*(ByteShare(DEVICE, what, size, False) for what, size in base), *beside.get(device, ()))
         peaks.append(Peak(str(device), moment.node, (*always, *moment.shares), memory))
         most_resident.append((str(device), moment.most_resident))
-        excess += sum(max(0, total + _total(always) - memory) for total in moment.totals)
+        left = memory - _total(always)
+        excess += sum(max(0, total - left) for total in moment.totals)
     return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess)
 
 

@@ -15,6 +15,7 @@ from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.attempts import CLOSE, SearchRequest, make_attempts
 from prefect_rlhf.placement.planner.neighbours import improve_locally
+from prefect_rlhf.placement.planner.other_cuts import with_other_cuts
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned
 from prefect_rlhf.placement.planner.question import Question
@@ -56,9 +57,9 @@ def plan_graph(
     close = min(seconds for _, seconds in timed) <= bound.lower_bound_seconds * (1 + CLOSE)
     left = max(IMPROVING_SHARE * budget_seconds, until - time.process_time())
     best = _improved(question, space, _fastest(timed, 1 if close else STARTS), left)
-    fastest = _finished(question, best)
+    fastest = _finished(question, best, space)
     simple = simplest(question, space, fastest, timed)
-    plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"))
+    plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"), space)
     certificate = question.certificate(plan)
     estimate = question.estimate(plan)
     return Planned(
@@ -101,9 +102,10 @@ def _fastest(timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[E
     return list(different.values())[:count]
 
 
-def _finished(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """The plan with its computations where they are done soonest, and with what may stay on its devices there."""
-    return keep_resident_where_free(question, _place_computations(question, plan))
+def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:
+    """The plan with its computations where they are done soonest, what may stay on its devices there, and its cuts."""
+    placed = keep_resident_where_free(question, _place_computations(question, plan))
+    return with_other_cuts(question, placed, space.context)
 
 
 def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPlan:

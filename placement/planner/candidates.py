@@ -43,9 +43,10 @@ class MemoryBounds:
 class Candidate:
     """`placement` on the first mesh of `mesh_class`. `host_seconds`: to offload, and again to reload, what it offloads.
 
-    A device holds `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest
-    one holds those of `most`: without prefetch, what is offloaded is away whenever others run. `copy_bytes` are each
-    device's, or more, while the copy of weights is there and no call uses it.
+    `surely_comes`: whichever calls share the copy, it comes for this one and goes after it. A device holds
+    `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest one holds those
+    of `most`: without prefetch, what is offloaded is away whenever others run. `copy_bytes` are each device's, or more,
+    while the copy of weights is there and no call uses it.
     """
 
     placement: Placement
@@ -55,6 +56,7 @@ class Candidate:
     least: MemoryBounds
     most: MemoryBounds
     copy_bytes: int
+    surely_comes: bool = False
 
 
 Candidates = Mapping[str, tuple[Candidate, ...]]
@@ -238,21 +240,26 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
 
 
 def _offloaded(call: Call, resident: Candidate, part: OffloadPart, context: CostContext) -> Candidate:
-    """The candidate with a part of its copy of weights in host memory between calls.
-
-    Whether a copy that others may use too comes and goes for this call is not certain: then it takes no time here.
-    """
+    """The candidate with a part of its copy of weights in host memory between calls."""
     placement, strategy = replace(resident.placement, offload=part), resident.placement.strategy
     sizes, trains = ModelSizes.of(context.graph.model(call.role or "")), call.kind == "train_step"
     stages = [static_bytes(Execution(strategy), sizes, trains, stage) for stage in (0, strategy.pp - 1)]
     moved = max(stage.optimizer + (stage.weights if part == "all" else 0) for stage in stages)
-    comes = _comes_for(call, placement, context)
-    seconds = context.site.sources.links((placement.mesh,)).seconds(moved, "host") if comes else 0.0
+    sources = context.site.sources
+    seconds = sources.links((placement.mesh,)).seconds(moved, "host") + sources.orchestration_seconds
     graphs, _ = call_overhead(call, placement, context.graph.model(call.role or ""), context.site.backend)
     staying = [graphs + (stage.weights if part == "optimizer" else 0) for stage in stages]
     least, most = replace(resident.least, static=min(staying)), replace(resident.most, static=max(staying))
     copy_bytes = min(staying) if part == "optimizer" else resident.copy_bytes
-    return replace(resident, placement=placement, host_seconds=seconds, least=least, most=most, copy_bytes=copy_bytes)
+    return replace(
+        resident,
+        placement=placement,
+        host_seconds=seconds,
+        least=least,
+        most=most,
+        copy_bytes=copy_bytes,
+        surely_comes=_comes_for(call, placement, context),
+    )
 
 
 def stops_devices(placement: Placement, context: CostContext) -> bool:

@@ -43,16 +43,26 @@ def least_move_seconds(
     received = np.maximum(need[None, :] - held[:, None], 0) / receives
     sent = np.maximum(total - common * held[:, None], 0) / have[:, None] / sends
     over = np.maximum(np.maximum(received, sent), need[None, :] / (receives + copies))
-    least: Numbers = np.maximum(np.stack([apart, over, over]), _network_seconds(trained, readers, sizes, sources))
+    crossing = _network_seconds(trained, readers, sizes, sources, apart=False)
+    on_whole_nodes = np.logical_or.outer(_have_whole_nodes(trained, sources), _have_whole_nodes(readers, sources))
+    all_crossing = _network_seconds(trained, readers, sizes, sources, apart=True)
+    over_network = np.stack([np.where(on_whole_nodes, all_crossing, crossing), crossing, crossing])
+    least: Numbers = np.maximum(np.stack([apart, over, over]), over_network)
     return least
 
 
+def _have_whole_nodes(options: Sequence[Candidate], sources: CostSources) -> NDArray[np.bool_]:
+    """Whether the mesh of each option has all devices of its nodes: what is disjoint from it is on other nodes."""
+    meshes = [option.placement.mesh for option in options]
+    return np.array([mesh.devices_per_node == sources.nodes[mesh.first_node].devices_per_node for mesh in meshes])
+
+
 def _network_seconds(
-    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
+    trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources, apart: bool
 ) -> Numbers:
-    """[trained, readers]: the least for what has to cross the network."""
+    """[trained, readers]: the least for what has to cross the network; `apart`: where the meshes share no node."""
     (trained_spreads, source), (reader_spreads, target) = _alike(trained), _alike(readers)
-    layers = _network_table(trained_spreads, reader_spreads, sizes.num_layers)
+    layers = _network_table(trained_spreads, reader_spreads, sizes.num_layers, apart)
     parts = np.array([reader.placement.strategy.tp for reader in readers])
     num_bytes = layers[source][:, target] / parts * sizes.layer_matrices * sizes.item
     rates = np.minimum.outer(_ways(trained, sources)[2], _ways(readers, sources)[2])
@@ -80,7 +90,7 @@ def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64
     return list(numbers), np.array(index)
 
 
-def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], num_layers: int) -> Numbers:
+def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], num_layers: int, apart: bool) -> Numbers:
     """[sources, targets]: `network_layers` of each with each."""
     by_stages: dict[int, list[int]] = defaultdict(list)
     for index, target in enumerate(targets):
@@ -89,23 +99,25 @@ def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], num_lay
     for columns in by_stages.values():
         alike = tuple(targets[column] for column in columns)
         for row, source in enumerate(sources):
-            table[row, columns] = network_layers(source, alike, num_layers)
+            table[row, columns] = network_layers(source, alike, num_layers, apart)
     return table
 
 
 @lru_cache(maxsize=1 << 16)  # a question poses several problems, of the same options
-def network_layers(source: Spread, targets: tuple[Spread, ...], num_layers: int) -> Numbers:
+def network_layers(source: Spread, targets: tuple[Spread, ...], num_layers: int, apart: bool = False) -> Numbers:
     """Return the least that a device of each target receives, or sends, over the network: layers, of its tp part.
 
     The targets have as many pipeline stages, all of them. The source's devices are in the plain order, in which a node
     has successive stages; the targets' in any. A node that has a part of a stage is taken to have all of it. Of a
     stage's layers, only devices on its nodes need nothing over the network, and its holders share what the others need.
+    Where source and targets are `apart`, on no common node, all layers come over the network.
     """
     (target_pp,) = {target.pp for target in targets}
     held, wanted = _layers(source.pp, num_layers), _layers(target_pp, num_layers)
     nodes = np.arange(max(1, source.pp * source.group // source.per_node)) * source.per_node
     first, last = nodes // source.group, (nodes + source.per_node - 1) // source.group
     on_node = _common(wanted, np.stack([held[first, 0], held[last, 1]], axis=1)).max(axis=1)
+    on_node = np.zeros_like(on_node) if apart else on_node
     received = (wanted[:, 1] - wanted[:, 0] - on_node).max()
     begin = np.arange(source.pp) * source.group
     num_nodes = (begin + source.group - 1) // source.per_node - begin // source.per_node + 1
@@ -113,7 +125,7 @@ def network_layers(source: Spread, targets: tuple[Spread, ...], num_layers: int)
         np.array(sizes)[:, None, None] for sizes in zip(*(target[1:] for target in targets), strict=True)
     )
     near = num_nodes * per_node - np.arange(target_pp)[:, None] * group
-    far = group - np.minimum(np.maximum(near, 0), group)
+    far = group - np.minimum(np.maximum(0 if apart else near, 0), group)
     sent = (_needed(source.pp, target_pp, num_layers) * far).sum(axis=1).max(axis=1) / source.group
     layers: Numbers = np.maximum(received, sent)
     return layers

@@ -1,8 +1,9 @@
 """The planning problem of a graph: what the search may choose, and the least that each choice must take.
 
-It leaves out what depends on more than two calls (transfers of rows, copies that several calls share, computations) and
-counts the rest at the least it can take. So the bound of the problem, which holds in whatever order nodes start, is one
-of every plan's augmented graph.
+It leaves out what depends on more than two calls (most transfers of rows, shared copies, computations) and counts the
+rest at the least it can take. So the bound of the problem, which holds in whatever order nodes start, is one of every
+plan's augmented graph. The problem `most` proves nothing: it looks for plans that fit, and counts what they mostly
+take.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import GROUP_BYTES, call_overhead, communicator_bytes
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.plan import Placement
+from prefect_rlhf.placement.plan import ModelInstance, Placement
 from prefect_rlhf.placement.planner.candidates import (
     Candidate,
     Candidates,
@@ -30,6 +31,7 @@ from prefect_rlhf.placement.planner.candidates import (
     fitting_candidates,
     stops_devices,
 )
+from prefect_rlhf.placement.planner.feeding import nodes_before, surely_fed
 from prefect_rlhf.placement.planner.least_moves import least_move_seconds
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.weight_copies import FORBIDDEN, readers_of, second_reader, use_of_copy
@@ -195,18 +197,21 @@ def _nodes(
 ) -> Iterator[ProblemNode]:
     """The call, and the moves around it."""
     graph, options = context.graph, candidates[call.name]
-    stopping = [option.host_seconds > 0 and stops_devices(option.placement, context) for option in options]
+    host_seconds = [option.host_seconds if option.surely_comes or counted == "most" else 0.0 for option in options]
+    stopping = [s > 0 and stops_devices(o.placement, context) for s, o in zip(host_seconds, options, strict=True)]
     occupied: Literal["compute", "host_link"] = "compute" if any(stopping) else "host_link"
     host_us = tuple(
-        _microseconds(option.host_seconds) if stops == any(stopping) else 0
-        for option, stops in zip(options, stopping, strict=True)
+        _microseconds(seconds) if stops == any(stopping) else 0
+        for seconds, stops in zip(host_seconds, stopping, strict=True)
     )
     if any(host_us):
         yield LinkNode(_reload(call.name), call.name, host_us, occupied)
     moves = list(_moves(call, candidates, context, copies))
     late = bool(moves) and _lag(graph, call) == STALE
     yield from () if late else moves
-    yield PlannedCall(call.name, call.role, call.kind, tuple(_option(call, option, counted) for option in options))
+    yield PlannedCall(
+        call.name, call.role, call.kind, tuple(_option(call, option, context, counted) for option in options)
+    )
     if any(host_us):
         yield LinkNode(_offload(call.name), call.name, host_us, occupied)
     yield from moves if late else ()
@@ -230,10 +235,11 @@ def _moves(call: Call, candidates: Candidates, context: CostContext, copies: boo
         yield use_of_copy(first, candidates[first.name], call, own)
 
 
-def _option(call: Call, candidate: Candidate, counted: MemoryCount) -> Option:
+def _option(call: Call, candidate: Candidate, context: CostContext, counted: MemoryCount) -> Option:
     placement = candidate.placement
     copy = f"{call.role} {placement.engine} {placement.strategy} {placement.offload == 'all'}"
-    seconds_us = max(1, _microseconds(candidate.seconds))
+    fed = nodes_before(call, context.graph) if counted == "most" else int(surely_fed(call, candidate, context.graph))
+    seconds_us = max(1, _microseconds(candidate.seconds + fed * context.site.sources.orchestration_seconds))
     held, peak = candidate.least if counted == "least" else candidate.most, candidate.most.peak
     return Option(placement.strategy, candidate.mesh_class, seconds_us, held.static, held.peak, copy, peak)
 
@@ -241,12 +247,17 @@ def _option(call: Call, candidate: Candidate, counted: MemoryCount) -> Option:
 def _reallocation(
     call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
 ) -> PairNode:
-    """The move of weights from a train_step to a call; on equal meshes none where both use one copy.
+    """The move of weights from a train_step to a call, at its least; on equal meshes none where both use one copy.
 
     Both copies are on their devices meanwhile: where a device would have both and holds less, the move is forbidden.
     """
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
-    seconds = least_move_seconds(trained, readers, sizes, context.site.sources)
+    sources, role = context.site.sources, call.role or ""
+    written = [
+        sources.written_seconds(ModelInstance(role, p.engine, p.mesh, p.strategy), sizes)
+        for p in (option.placement for option in readers)
+    ]
+    seconds = least_move_seconds(trained, readers, sizes, sources) + sources.orchestration_seconds + written
     seconds = np.maximum(seconds, 1 / MICROSECONDS)  # none takes no time but where there is none
     numbers: dict[object, int] = {}
     trained_copy, read_copy = (

@@ -58,9 +58,11 @@ class Question:
     def plan(self, name: str, chosen: Mapping[str, Placement]) -> ExecutionPlan:
         """Return the plan that places calls with models as `chosen`: completed, checked and aligned.
 
-        Computations go to the first device of the first call. Raises InvalidInput for a plan that is not legal.
+        Computations go to the first device of the first train_step, which is what they work for: on a generate's they
+        would wait until it had made the rows of the next step. Raises InvalidInput for a plan that is not legal.
         """
-        first = next(iter(chosen.values())).mesh.devices()[0]
+        trained = [chosen[call.name] for call in self.graph if call.kind == "train_step" and call.name in chosen]
+        first = next(iter((*trained, *chosen.values()))).mesh.devices()[0]
         placements = completed(self.graph, chosen, self.site.mesh, first)
         plan = with_copies_agreed(ExecutionPlan(name, self.site.cluster, placements), self.graph)
         return aligned(check_plan(plan, self.graph, self.site.mesh), self.graph)

@@ -1,6 +1,6 @@
 """The least that a move of weights takes is never more than the move takes, wherever and in whatever order it goes."""
 
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from prefect_rlhf.placement.cost.hardware import Links
@@ -36,6 +36,17 @@ def instances(draw, order):
 def test_no_move_takes_less_than_its_least_over_the_network(source, target):
     layers = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0] / target.strategy.tp
     least = layers * SIZES.layer_matrices * SIZES.item / LINKS.network
+    assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
+
+
+@settings(max_examples=500)
+@given(instances(order=True), instances(order=True))
+def test_between_nodes_that_have_nothing_in_common_all_layers_cross_the_network(source, target):
+    nodes = [set(range(one.mesh.first_node, one.mesh.first_node + one.mesh.num_nodes)) for one in (source, target)]
+    assume(nodes[0].isdisjoint(nodes[1]))
+    apart = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers, apart=True)[0]
+    least = apart / target.strategy.tp * SIZES.layer_matrices * SIZES.item / LINKS.network
+    assert apart >= network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0]
     assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
 
 

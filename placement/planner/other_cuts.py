@@ -1,0 +1,51 @@
+"""Micro-batches of a plan in any number: those between the powers of two that the search looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.plan import ExecutionPlan, Placement
+from prefect_rlhf.placement.planner.candidates import CostContext, candidate
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.plans.check import violations
+
+NEGLIGIBLE = 1e-3  # of a call's time: less is no reason for an odd number
+TRIED = 3  # of each call, the fastest first
+
+
+def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
+    """Return the plan with each call in the number of micro-batches in which it is fastest, where an iteration gains.
+
+    A number more than half and less than twice the plan's; of those that leave a micro-batch the same size, the least.
+    """
+    for call in context.graph:
+        placed = plan[call.name]
+        if placed.engine == "megatron" and placed.mesh in context.space.meshes:
+            plan = _in_other_cuts(question, plan, call, context)
+    return plan
+
+
+def _in_other_cuts(question: Question, plan: ExecutionPlan, call: Call, context: CostContext) -> ExecutionPlan:
+    placed = plan[call.name]
+    least_seconds = candidate(call, placed, context).seconds * (1 - NEGLIGIBLE)
+    timed = [(candidate(call, other, context).seconds, other.micro_batches) for other in _others(call, placed, context)]
+    for seconds, count in sorted(timed)[:TRIED]:
+        if seconds < least_seconds:
+            changed = with_changes(plan, (call,), micro_batches=count)
+            if question.seconds(changed) < question.seconds(plan) and question.fits(changed):
+                return changed
+    return plan
+
+
+def _others(call: Call, placed: Placement, context: CostContext) -> Iterator[Placement]:
+    """Other numbers of micro-batches, one for each size of them."""
+    items, now = call.most_items(placed.strategy.dp), placed.micro_batches
+    sizes = range(-(-items // (2 * now)), -(-2 * items // now) + 1)
+    counts = {-(-items // size) for size in sizes if size > 0}
+    for count in sorted(count for count in counts if now < 2 * count < 4 * now and count != now):
+        other = replace(placed, micro_batches=count)
+        if not any(violations(call, other, context.graph)):
+            yield other
