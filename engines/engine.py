@@ -173,8 +173,9 @@ class TrainingEngine(Engine, Protocol):
         The gradient is that of the sum over all terms of weight * mean, whatever replica or micro-batch a row is in.
         A replica without rows of one takes part in what replicas do together, and adds nothing. Where all means are
         over nothing, no step is taken.
-        Returns the means over all rows and steps of the loss and its metrics, and `grad_norm`; equal on every rank. Of
-        several terms each has its own, after its name and a dot, and `loss` is the weighted sum.
+        Returns the means over all rows and steps of the loss and its metrics, and of `grad_norm`, and the last step's
+        `learning_rate`; equal on every rank. Of several terms each has its own, after its name and a dot, and `loss` is
+        the weighted sum.
         Under `initial_...` those of the first mini-batch, before any update: there new and old policy have the same
         weights, so what a loss says of their difference is the difference of the two engines.
         """

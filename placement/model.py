@@ -8,6 +8,8 @@ from typing import Literal
 Head = Literal["lm", "scalar", "lm+scalar"]
 """The end of a model: in tokens, in one number a token, or in both on one trunk, which actor and critic share."""
 Dtype = Literal["float32", "bfloat16"]
+Schedule = Literal["constant", "linear", "cosine"]
+"""The way of the learning rate after the warm-up: it stays, falls in a line, or along half a cosine."""
 
 
 def head_of(output: str) -> Literal["lm", "scalar"]:
@@ -76,7 +78,11 @@ class TransformerShape:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSpec:
-    """AdamW with linear warm-up; `head_lr` applies to a scalar head, which starts untrained."""
+    """AdamW, linear warm-up and a schedule; `head_lr` applies to a scalar head, which starts untrained.
+
+    Rates fall over optimizer steps `warmup_steps` to `decay_steps`, to `min_lr_ratio` of what they were; of a constant
+    one those mean nothing, and `decay_steps` is None.
+    """
 
     lr: float = 1e-5
     head_lr: float | None = None
@@ -85,6 +91,9 @@ class OptimizerSpec:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     warmup_steps: int = 0
+    schedule: Schedule = "constant"
+    decay_steps: int | None = None
+    min_lr_ratio: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
+from prefect_rlhf.placement.model import Schedule
+
 MOST_STEPS = 1_000_000
+MOST_UPDATES = 1 << 40  # optimizer steps of a run
 MOST_ROWS = 1 << 20  # of a step; its tokens and log-probabilities are at hand at once
 MOST_IN_JSON = 2**63 - 1
 LOWEST_TEMPERATURE = 0.01  # above 0; vLLM's own bound
@@ -73,7 +76,7 @@ class Sampling(Settings):
 
 
 class Optimizer(Settings):
-    """AdamW, with linear warm-up."""
+    """AdamW, with linear warm-up and a schedule of the learning rate."""
 
     lr: float = Field(1e-5, gt=0, le=10, description="Learning rate.")
     head_lr: float | None = Field(None, gt=0, le=10, description="Learning rate of a scalar head; the same when empty.")
@@ -82,6 +85,30 @@ class Optimizer(Settings):
     weight_decay: float = Field(0.0, ge=0, le=10, description="Decoupled weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, le=1e9, description="Gradients are clipped to this global norm.")
     warmup_steps: int = Field(0, ge=0, le=MOST_STEPS, description="Optimizer steps until the learning rate is reached.")
+    schedule: Schedule = Field("constant", description="What the rate does after the warm-up: stay, or fall.")
+    decay_steps: int | None = Field(
+        None, ge=1, le=MOST_UPDATES, description="Optimizer steps until it has fallen; empty: all of the run's."
+    )
+    min_lr_ratio: float = Field(0.0, ge=0, lt=1, description="Share of the rate that a schedule falls to.")
+
+    @model_validator(mode="after")
+    def _falls_after_the_warmup(self) -> Optimizer:
+        """Refuse a setting that a constant rate leaves without effect, and a fall that ends before it begins."""
+        mistakes = {
+            "decay_steps says when a falling rate has fallen, and this one is constant: schedule: linear or cosine": (
+                self.schedule == "constant" and self.decay_steps is not None
+            ),
+            "min_lr_ratio says how far a rate falls, and this one is constant: schedule: linear or cosine": (
+                self.schedule == "constant" and self.min_lr_ratio > 0
+            ),
+            f"decay_steps counts from the first step: more than warmup_steps, which is {self.warmup_steps}": (
+                self.decay_steps is not None and self.decay_steps <= self.warmup_steps
+            ),
+        }
+        for says, wrong in mistakes.items():
+            if wrong:
+                raise PydanticCustomError("optimizer", says)
+        return self
 
 
 class Update(Settings):

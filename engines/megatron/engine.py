@@ -154,6 +154,7 @@ class MegatronEngine:
 
     def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
         """See TrainingEngine.train."""
+        assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
         passes = losses.pass_rows(rows, settings, self._device)
         weights_MT3 = self._weights(passes, settings.mini_batches)
         some_without_rows = any(each.some_without_rows for each in rows)
@@ -171,6 +172,7 @@ class MegatronEngine:
         terms = [term for each in rows for term in each.terms]
         initial = losses.means(steps[:1], terms, "initial_{}".format)
         metrics = initial | losses.means(steps, terms) | {"grad_norm": sum(norms) / (len(norms) - skipped)}
+        metrics["learning_rate"] = self._optimizer.learning_rate
         return metrics | ({"skipped_updates": float(skipped)} if skipped else {})
 
     def device_bytes(self) -> int:
@@ -261,7 +263,7 @@ class MegatronEngine:
 
     def _step(self, work: Work, has_weight: bool, some_without_rows: bool) -> tuple[losses.Sums, float]:
         """Take one optimizer step; return the sums of losses and metrics, and the gradient's norm."""
-        assert self._optimizer is not None, f"{self._spec.role} has no optimizer"
+        assert self._optimizer is not None  # train has looked
         self._wrapped.zero_grad_buffer()
         stored = self._run(work, train=True)
         box: list[losses.Sums] = [{}]

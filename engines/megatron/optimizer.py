@@ -13,6 +13,7 @@ from megatron.core.optimizer.optimizer_config import ParamKey, ParamPredicate
 from torch import Tensor
 
 from prefect_rlhf.engines.engine import Shard, StatePart
+from prefect_rlhf.engines.learning_rate import rate_share
 from prefect_rlhf.engines.megatron.cpu import shim as cpu_shim
 from prefect_rlhf.engines.megatron.groups import Groups, only
 from prefect_rlhf.engines.megatron.key_value_copies import KeyValueCopies
@@ -22,7 +23,7 @@ from prefect_rlhf.placement.model import OptimizerSpec
 
 
 class MainOptimizer:
-    """AdamW on this rank's share of the main weights, with linear warm-up and clipping to a global norm."""
+    """AdamW on this rank's share of the main weights, with a schedule of its rate and clipping to a global norm."""
 
     def __init__(
         self, model: DistributedDataParallel, spec: OptimizerSpec, groups: Groups, copies: KeyValueCopies | None = None
@@ -79,6 +80,11 @@ class MainOptimizer:
         """Steps so far."""
         return self._steps
 
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the latest step; that of a scalar head may be another."""
+        return self._spec.lr * rate_share(self._spec, self._steps)
+
     def state_parts(self, shards: Mapping[str, Shard]) -> Iterator[StatePart]:
         """See TrainingEngine.state_parts; `shards` are this rank's weights."""
         for part in self._chain.chained_optimizers:
@@ -101,11 +107,11 @@ class MainOptimizer:
                 yield from (value for value in list(state.values()) if isinstance(value, Tensor))
 
     def _set_rates(self) -> None:
-        """Raise the learning rate linearly over the warm-up; one-dimensional weights (norms) do not decay."""
+        """Set the rates of the next step; one-dimensional weights (norms and biases) do not decay."""
         self._steps += 1
-        warm = min(1.0, self._steps / self._spec.warmup_steps) if self._spec.warmup_steps else 1.0
+        share = rate_share(self._spec, self._steps)
         for group in self._chain.param_groups:
-            group["lr"] = group["max_lr"] * warm
+            group["lr"] = group["max_lr"] * share
             group["weight_decay"] = self._spec.weight_decay * group["wd_mult"]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import measured_sources
+from prefect_rlhf.flows.training.decay import falling_over
 from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
 from prefect_rlhf.flows.training.log import log_warning
 from prefect_rlhf.flows.training.output_folder import check_output_folder
@@ -81,7 +82,7 @@ def read_request(
     A run that did not reach its end may go on from a checkpoint of its last step: what comes after is still to be done.
     """
     inputs = read_run_inputs(arguments)
-    graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
+    graph = falling_over(algorithm.trace(arguments, inputs.models, inputs.datasets), options.steps)
     inputs = inputs.read_by(speaking_role(graph))
     workload, checkpoint = run_workload(graph, inputs), None
     if options.resume_from is not None:

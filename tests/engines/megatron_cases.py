@@ -25,7 +25,16 @@ from prefect_rlhf.placement.plan import ModelInstance, Offload
 from prefect_rlhf.placement.strategy import Strategy
 
 VOCAB = 480  # divides by 2 and 3
-OPTIMIZER = OptimizerSpec(lr=1e-2, eps=1e-3, weight_decay=0.1, max_grad_norm=0.5, warmup_steps=2, head_lr=3e-2)
+OPTIMIZER = OptimizerSpec(
+    lr=1e-2,
+    eps=1e-3,
+    weight_decay=0.1,
+    max_grad_norm=0.5,
+    warmup_steps=2,
+    head_lr=3e-2,
+    schedule="linear",
+    decay_steps=9,
+)
 
 
 def make_folder(path: Path, *, tied=True, scalar=False, layers=4, hidden=128, kv_heads=2, heads=4, vocab=VOCAB) -> str:
@@ -334,12 +343,17 @@ def plain_steps(model: torch.nn.Module, mean, mini_batches: list[int], spec: Opt
     base, norms = [group["lr"] for group in groups], []
     for step, mini_batch in enumerate(mini_batches):
         for group, rate in zip(optimizer.param_groups, base, strict=True):
-            group["lr"] = rate * min(1.0, (step + 1) / max(1, spec.warmup_steps))
+            group["lr"] = rate * min((step + 1) / max(1, spec.warmup_steps), _left(step, spec))
         optimizer.zero_grad()
         mean(mini_batch).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), spec.max_grad_norm)))
         optimizer.step()
     return norms
+
+
+def _left(step: int, spec: OptimizerSpec) -> float:
+    """What a linear schedule leaves of the rate in a step, counted from 0."""
+    return min(1.0, (spec.decay_steps - step) / (spec.decay_steps - spec.warmup_steps))
 
 
 def _rate(name: str, spec: OptimizerSpec) -> float:

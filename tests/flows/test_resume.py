@@ -1,7 +1,8 @@
 """Runs that are killed and go on: the same plan gives the same bits, another the same within rounding.
 
-PPO with warm-up, a KL controller that adapts and scores that are normalised: all of it must be carried over. The killed
-run is a process of its own with two ranks, all of which get SIGKILL at a moment that the test chooses.
+PPO with warm-up and a rate that falls, a KL controller that adapts and scores that are normalised: all of it must be
+carried over. The killed run is a process of its own with two ranks, all of which get SIGKILL at a moment that the test
+chooses.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_by
 @pytest.fixture(scope="module")
 def parameters(tmp_path_factory):
     given = plan_matrix.parameters(tmp_path_factory.mktemp("resume"))
+    falls = {"warmup_steps": 2, "schedule": "cosine", "decay_steps": 14}
     algo = given["algo"] | {
-        "actor_optimizer": given["algo"]["actor_optimizer"] | {"warmup_steps": 6},
+        "actor_optimizer": given["algo"]["actor_optimizer"] | falls,
         "kl": {"kind": "adaptive", "target": 0.5, "horizon": 50.0},
         "normalise_scores": True,
     }

@@ -40,6 +40,7 @@ def written_without(identity, path):
         "models.actor.shape.biases",
         "models.actor.shape.not_run",
         "models.actor.optimizer.betas",
+        "models.actor.optimizer.schedule",
         "datasets.prompts.columns",
         "calls.actor_train_step.temperature",
         "calls.actor_train_step.inputs.0.rows_each",

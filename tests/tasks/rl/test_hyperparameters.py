@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, ReMax, Reward
 from prefect_rlhf.tasks.rl.losses import ppo_clip
 from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
+from prefect_rlhf.tasks.settings import Optimizer
 
 ALGORITHMS = [PPO, GRPO, ReMax, SFT, DPO, KTO, Reward]
 
@@ -46,6 +47,20 @@ def test_a_bound_loss_brings_its_settings_back():
 def test_greedy_responses_are_trained_at_temperature_one():
     assert PPO(sampling={"temperature": 0.0}).temperature == 1.0
     assert PPO(sampling={"temperature": 0.7}).temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"decay_steps": 5}, "this one is constant: schedule: linear or cosine"),
+        ({"min_lr_ratio": 0.1}, "this one is constant: schedule: linear or cosine"),
+        ({"schedule": "linear", "warmup_steps": 5, "decay_steps": 5}, "more than warmup_steps, which is 5"),
+        ({"schedule": "inverse_sqrt"}, "'constant', 'linear' or 'cosine'"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(settings, says):
+    with pytest.raises(ValidationError, match=says):
+        Optimizer(**settings)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,29 @@
+"""The end of a learning rate's fall where nobody says it: with the run's last optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.model import ModelSpec
+
+
+def falling_over(graph: DataflowGraph, steps: int) -> DataflowGraph:
+    """Return the graph with `decay_steps` in each optimizer whose rate falls, over all of a run's `steps`.
+
+    Raises InvalidInput where the warm-up leaves no step for it.
+    """
+    models = tuple(_falling_over(model, graph, steps) for model in graph.models)
+    return graph if models == graph.models else replace(graph, models=models)
+
+
+def _falling_over(model: ModelSpec, graph: DataflowGraph, steps: int) -> ModelSpec:
+    spec, call = model.optimizer, graph.trained_by(model.role)
+    if spec is None or call is None or spec.schedule == "constant" or spec.decay_steps is not None or not steps:
+        return model
+    updates = steps * call.epochs * call.mini_batches
+    if spec.warmup_steps >= updates:
+        expected = f"fewer than the {updates} optimizer steps of this run, for its rate falls after them"
+        raise InvalidInput(f"{model.role}.optimizer.warmup_steps", spec.warmup_steps, expected)
+    return replace(model, optimizer=replace(spec, decay_steps=updates))
