@@ -1,7 +1,8 @@
 """What `benchmarks.learn` runs and reads for Safe RLHF: sentiment as the reward, overstatement as the cost.
 
 Both models are trained by `rlhf/reward` unless they are there: the reward model on sentences that people rated, the
-cost model on pairs that the rule of `flows/demo/costs.py` orders, most costly first.
+cost model on pairs that the rule of `flows/demo/costs.py` orders, most costly first. The limit holds for what is
+sampled, so costs are means of the first and of the last steps' responses; rewards, of greedy held-out responses.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from prefect_rlhf.flows.demo.costs import overstatements
 from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics, texts
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 
-STEPS, LIMIT = 20, 0.0
+STEPS, LIMIT = 30, -0.25
+STEPS_OF_A_MEAN = 5
 SCORER_STEPS = {"reward": 60, "cost": 40}
 
 
@@ -61,7 +63,7 @@ def parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
         "plan": "split",
         "algo": {
             "limit": LIMIT,
-            "lagrange": {"lr": 0.2},
+            "lagrange": {"lr": 0.5, "most": 3.0},
             "evaluate_every": 5,
             "ptx": 0.01,
             "ptx_batch_size": 8,
@@ -71,22 +73,23 @@ def parameters(home: Path, seed: int, steps: int) -> dict[str, Any]:
 
 
 def summary(run_dir: Path, seed: int, minutes: float) -> dict[str, Any]:
-    """Return what the benchmark prints: means over greedy responses to held-out openings, and the multipliers."""
-    files = evaluations(run_dir)
-    rewards, costs = ([round(mean(column(file, name)), 3) for file in files] for name in ("reward", "cost"))
+    """Return what the benchmark prints: rewards, costs before and after, and the multipliers on the way."""
+    files, steps = evaluations(run_dir), read_metrics(run_dir)
+    rewards, greedy_costs = ([round(mean(column(file, name)), 3) for file in files] for name in ("reward", "cost"))
     words = [round(mean(map(overstatements, texts(file))), 3) for file in files]
-    multipliers = [round(step["lagrange_multiplier.multiplier"], 3) for step in read_metrics(run_dir)]
+    costs, multipliers = ([step[f"lagrange_multiplier.{name}"] for step in steps] for name in ("cost", "multiplier"))
     return {
         "algorithm": "safe-rlhf",
         "metric": "reward of held-out responses while their cost stays under its limit",
         "before": rewards[0],
         "after": rewards[-1],
-        "cost_before": costs[0],
-        "cost_after": costs[-1],
+        "cost_before": round(mean(costs[:STEPS_OF_A_MEAN]), 3),
+        "cost_after": round(mean(costs[-STEPS_OF_A_MEAN:]), 3),
         "limit": LIMIT,
+        "greedy_costs": greedy_costs,
         "overstatements_before": words[0],
         "overstatements_after": words[-1],
-        "multipliers": multipliers[:: max(1, len(multipliers) // 6)],
+        "multipliers": [round(multiplier, 3) for multiplier in multipliers[:: max(1, len(multipliers) // 6)]],
         "minutes": round(minutes, 1),
         "seed": seed,
         "by_step": {int(file.stem.removeprefix("step-")): reward for file, reward in zip(files, rewards, strict=True)},

@@ -60,9 +60,20 @@ class RayNodes:
             with suppress(ProcessLookupError):
                 os.kill(int(pid), 9)
 
+    def kill_head(self) -> None:
+        """End the head, at once."""
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if str(self.folder / "0") in (process / "cmdline").read_text():
+                    os.kill(int(process.name), 9)
+
     def block(self, node: int, address: str) -> None:
         """Let a node send nothing to an address."""
         _ip("-n", self.names[node], "route", "add", "blackhole", f"{address}/32")
+
+    def unblock(self, node: int, address: str) -> None:
+        """Undo `block`."""
+        _ip("-n", self.names[node], "route", "del", "blackhole", f"{address}/32")
 
 
 @contextmanager

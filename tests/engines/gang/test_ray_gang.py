@@ -1,0 +1,132 @@
+"""A gang over machines: what is wrong with a cluster is one line, and a node that is lost ends a call at once."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from prefect_rlhf.engines.gang import ray as ray_gang
+from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.ray import RayGang, join_cluster
+from prefect_rlhf.placement.errors import InvalidInput, RankLost
+from tests.engines.gang.test_gang import Probe, call
+from tests.ray_nodes import joined, ray_nodes, why_not
+
+OVER_NODES = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.all, pytest.mark.slow]
+ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+PRELOAD = ("torch.distributed",)
+
+
+def opened(nodes, *ranks_of_nodes, say=print):
+    settings = GangSettings(sum(ranks_of_nodes), Probe, environment=ENVIRONMENT, preload=PRELOAD)
+    return closing(RayGang(settings, ranks_of_nodes, nodes.address, say))
+
+
+def refused(nodes, *ranks_of_nodes, say=print):
+    """The one line that tells why such a gang cannot be."""
+    with pytest.raises(InvalidInput) as caught, opened(nodes, *ranks_of_nodes, say=say):
+        pass
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InvalidInput, match=r"pip install 'prefect-rlhf\[ray\]'"):
+        join_cluster("10.0.0.1:6379")
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    """Two machines with two devices each."""
+    with ray_nodes((2, 2)) as nodes, joined(nodes):
+        yield nodes
+
+
+class TestTwoMachines:
+    pytestmark = OVER_NODES
+
+    @pytest.mark.parametrize("wanted", [(3, 1), (1, 1, 1)])
+    def test_more_than_the_cluster_has_is_refused_with_what_it_has(self, nodes, wanted, monkeypatch):
+        monkeypatch.setattr(ray_gang, "PLACE_SECONDS", 2.0)
+        said = refused(nodes, *wanted)
+        assert f"{len(wanted)} nodes with {', '.join(map(str, wanted))} CPUs" in said
+        assert all(f"{address} 2" in said for address in nodes.addresses)
+
+    def test_what_others_hold_is_waited_for(self, nodes, monkeypatch):
+        lines = []
+        with opened(nodes, 2, 1) as first:
+            with monkeypatch.context() as patch:
+                patch.setattr(ray_gang, "PLACE_SECONDS", 2.0)
+                patch.setattr(ray_gang, "HELD_SECONDS", 3.0)
+                assert "which others hold" in refused(nodes, 1, 1, say=lines.append)
+            assert "held by others" in lines[0]
+            assert call(first, "place") == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
+        with opened(nodes, 1, 1) as then:
+            assert then.size == 2
+
+    def test_a_dead_holder_holds_nothing(self, nodes):
+        holder = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, nodes.address],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[3],
+        )
+        assert "holding" in holder.stdout.readline()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        with opened(nodes, 2, 2) as gang:
+            assert gang.size == 4
+
+    def test_a_node_with_other_versions_is_named(self, nodes, monkeypatch):
+        monkeypatch.setattr(ray_gang, "versions", lambda: {"Python": "3.11.7", "torch": "1.0"})
+        said = refused(nodes, 1, 1)
+        assert said.startswith(tuple(f"node {address}" for address in nodes.addresses))
+        assert "expected 1.0, as the controller has" in said
+
+    def test_a_firewall_between_two_nodes_is_named(self, nodes):
+        one, other = nodes.addresses
+        nodes.block(0, other)
+        try:
+            assert f"{one} cannot reach {other}:" in refused(nodes, 1, 1)
+        finally:
+            nodes.unblock(0, other)
+
+
+HOLDER = """
+import sys, time
+from tests.engines.gang.test_ray_gang import GangSettings, Probe, RayGang
+gang = RayGang(GangSettings(4, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch",)), (2, 2), sys.argv[1])
+print("holding", flush=True)
+time.sleep(600)
+"""
+
+
+class TestLostNodes:
+    """On three machines, each lost in its way, while every rank is in a call of a minute."""
+
+    pytestmark = OVER_NODES
+
+    def test_nodes_that_die_or_are_cut_off_end_calls_and_the_others_carry_the_next_gang(self):
+        with ray_nodes((1, 1, 1)) as nodes, joined(nodes):
+            with opened(nodes, 1, 1, 1) as gang:
+                assert self.lost(gang, lambda: nodes.kill(0)) == nodes.addresses[0]
+            with opened(nodes, 1, 1) as gang:
+                assert self.lost(gang, lambda: nodes.cut(1)) == nodes.addresses[1]
+            with opened(nodes, 1) as gang:
+                nodes.kill_head()
+                assert call(gang, "place") == {0: (0, 1)}, "nothing is asked of the head after the start"
+
+    def lost(self, gang, harm):
+        """The address of the node that is said to be lost, once `harm` was done to it."""
+        began = time.monotonic()
+        threading.Timer(1.0, harm).start()
+        with pytest.raises(RankLost) as caught:
+            call(gang, "sleep", 60.0, seconds=120.0)
+        assert time.monotonic() - began < 60, "before any deadline"
+        return str(caught.value).partition("on node ")[2].split()[0]
