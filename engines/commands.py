@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.loss import LossTerm, Output
@@ -141,9 +141,8 @@ class CallCommand:
         return f"{self.call.name} · step {self.step}"
 
 
-@dataclass(frozen=True, slots=True)
-class RowTransfer:
-    """Rows of one call's keys that go from rank `source` to rank `target` (not equal)."""
+class RowTransfer(NamedTuple):
+    """Rows of one call's keys that go from rank `source` to rank `target` (not equal). A tuple: it pickles fast."""
 
     source: int
     target: int
@@ -154,7 +153,7 @@ class RowTransfer:
 
 @dataclass(frozen=True, slots=True)
 class TransferCommand:
-    """All row transfers of one node, the same on every rank; a rank takes its part. `frees`: see CallCommand."""
+    """The row transfers of one node that this rank has a part in, in one order on all. `frees`: see CallCommand."""
 
     step: int
     transfers: tuple[RowTransfer, ...]

@@ -52,7 +52,9 @@ class ProcessGang:
         self._closing = threading.Lock()
         try:
             seconds = max(start.gang.start_seconds for start in starts.values())
-            self._exchange(starts, "joining the world", seconds, "compute")
+            self._exchange(
+                {rank: pickle.dumps(start) for rank, start in starts.items()}, "joining the world", seconds, "compute"
+            )
         except RlhfError:
             self.close()
             raise
@@ -68,15 +70,14 @@ class ProcessGang:
     ) -> dict[int, Any]:
         """See `Gang.call`. When a rank failed and another is stuck behind it, the gang is closed too."""
         with self._in_flight.noted(arguments, resource, doing):
-            requests = {rank: Request(method, values) for rank, values in arguments.items()}
-            return self._exchange(requests, doing, deadline_seconds, resource)
+            return self._exchange(_requests(method, arguments), doing, deadline_seconds, resource)
 
     def close(self) -> None:
         """See `Gang.close`."""
         self._end("the gang was closed")
 
     def _exchange(
-        self, messages: Mapping[int, Start | Request], doing: str, seconds: float, resource: Resource
+        self, messages: Mapping[int, bytes], doing: str, seconds: float, resource: Resource
     ) -> dict[int, Any]:
         """Send each rank its message and return what they reply. Raises as `Gang.call` does."""
         if self._ended:
@@ -92,10 +93,9 @@ class ProcessGang:
         raise_first_failure(replies, doing, self._name)
         return {rank: replies[rank].value for rank in messages}
 
-    def _send(self, connection: Connection[Any, Any], rank: int, message: Start | Request, doing: str) -> None:
-        data = pickle.dumps(message)
+    def _send(self, connection: Connection[Any, Any], rank: int, message: bytes, doing: str) -> None:
         try:
-            connection.send_bytes(data)
+            connection.send_bytes(message)
         except BlockingIOError:
             raise RankSilent(f"{self._name(rank)} took no order for {PIPE_SECONDS} s in {doing}") from None
         except OSError:
@@ -149,3 +149,12 @@ class ProcessGang:
     def _name(self, *ranks: int) -> str:
         numbers = ", ".join(f"{rank}{self._processes.where(rank)}" for rank in ranks)
         return f"{'rank' if len(ranks) == 1 else 'ranks'} {numbers}"
+
+
+def _requests(method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, bytes]:
+    """Pickle what each rank is asked; what is one object for many ranks, once."""
+    packed: dict[int, bytes] = {}
+    for values in arguments.values():
+        if id(values) not in packed:
+            packed[id(values)] = pickle.dumps(Request(method, values))
+    return {rank: packed[id(values)] for rank, values in arguments.items()}

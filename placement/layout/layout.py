@@ -8,9 +8,10 @@ the regions of that instance, so they need no layout of their own kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.layout.parameters import Parameter, parameters
@@ -25,10 +26,19 @@ VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this befor
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The global shape of each parameter, and the region of it that each rank holds (absent: none)."""
+    """The global shape of each parameter, and the region of it that each rank holds (absent: none).
+
+    A layout that follows from `made_of` is pickled as that: an order to 128 ranks has megabytes of regions else.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     regions: Mapping[str, Mapping[int, Region]]
+    made_of: tuple[ModelSpec, EngineKind, Strategy, tuple[int, ...]] | None = field(
+        default=None, compare=False, repr=False
+    )
+
+    def __reduce__(self) -> tuple[Callable[..., Layout], tuple[Any, ...]]:
+        return (Layout, (self.shapes, self.regions)) if self.made_of is None else (_layout, self.made_of)
 
     def of_rank(self, rank: int) -> dict[str, Region]:
         """Return the regions that one rank holds, by parameter."""
@@ -130,6 +140,7 @@ def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -
     return _part(index, padded_vocabulary(model, engine, tp) // tp, model.shape.vocab_size)
 
 
+@lru_cache(maxsize=32)  # a rank is told the same few with every move of weights
 def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
     if right := wrong_tp(model, engine, strategy.tp):
         raise InvalidInput("tp", strategy.tp, right)
@@ -151,7 +162,7 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
         regions[parameter.name] = {
             rank: region for rank, region in by_rank.items() if all(start < stop for start, stop in region)
         }
-    return Layout(shapes, regions)
+    return Layout(shapes, regions, (model, engine, strategy, ranks))
 
 
 def _region(parameter: Parameter, index: int, tp: int, padded_vocab: int) -> Region:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport, TransferCommand
+from prefect_rlhf.engines.commands import BuildCommand, MoveWeightsCommand, RankReport, RowTransfer, TransferCommand
 from prefect_rlhf.engines.gang.protocol import Gang
 from prefect_rlhf.engines.weights.versions import Fingerprints
 from prefect_rlhf.placement.augmented.node import Node, Resource
@@ -96,9 +96,15 @@ class Dispatcher:
         return reports
 
     def _transfer(self, node: Node) -> dict[int, RankReport]:
-        transfers, frees = self.rows.transfers(node), self.rows.take_frees(node)
-        ranks = [self.run.rank(device) for device in node.devices]
-        commands = {rank: (TransferCommand(node.step, transfers, frees.get(rank, ())),) for rank in ranks}
+        frees = self.rows.take_frees(node)
+        parts: dict[int, list[RowTransfer]] = {self.run.rank(device): [] for device in node.devices}
+        for transfer in self.rows.transfers(node):
+            parts[transfer.source].append(transfer)
+            parts[transfer.target].append(transfer)
+        commands = {
+            rank: (TransferCommand(node.step, tuple(transfers), frees.get(rank, ())),)
+            for rank, transfers in parts.items()
+        }
         return self._call("transfer", commands, node.title)
 
     def _reallocate(self, node: Node) -> dict[int, RankReport]:

@@ -42,6 +42,7 @@ SMALLEST = {
     ),
     "heterogeneous": ("--model llama-7b --batch-sizes 16 --budget-seconds 0.5", "gains paper rows"),
     "learn_ppo": ("--steps 1 --reward-steps 1 --home {home}", "goals means runs"),
+    "many_nodes": ('{{"nodes":[],"ranks":32}}', "by_nodes controller"),
     "our_grpo": ("{grpo_work}", MEASURED),
     "our_ppo": ("{ppo_work}", MEASURED),
     "papers": ("--only app", "expected holds name values"),
@@ -56,8 +57,8 @@ SMALLEST = {
     ),
     "learn safe-rlhf": (
         "safe-rlhf --steps 1 --home {home}",
-        "after algorithm before by_step cost_after cost_before limit metric minutes multipliers overstatements_after "
-        "overstatements_before seed",
+        "after algorithm before by_step cost_after cost_before greedy_costs limit metric minutes multipliers "
+        "overstatements_after overstatements_before seed",
     ),
     "plan_invariance": (
         "--plans 1 --four-ranks",

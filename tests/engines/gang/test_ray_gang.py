@@ -41,9 +41,9 @@ def test_without_ray_the_extra_is_named(monkeypatch):
         join_cluster("10.0.0.1:6379")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def nodes():
-    """Two machines with two devices each."""
+    """Two machines with two devices each; a process can have joined one cluster at a time."""
     with ray_nodes((2, 2)) as nodes, joined(nodes):
         yield nodes
 

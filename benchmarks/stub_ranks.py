@@ -1,0 +1,84 @@
+"""Ranks that answer at once and compute nothing: what is left is the controller's own time, orders included."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand, RankReport
+from prefect_rlhf.engines.gang.messages import Reply, Request, Start
+from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
+from prefect_rlhf.placement.layout.layout import Layout
+
+METRICS = {f"metric_{number}": 0.5 for number in range(12)}
+
+
+class StubProcesses:
+    """See `RankProcesses`: as many ranks, all of them served by one process."""
+
+    def __init__(self, size: int) -> None:
+        pipes = [[multiprocessing.Pipe() for _ in range(size)] for _ in RESOURCES]
+        self.connections: Mapping[Resource, tuple[Connection[Any, Any], ...]] = {
+            resource: tuple(ours for ours, _ in of_resource)
+            for resource, of_resource in zip(RESOURCES, pipes, strict=True)
+        }
+        theirs = [[end for _, end in of_resource] for of_resource in pipes]
+        self._server = multiprocessing.get_context("fork").Process(target=serve, args=(theirs,), daemon=True)
+        self._server.start()
+
+    def where(self, rank: int) -> str:
+        return ""
+
+    def how_it_died(self, rank: int) -> str:
+        return "was lost"
+
+    def kill(self) -> None:
+        self._server.kill()
+        self._server.join()
+
+
+def serve(pipes: Sequence[Sequence[Connection[Any, Any]]]) -> None:
+    """Answer whatever is asked on any pipe, until the controller is gone."""
+    ranks = {connection: rank for of_resource in pipes for rank, connection in enumerate(of_resource)}
+    layouts: dict[object, Layout] = {}
+    while True:
+        for connection in wait(list(ranks)):
+            assert isinstance(connection, Connection)
+            try:
+                message = connection.recv()
+            except EOFError:
+                return
+            value = None if isinstance(message, Start) else answer(message, ranks[connection], layouts)
+            connection.send_bytes(pickle.dumps(Reply(value)))
+
+
+def answer(request: Request, rank: int, layouts: dict[object, Layout]) -> RankReport | None:
+    """Return what a rank would report: as many digests, lengths and metrics, with other numbers."""
+    if request.method == "open_dataset":
+        return None
+    command = request.arguments[0]
+    digest, row_lengths, metrics = None, (), {}
+    match command:
+        case BuildCommand():
+            layouts[command.instance] = command.layout
+            digest = digest_of(command.layout, rank)
+        case MoveWeightsCommand():
+            digest = digest_of(command.target_layout, rank)
+        case CallCommand():
+            metrics = METRICS
+            if command.call.kind == "generate":
+                row_lengths = tuple(random.choices(range(8, 60), k=len(command.rows)))
+            if command.writes is not None:
+                digest = digest_of(layouts[command.instance], rank)
+    memory = {"device_bytes": 1, "resident_bytes": 1, "store_bytes": 1}
+    state = {} if request.method == "compute" else None
+    return RankReport(seconds=0.0, digest=digest, row_lengths=row_lengths, metrics=metrics, state=state, **memory)
+
+
+def digest_of(layout: Layout, rank: int) -> dict[str, int] | None:
+    """Return digests of a rank's shards that add up to 0, as those of every version then do."""
+    return {name: 0 for name, regions in layout.regions.items() if rank in regions} or None
