@@ -16,7 +16,9 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
+from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.init import project, write_new
+from prefect_rlhf.flows.commands.nodes import nodes
 from prefect_rlhf.flows.demo.__main__ import ACTIONS
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.grpo import grpo
@@ -128,7 +130,9 @@ def test_the_algorithm_to_start_from_is_the_one_that_init_writes():
 def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypatch, attributes, text):
     """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`. Those of PPO are without a critic."""
     loaded = yaml.safe_load(text)
-    if "calls" in loaded:
+    if loaded.get("kind") == "RayCluster":
+        check_ray_cluster(loaded["spec"])
+    elif "calls" in loaded:
         found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
         assert found.name == loaded["name"]
     elif attributes == "flow=ppo":
@@ -139,6 +143,15 @@ def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypat
         monkeypatch.chdir(folder)
         checked = grpo.validate_parameters(yaml.safe_load(Path("my_grpo.yaml").read_text()) | loaded)
         assert checked["reward"].host_functions
+
+
+def check_ray_cluster(spec):
+    """Ray's version is the one that is installed here, and every node sees the volume that the page speaks of."""
+    assert f"ray=={spec['rayVersion']}" in (PROJECT / "constraints.txt").read_text().splitlines()
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert "shared" in mounted and mounted == {volume["name"] for volume in pod["volumes"]}
 
 
 @pytest.mark.parametrize(
@@ -179,8 +192,10 @@ def test_a_body_that_cannot_run_is_refused_in_the_words_of_the_page(body, says):
 @pytest.mark.parametrize(("place", "command"), commands())
 def test_commands_run(folder, tmp_path, place, command):
     """In a process of their own, as a person starts them in the folder of the files: without server or PYTHONPATH."""
-    program, *arguments = shlex.split(command)
-    if program == "prefect-rlhf":
+    program, *arguments = [word for word in shlex.split(command) if not word.startswith("RAY_ADDRESS=")]
+    if program == "prefect-rlhf" and arguments[0] == "nodes":  # starts Ray: test_many_nodes.py does
+        app_of(nodes).parse_args(arguments[1:], exit_on_error=False, print_error=False)
+    elif program == "prefect-rlhf":
         if arguments[0] not in ("plan", "graph", "init", "profile") and "--dry-run" not in arguments:
             arguments.append("--dry-run")  # what trains is run for real in other files
         script = Path(sys.executable).with_name(program)

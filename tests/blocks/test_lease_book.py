@@ -233,7 +233,11 @@ def test_a_least_above_what_is_asked_for_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("wanted", [8, "n0-1:0-3"])
-def test_a_lease_of_several_nodes_is_refused(tmp_path, wanted):
-    """No gang spans nodes; two ranks would share each device."""
-    with pytest.raises(InvalidInput, match="devices of one node"), lease(RACK, wanted, directory=tmp_path):
+def test_a_lease_of_several_nodes_without_ray_is_refused(tmp_path, wanted, monkeypatch):
+    """Only Ray starts ranks on other nodes; here, two ranks would share each device."""
+    monkeypatch.setattr("prefect_rlhf.blocks.lease.find_spec", lambda name: None)
+    with (
+        pytest.raises(InvalidInput, match="num_nodes: got 2, expected 1, or Ray"),
+        lease(RACK, wanted, directory=tmp_path),
+    ):
         pass

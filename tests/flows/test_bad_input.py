@@ -180,7 +180,7 @@ CASES = {
     "a model without a path": (lambda g: at(g, "actor.path", ""), "path"),
     "a misspelt key of a model": (lambda g: at(g, "actor.pth", "x"), "pth"),
     "a number format that is none": (lambda g: at(g, "actor.dtype", "float64"), "dtype"),
-    "a checkpoint of another architecture": (lambda g: broken_model(g, "gpt2", config={"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}), "GPT2LMHeadModel"),
+    "a checkpoint of another architecture": (lambda g: broken_model(g, "gpt2", config={"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}), "model_type: got 'gpt2', expected a family that runs"),
     "a model folder without config": (lambda g: broken_model(g, "bare", drop="config.json"), "config.json"),
     "a model folder without weights": (lambda g: broken_model(g, "empty", drop="model.safetensors"), "safetensors"),
     "a checkpoint that was cut off": (lambda g: broken_model(g, "cut", truncate=True), "safetensors"),
