@@ -237,7 +237,7 @@ def test_a_lease_of_several_nodes_without_ray_is_refused(tmp_path, wanted, monke
     """Only Ray starts ranks on other nodes; here, two ranks would share each device."""
     monkeypatch.setattr("prefect_rlhf.blocks.lease.find_spec", lambda name: None)
     with (
-        pytest.raises(InvalidInput, match="num_nodes: got 2, expected 1, or Ray"),
+        pytest.raises(InvalidInput, match="num_nodes: got 3, expected 1, or Ray"),
         lease(RACK, wanted, directory=tmp_path),
     ):
         pass
