@@ -1,8 +1,9 @@
-# make demo   train SmolLM2 with PPO on human ratings, in Prefect, on this machine
+# make demo   train SmolLM2 (MODEL=gemma-3-270m: Gemma) with PPO on human ratings, in Prefect, on this machine
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make stop   end everything that make demo started
 PYTHON ?= python3.11
 PORT ?= 4200
+MODEL ?= smollm2
 VENV := .venv
 RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
 
@@ -21,7 +22,7 @@ $(VENV)/.ready: constraints.txt pyproject.toml
 	touch $@
 
 demo: setup
-	$(RUN)/python -m prefect_rlhf.flows.demo --port $(PORT)
+	$(RUN)/python -m prefect_rlhf.flows.demo --port $(PORT) --model $(MODEL)
 
 stop:
 	$(RUN)/python -m prefect_rlhf.flows.demo stop

@@ -23,7 +23,7 @@ from benchmarks import learn_offline, learn_safe, sums
 from benchmarks.learn_ppo import run
 from benchmarks.resident_bytes import resident_bytes
 from prefect_rlhf.flows.demo.outcome import column, evaluations, read_metrics
-from prefect_rlhf.flows.demo.smollm2 import prepare_model
+from prefect_rlhf.flows.demo.pretrained import prepare_model
 
 GOALS = {"grpo": 0.3, "grpo-dynamic": 0.3, "rloo": 0.2, "remax": 0.2, "ppo": 0.2, "ppo-shared": 0.2}
 """By how much accuracy shall rise."""
@@ -71,7 +71,7 @@ def main() -> None:
     home, name = options.home.resolve(), options.algorithm
     if options.plot and name not in ALGORITHMS:
         parser.error("--plot draws greedy accuracy on sums, of which this algorithm has none")
-    prepare_model(home / "models" / "smollm2", home / "downloads")
+    prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")
     flow, given = prepared(home, name, options.seed, options.steps)
     began = time.monotonic()
     run_dir = run(flow, given)

@@ -21,8 +21,8 @@ from typing import Any
 
 from prefect_rlhf.flows.demo.judge import Judge
 from prefect_rlhf.flows.demo.outcome import DemoOutcome, column, evaluations, read_metrics, texts
+from prefect_rlhf.flows.demo.pretrained import prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
-from prefect_rlhf.flows.demo.smollm2 import prepare_model
 
 GOALS = {"reward_gain": 1.4, "judge_gain": 0.19, "kl": 3.0}
 LIMIT_SECONDS = 7200
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     home = options.home.resolve()
-    prepare_model(home / "models" / "smollm2", home / "downloads")
+    prepare_model("smollm2", home / "models" / "smollm2", home / "downloads")
     prepare_ratings(home / "data", home / "downloads")
     judge = Judge(home / "judge", home / "downloads")
     if not (home / "runs" / "reward" / "latest" / "reward").is_dir():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.placement.model import QUERY_BIASES, ModelSpec, SlidingWindow, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.plans.check import ENGINES, violations
 from prefect_rlhf.placement.row_set import RowSet
@@ -30,6 +30,17 @@ SMALL = TransformerShape(
     rms_norm_eps=1e-5,
     tied_embeddings=True,
 )
+QWEN2 = replace(SMALL, family="qwen2", biases=QUERY_BIASES)
+QWEN3 = replace(SMALL, family="qwen3", qk_norm=True, num_kv_heads=1, tied_embeddings=False)
+GEMMA3 = replace(
+    SMALL,
+    family="gemma3_text",
+    qk_norm=True,
+    norms_after=True,
+    num_kv_heads=1,
+    window=SlidingWindow(64, (0, 1, 2), 1e4),
+)
+"""As small, with the weights of other families; of one key-value head tp makes copies."""
 SMOLLM2 = replace(
     SMALL,
     hidden_size=576,

@@ -22,9 +22,9 @@ from prefect.client.schemas.sorting import LogSort
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.flows.demo.__main__ import run_folders
 from prefect_rlhf.flows.demo.outcome import read_metrics
+from prefect_rlhf.flows.demo.pretrained import prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoServer
-from prefect_rlhf.flows.demo.smollm2 import prepare_model
 from prefect_rlhf.placement.mesh import ClusterShape
 
 PROJECT = Path(__file__).parents[1]
@@ -52,7 +52,7 @@ calls:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
-    prepare_model(CACHE / "models" / "smollm2", CACHE / "downloads")
+    prepare_model("smollm2", CACHE / "models" / "smollm2", CACHE / "downloads")
     prepare_ratings(CACHE / "data", CACHE / "downloads")
     (home / "models").symlink_to(CACHE / "models")
     (home / "data").mkdir()

@@ -89,6 +89,21 @@ def test_nor_does_any_other_plan(parameters, alone, name, record_property):
     assert_equal(alone, plan_matrix.run(parameters, FOUR_RANKS[name], name), record_property)
 
 
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    """Parameters of a run whose actor is a Qwen 3 with two key-value heads, and its run on one device."""
+    given = plan_matrix.parameters(tmp_path_factory.mktemp("qwen3"), "qwen3", 2)
+    return given, plan_matrix.run(given, ONE, "qwen3", num_devices=1)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_nor_does_any_plan_for_qwen3(qwen3, name, record_property):
+    """Under tp 4 two ranks have a copy of each key-value head."""
+    given, alone = qwen3
+    assert_equal(alone, plan_matrix.run(given, FOUR_RANKS[name], name), record_property)
+
+
 @pytest.mark.all
 def test_reals_example_on_eight_ranks_changes_nothing_either(parameters, alone, record_property):
     """And overlaps what ReaL's notes say: inference calls beside each other, then both trainings."""

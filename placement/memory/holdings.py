@@ -83,11 +83,13 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
     tensors = list(_tensors(sizes, strategy.tp, padded_vocabulary(model, "megatron", strategy.tp), strategy.pp, stage))
     if not trained:
         return (("weights", sum(tensors) * sizes.item),)
-    multiple = lcm(strategy.dp, _BUCKET)
-    buffer = _padded(sum(_padded(size, _START) for size in tensors), multiple)
-    if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
-        buffer += multiple  # an embedding tied over the pipeline has a bucket of its own
-        buffer += multiple if "scalar" in sizes.head and stage == strategy.pp - 1 else 0  # and what comes after it
+    ends = [_padded(size, _START) for size in tensors]
+    buckets = [sum(ends)]
+    if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and stage in (0, strategy.pp - 1):
+        table = ends[0 if stage == 0 else -1]  # an embedding tied over the pipeline has a bucket of its own
+        after = ends[-2] if "scalar" in sizes.head and stage > 0 else 0  # and so has what comes after it
+        buckets = [sum(ends) - table - after, table, after]
+    buffer = sum(_padded(size, lcm(strategy.dp, _BUCKET)) for size in buckets)
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
     return (
         ("weights", buffer * sizes.item),

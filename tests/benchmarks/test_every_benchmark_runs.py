@@ -33,6 +33,7 @@ SMALLEST = {
         "--moments 1 --steps 2 --victims controller",
         "identical lost_steps_max moments orphans recovered seconds_to_recover_median",
     ),
+    "families": ("--family qwen3 --engine megatron", "differences largest"),
     "estimate_calls": (f"{DATA}/real_ppo_7b_7b.json", "calls end_to_end"),
     "count_lines": ("", "ours"),
     "growth": ("{growth}", "calls ratio rss_mib seconds threads"),

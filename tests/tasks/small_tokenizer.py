@@ -22,6 +22,17 @@ def save_small_tokenizer(folder: Path, template: str | None = TEMPLATE) -> str:
     return str(folder)
 
 
+def save_letter_tokenizer(folder: Path) -> str:
+    """Write a tokenizer of single letters, in bytes: transformers reads any tokenizer of a Qwen 2 as one of bytes."""
+    letters = ["\u0120", *sorted(set("".join(WORDS[3:])))]  # the first is a space
+    vocab = {token: i for i, token in enumerate([*WORDS[:3], *letters])}
+    of_bytes = Tokenizer(models.BPE(vocab, []))
+    of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast = PreTrainedTokenizerFast(tokenizer_object=of_bytes, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.save_pretrained(folder)
+    return str(folder)
+
+
 def ids(text: str) -> list[int]:
     """Token ids of words, by looking them up."""
     return [WORDS.index(word) for word in text.split()]

@@ -47,6 +47,7 @@ PAIRS = [
     ("dp2 pp2", "tp2", "two heads"),
     ("dp2 tp2", "pp2", "qwen2"),
     ("pp2", "dp2 tp2", "qwen3"),
+    ("tp2", "dp2 pp2", "gemma3"),
 ]
 
 
@@ -59,6 +60,7 @@ def folders(tmp_path_factory):
         "scalar": cases.make_folder(root / "scalar", scalar=True, layers=2, hidden=64, tied=False),
         "qwen2": make_family(root / "qwen2", "qwen2", 1),  # one key-value head, and copies of it under tp 2
         "qwen3": make_family(root / "qwen3", "qwen3", 1),
+        "gemma3": make_family(root / "gemma3", "gemma3_text", 1),
         "two heads": two_heads.make_two_heads(root / "two", layers=2, hidden=64),
     }
 

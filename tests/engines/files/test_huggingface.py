@@ -35,6 +35,7 @@ def edit(folder, **changes):
 
 
 QWEN2 = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+QWEN3 = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 BROKEN = {
     "no folder": (shutil.rmtree, "actor.path: got .*copy', expected a Hugging Face folder on this machine"),
     "no config": (lambda f: (f / "config.json").unlink(), "this one has no config.json"),
@@ -66,6 +67,26 @@ BROKEN = {
         lambda f: edit(f, **QWEN2, layer_types=["full_attention", "sliding_attention"]),
         "layer_types: got 'sliding_attention', expected full_attention in every layer",
     ),
+    "window of Qwen": (
+        lambda f: edit(f, **QWEN3, use_sliding_window=True, sliding_window=64, max_window_layers=2),
+        "sliding_window: got 64, expected null, or 128, the context: none is active",
+    ),
+    "soft caps": (
+        lambda f: edit(f, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], final_logit_softcapping=30.0),
+        "final_logit_softcapping: got 30.0, expected None",
+    ),
+    "quantised": (
+        lambda f: edit(f, quantization_config={"quant_method": "gptq", "bits": 4}),
+        "quantization_config: got .*gptq.*, expected no quantised weights; only plain weights",
+    ),
+    "quantised without a word": (
+        lambda f: add(f, "model.norm.weight", torch.int8),
+        "got 'model.norm.weight of type I8', expected a tensor of type F32, BF16 or F16",
+    ),
+    "an output that is not there": (
+        lambda f: edit(f, tie_word_embeddings=False),
+        "no tensor lm_head.weight in .*expected a checkpoint that holds it",
+    ),
     "width of a head": (lambda f: edit(f, **QWEN2), "head_dim: got 32, expected 16, hidden_size over heads"),
     "biases": (lambda f: add(f, "model.layers.0.self_attn.q_proj.bias"), "expected parameters of Llama and no others"),
     "experts": (lambda f: edit(f, num_local_experts=8), "num_local_experts: got 8, expected a dense model"),
@@ -88,9 +109,9 @@ BROKEN = {
 }
 
 
-def add(folder, name):
+def add(folder, name, dtype=torch.float32):
     weights = load_file(folder / "model.safetensors")
-    weights[name] = weights["model.embed_tokens.weight"] + 1
+    weights[name] = (weights["model.embed_tokens.weight"] + 1).to(dtype)
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
 
 

@@ -46,7 +46,8 @@ def differences(world: World, folder: str, tp: int, pp: int) -> tuple[float, flo
     held = Counter()
     for holding in instance_holdings(instance, (call("a_call", "train_step", "actor", {}),), case.spec(), 128, "cpu"):
         held[holding.device.index] += holding.num_bytes
-    assert all(one[4] <= held[rank] <= 1.001 * one[4] for rank, one in zip(case.ranks, found, strict=True))
+    on_ranks = [(one[4], held[rank]) for rank, one in zip(case.ranks, found, strict=True)]
+    assert all(real <= counted <= 1.001 * real for real, counted in on_ranks), on_ranks
     shapes = {p.name: p.shape for p in parameters(case.spec())}
     assert shapes.keys() == gradients.keys()
     before, after = (cases.assemble([one[i] for one in found], shapes) for i in (1, 3))
@@ -63,7 +64,8 @@ def differences(world: World, folder: str, tp: int, pp: int) -> tuple[float, flo
 def check(world, tmp_path, record_property, name, split):
     kv_heads, tp, pp = split
     found = differences(world, family_cases.make_family(tmp_path, name, kv_heads), tp, pp)
-    record_property("logits and gradients", found)
+    for what, value in zip(("logits", "gradients"), found, strict=True):
+        family_cases.record(record_property, name, f"{what}, tp {tp} pp {pp}", value)
     assert found[0] < LOGITS and found[1] < GRADIENTS, found
 
 

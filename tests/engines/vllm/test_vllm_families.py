@@ -59,7 +59,8 @@ def test_logprobs_over_two_ranks_are_those_of_transformers(tmp_path, record_prop
     folders = {name: family_cases.make_family(tmp_path / name, name, kv_heads) for name in family_cases.OPTIONS}
     for made in run_world(2, generate, folders):
         found = {name: largest_difference(Path(folders[name]).as_posix(), made[name]) for name in folders}
-        record_property("log-probabilities", found)
+        for name, value in found.items():
+            family_cases.record(record_property, name, "log-probabilities, tp 2", value)
         assert max(found.values()) < CLOSE, found
 
 
@@ -73,7 +74,7 @@ def test_on_one_rank_logprobs_and_bytes_are_those_expected(tmp_path, name, kv_he
     folder = family_cases.make_family(tmp_path, name, kv_heads)
     engine = _engine(folder, (0,), 0)
     found = largest_difference(folder, engine.generate(PROMPTS, SAMPLED, range(4)))
-    record_property("log-probabilities", found)
+    family_cases.record(record_property, name, "log-probabilities, tp 1", found)
     assert found < CLOSE
     spec, generate = read_model_spec("actor", folder, "lm", dtype="float32"), call("a_call", "generate", "actor", {})
     holdings = instance_holdings(engine.instance, (replace(generate, num_rows=8),), spec, MAX_LENGTH // 2, "cpu")

@@ -3,6 +3,7 @@
 import hashlib
 import struct
 import time
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -11,12 +12,13 @@ from hypothesis import given, settings
 
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.weights.fingerprint import Factors, digest, factors, name_factor, sample
-from prefect_rlhf.engines.weights.versions import Fingerprints
+from prefect_rlhf.engines.weights.versions import Fingerprints, combined
 from prefect_rlhf.placement.errors import StaleWeights
-from prefect_rlhf.placement.layout.layout import Layout
+from prefect_rlhf.placement.layout.layout import Layout, megatron_layout, vllm_layout
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
+from tests.strategies import GEMMA3, QWEN2, QWEN3, model
 
 M = 2**64
 
@@ -180,6 +182,29 @@ def test_layouts_of_one_version_agree():
     known.settle(MEGATRON, 0, digests(HALVES, [v0, v0]), HALVES)
     known.settle(VLLM, 0, digests(REPLICAS, [v0, v0]), REPLICAS)
     assert known.content("actor", 0) == {name: defined(name, tensor) for name, tensor in v0.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.sampled_from([QWEN2, QWEN3, GEMMA3]),
+    heads=st.sampled_from([(4, 4), (4, 2), (4, 1)]),
+    degrees=st.sampled_from([(1, 1), (2, 1), (4, 1), (1, 2), (2, 2)]),
+    engine=st.sampled_from([megatron_layout, vllm_layout]),
+)
+def test_every_family_has_one_fingerprint_under_any_layout(shape, heads, degrees, engine):
+    """Copies of key-value heads, of norms and of a tied embedding count once, and biases like their matrices."""
+    queries, keys = heads
+    tp, pp = degrees[0], degrees[1] if engine is megatron_layout else 1
+    tiny = {"hidden_size": 8, "intermediate_size": 8, "head_dim": 4, "vocab_size": 9, "num_layers": 3}
+    shape = replace(shape, num_attention_heads=queries, num_kv_heads=keys, **tiny)
+    layout = engine(model("actor", shape=shape), Strategy(1, tp, pp), tuple(range(tp * pp)))
+    generator = torch.Generator().manual_seed(tp)
+    whole = {name: torch.randn(size, generator=generator) for name, size in layout.shapes.items()}
+    held = {
+        rank: digest({name: shard(whole[name], region) for name, region in layout.of_rank(rank).items()})
+        for rank in range(tp * pp)
+    }
+    assert combined(VLLM, layout, held) == {name: defined(name, tensor) for name, tensor in whole.items()}
 
 
 def test_an_engine_that_leaves_a_parameter_out_is_held_to_the_others():

@@ -28,7 +28,7 @@ from prefect_rlhf.placement.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Strategy
-from tests.strategies import SMALL
+from tests.strategies import GEMMA3, SMALL
 
 LINKS = Links(device=1e12, node=1e11, network=1e10, host=2e10)
 CLUSTER = DeviceMesh(0, 2, 0, 4)
@@ -38,6 +38,7 @@ SHAPES = [
     SHAPE,
     replace(SHAPE, num_kv_heads=2, biases=QUERY_BIASES, family="qwen2"),
     replace(SHAPE, num_kv_heads=1, qk_norm=True, family="qwen3"),
+    replace(GEMMA3, num_layers=6),
 ]
 """Key-value heads that tp splits, and that several of its ranks have copies of."""
 

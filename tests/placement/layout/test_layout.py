@@ -14,7 +14,7 @@ from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import QUERY_BIASES
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
-from tests.strategies import SMALL, SMOLLM2, model
+from tests.strategies import GEMMA3, QWEN2, QWEN3, SMALL, SMOLLM2, model
 
 UNTIED = replace(SMALL, tied_embeddings=False)
 
@@ -75,7 +75,15 @@ def test_the_last_stage_has_the_tied_embedding_only_for_a_language_models_output
     pp=st.sampled_from([1, 2, 3, 4]),
     head=st.sampled_from(["lm", "scalar", "lm+scalar"]),
     shape=st.sampled_from(
-        [SMALL, UNTIED, replace(SMALL, num_layers=5, vocab_size=511), replace(SMALL, num_kv_heads=1)]
+        [
+            SMALL,
+            UNTIED,
+            replace(SMALL, num_layers=5, vocab_size=511),
+            replace(SMALL, num_kv_heads=1),
+            QWEN2,
+            QWEN3,
+            GEMMA3,
+        ]
     ),
 )
 def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
@@ -90,7 +98,8 @@ def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
             for index, rank in enumerate(ranks):
                 if index // tp % dp == replica and rank in layout.regions[name]:
                     painted[tuple(slice(*span) for span in layout.regions[name][rank])] += 1
-            copies = tp if len(size) == 1 or name == "score.weight" else 1
+            is_whole = len(size) == 1 and not name.endswith("proj.bias")
+            copies = tp if is_whole or name == "score.weight" else 1
             if "k_proj" in name or "v_proj" in name:
                 copies = max(1, tp // shape.num_kv_heads)
             if name == "model.embed_tokens.weight" and pp > 1 and "lm" in head and shape.tied_embeddings:
