@@ -45,6 +45,7 @@ def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
     if isinstance(config.get("text_config"), dict) and config.get("model_type") == "gemma3":
         config, field = {"model_type": "gemma3_text"} | config["text_config"], f"{field}.text_config"
     family = _family(config, field, FAMILIES, "a dense decoder")
+    refuse_other_weights(config, field)
     reasons = (f"{error.field.rpartition('.')[2]} {error.seen}" for error in not_run(config, field, family))
     return shape_of(config, field, family, ", ".join((family.not_run,) if family.not_run else reasons))
 
@@ -52,6 +53,7 @@ def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
 def runnable_shape(config: dict[str, Any], field: str) -> TransformerShape:
     """Return the shape of a model that engines run. Raises InvalidInput for one that they do not."""
     family = _family(config, field, {family.model_type: family for family in RUN}, "a family that runs")
+    refuse_other_weights(config, field)
     for error in not_run(config, field, family):
         raise error
     return shape_of(config, field, family)
@@ -59,7 +61,6 @@ def runnable_shape(config: dict[str, Any], field: str) -> TransformerShape:
 
 def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = "") -> TransformerShape:
     """Return the shape that a config says, with what the family has where it says nothing."""
-    refuse_other_weights(config, field)
     heads = _size(config, "num_attention_heads", field, MOST_WIDE, family.heads)
     hidden = _size(config, "hidden_size", field, MOST_WIDE)
     kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, family.kv_heads or heads)

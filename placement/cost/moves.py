@@ -23,6 +23,7 @@ from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Strategy
 
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
+_TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last
 DISK_BYTES_PER_SECOND = 0.5e9
 """Of one rank on a local disk, as measured (docs/measured.md): the slowest that a checkpoint should meet."""
 _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
@@ -126,11 +127,9 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     other nodes where its own has none.
     """
     holders: dict[tuple[int, int], list[Device]] = defaultdict(list)
-    parts: dict[Device, set[tuple[int, int]]] = {}
-    for device, at in device_coordinates(source):
-        keys_part = _keys_part(at.tp * min(source.strategy.tp, sizes.kv_heads) // source.strategy.tp)
-        parts[device] = {(at.pp, at.tp), (at.pp, _UNSPLIT), (at.pp, keys_part)}
-        for part in parts[device]:
+    parts = {device: _parts_held(at.pp, at.tp, source.strategy, sizes) for device, at in device_coordinates(source)}
+    for device, held in parts.items():
+        for part in held:
             holders[part].append(device)
 
     @cache
@@ -159,6 +158,13 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     return loads
 
 
+def _parts_held(stage: int, part: int, strategy: Strategy, sizes: ModelSizes) -> set[tuple[int, int]]:
+    """Return what a device at a stage and tp part of an instance can give."""
+    keys_part = _keys_part(part * min(strategy.tp, sizes.kv_heads) // strategy.tp)
+    held = {(stage, part), (stage, _UNSPLIT), (stage, keys_part)}
+    return held | {(_TABLE, part)} if stage in (0, strategy.pp - 1) else held
+
+
 def _needed(
     stage: int, part: int, source: Strategy, target: Strategy, sizes: ModelSizes
 ) -> Mapping[tuple[int, int], float]:
@@ -172,6 +178,9 @@ def _needed(
         for giver, share in _overlaps(part * of_target // target.tp, of_target, of_source).items():
             taken[other, _keys_part(giver)] = share * layers * keys
         taken[other, _UNSPLIT] = layers * sizes.layer_norms + ends.whole
+    if _shares_table(sizes) and stage in (0, target.pp - 1):
+        for giver, share in _overlaps(part, target.tp, source.tp).items():
+            taken[_TABLE, giver] = share * sizes.table
     return {key: elements for key, elements in taken.items() if elements}
 
 
@@ -205,16 +214,21 @@ def _shared_stages(stage: int, source_pp: int, target_pp: int, sizes: ModelSizes
 
 
 def _shared_ends(stage: int, pp: int, other: int, other_pp: int, sizes: ModelSizes) -> _Ends:
-    """Take the embedding from the first stage, a copy of it on the last stage from the last, like norm and head."""
+    """Return the embedding of the first stages, norm and head of the last; without a table that both stages hold."""
     split = whole = 0
     last, other_last = stage == pp - 1, other == other_pp - 1
-    if stage == 0 and other == 0:
+    if stage == 0 and other == 0 and not _shares_table(sizes):
         split += sizes.table
     if last and other_last:
         whole += sizes.hidden + (sizes.hidden if "scalar" in sizes.head else 0)
-        if "lm" in sizes.head and not (sizes.tied and stage == 0):
+        if "lm" in sizes.head and not sizes.tied:
             split += sizes.table
     return _Ends(split, whole)
+
+
+def _shares_table(sizes: ModelSizes) -> bool:
+    """Whether the embedding is the output's table too, so that any device of the first or last stage may give it."""
+    return sizes.tied and "lm" in sizes.head
 
 
 def _overlaps(index: int, degree: int, other_degree: int) -> Mapping[int, float]:
