@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 from prefect import get_run_logger
@@ -17,6 +16,7 @@ from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.flows.planning.plan_report import PlanAnswer
 from prefect_rlhf.placement.pictures.text import plan_rows
+from prefect_rlhf.placement.remote_path import require_local
 from prefect_rlhf.tasks.reporting.publish import publish
 
 
@@ -38,7 +38,7 @@ def plan(options: PlanForm) -> dict[str, str]:
     answer = answer_question(options, lambda progress: log.info("%s", progress))
     log.info("%s", answer.text())
     show_artifacts(answer)
-    folder = Path(options.output_dir).expanduser() / (flow_run.name or "plan")
+    folder = require_local(options.output_dir, "output_dir").expanduser() / (flow_run.name or "plan")
     return {name: str(path.resolve()) for name, path in answer.write(folder).items()}
 
 

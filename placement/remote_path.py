@@ -52,6 +52,13 @@ def local_path(text: str, field: str) -> Path:
     return cache_folder() / MIRRORS / scheme / Path(*names)
 
 
+def require_local(text: str, field: str) -> Path:
+    """Return a path of this machine. Raises InvalidInput, at `field`, for a remote one."""
+    if is_remote(text):
+        raise InvalidInput(field, text, "a path of this machine, without a scheme")
+    return Path(text)
+
+
 def remote_path(path: Path) -> str | None:
     """Return the remote path that a folder or file of this machine mirrors; None of one that mirrors none.
 
@@ -71,4 +78,4 @@ def shown(path: Path) -> str:
 
 def cache_folder() -> Path:
     """Return where this machine keeps copies of what is elsewhere."""
-    return Path(os.environ.get(CACHE_VARIABLE) or CACHE).expanduser().absolute()
+    return Path(os.environ.get(CACHE_VARIABLE) or CACHE).expanduser().resolve()

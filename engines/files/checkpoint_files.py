@@ -63,8 +63,8 @@ def part_key(kind: str, parameter: str, region: Region) -> str:
     return f"{kind} {parameter} [{','.join(f'{start}:{stop}' for start, stop in region)}]"
 
 
-def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[StatePart]) -> int:
-    """Write a shard and its index, through to the disk; return the bytes. The parts are in host memory.
+def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[StatePart]) -> Path:
+    """Write a shard and its index, through to the disk; return the shard's file. The parts are in host memory.
 
     Raises OutputFailed, which names the file, for a disk that is full.
     """
@@ -86,7 +86,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
         flush_to_disk(file)
     content = {"num_updates": num_updates, "num_bytes": file.stat().st_size, "checksums": checksums}
     write_json(file.with_suffix(".json"), content)
-    return file.stat().st_size
+    return file
 
 
 def read_index(index: Path, role: str) -> ShardIndex:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import Engine, Shard
 from prefect_rlhf.engines.files.huggingface import write_folder
+from prefect_rlhf.engines.storage.publish import publish
 from prefect_rlhf.engines.weights.send_receive import send_receive
 from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.placement.layout.layout import Layout
@@ -23,6 +24,7 @@ def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenize
     writer = min(rank for regions in layout.regions.values() for rank in regions)
     if rank == writer:
         write_folder(path, spec, _gathered(shards, layout, writer), tokenizer)
+        publish(path, last="config.json")
         return 0
     return _send(shards, layout, writer, rank)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import StatePart, TrainingEngine
 from prefect_rlhf.engines.files.checkpoint_files import StoredState, write_shard
+from prefect_rlhf.engines.storage.mirror import on_this_machine
 from prefect_rlhf.engines.weights.offload import HostLink
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.layout.layout import Layout
@@ -57,16 +58,16 @@ class HostCopy:
         self._unwritten = engine.num_updates, parts
         return sum(copy.nbytes for copy in copies)
 
-    def write(self, folder: Path) -> int:
-        """Write this rank's shard into a role's folder; return the bytes. Runs beside calls.
+    def write(self, folder: Path) -> Path:
+        """Write this rank's shard into a role's folder; return its file. Runs beside calls.
 
         Raises OutputFailed, which names the file, for a disk that is full.
         """
         if self._unwritten is None:
             raise RlhfError(f"{self._command.instance.name}: nothing was copied that is not yet on disk")
-        num_bytes = write_shard(folder, self._number, *self._unwritten)
+        file = write_shard(folder, self._number, *self._unwritten)
         self._unwritten = None
-        return num_bytes
+        return file
 
     def _places(self, sizes: list[int], link: HostLink) -> list[Tensor]:
         """Return flat float32 tensors of so many bytes each, one after another in the host's memory."""
@@ -92,7 +93,7 @@ def restore(engine: TrainingEngine, folder: Path) -> None:
 
     Compute weights are the main weights rounded to their format, as the optimizer makes them.
     """
-    stored = StoredState(folder)
+    stored = StoredState(on_this_machine(folder))
     with torch.no_grad():
         for name, shard in engine.weights().items():
             shard.view.copy_(stored.read("main", name, shard.region).view(shard.view.shape))

@@ -31,7 +31,8 @@ from prefect_rlhf.engines.rank.loaded import LoadedModel
 from prefect_rlhf.engines.rank.store import RowStore
 from prefect_rlhf.engines.rows import unpad
 from prefect_rlhf.engines.sampling.seeds import row_seeds
-from prefect_rlhf.engines.storage.mirror import readable
+from prefect_rlhf.engines.storage.mirror import on_this_machine, readable
+from prefect_rlhf.engines.storage.publish import publish
 from prefect_rlhf.engines.weights.memory import resident_bytes
 from prefect_rlhf.engines.weights.move_weights import WeightMover
 from prefect_rlhf.placement.errors import EngineFailed, InvalidInput, NotFinite, RlhfError
@@ -227,16 +228,22 @@ class Rank:
         bytes_copied = copy.take(cast(TrainingEngine, model.engine))
         return replace(self._report(began, model), bytes_moved=bytes_copied)
 
-    def commit(self, folder: Path) -> RankReport:
-        """Write what was copied into the folder of a checkpoint, through to the disk. Runs beside calls."""
+    def commit(self, folder: Path, finished: Path) -> RankReport:
+        """Write what was copied into the folder of a checkpoint that will be `finished`, through to the disk.
+
+        Runs beside calls.
+        """
         began = time.perf_counter()
-        bytes_written = sum(copy.write(folder / instance.role) for instance, copy in self._copies.items())
+        files = [copy.write(folder / instance.role) for instance, copy in self._copies.items()]
+        for file in (each for shard in files for each in (shard, shard.with_suffix(".json"))):
+            publish(file, to=finished / file.relative_to(folder))
+        bytes_written = sum(file.stat().st_size for file in files)
         return replace(self._report(began), bytes_moved=bytes_written)
 
     def check_shards(self, indexes: Sequence[tuple[str, Path]]) -> RankReport:
         """Compare shards of roles with their checksums."""
         began = time.perf_counter()
-        bytes_read = sum(check_shard(index, role) for role, index in indexes)
+        bytes_read = sum(check_shard(on_this_machine(index.parent) / index.name, role) for role, index in indexes)
         return replace(self._report(began), bytes_moved=bytes_read)
 
     def restore_states(self, states: Mapping[str, SavedState], modules: Sequence[tuple[str, str]]) -> None:

@@ -1,6 +1,6 @@
 """Mirrors of remote paths on this machine: a copy to read, made once by whichever process comes first.
 
-A file of the mirror is current when its size and its time are those of the store, which are asked once by a process.
+A file of the mirror is current when its size and its time are those of the store, which are asked before each use.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.storage.stores import Store, explained, open_store
+from prefect_rlhf.engines.storage.stores import NO_BUCKET, Store, explained, open_store
 from prefect_rlhf.placement.atomic_file import write_atomically
-from prefect_rlhf.placement.remote_path import cache_folder, is_remote, local_path
+from prefect_rlhf.placement.remote_path import cache_folder, is_remote, local_path, remote_path
 
 COPY_BYTES = 4 << 20
 
@@ -40,23 +39,30 @@ def readable(text: str, field: str) -> Path:
 
     Raises InvalidInput, at `field`, for a remote path where nothing is, or whose store refuses it or does not answer.
     """
-    return _mirrored(text, field, cache_folder()) if is_remote(text) else Path(text)
+    return fetch(text, field) if is_remote(text) else Path(text)
 
 
-@lru_cache(maxsize=64)
-def _mirrored(url: str, field: str, _: Path) -> Path:
-    return fetch(url, field)
+def on_this_machine(folder: Path) -> Path:
+    """Return a folder of a run; of one that mirrors a store's, which another machine may have written, its content."""
+    url = remote_path(folder)
+    return folder if url is None else readable(url, "resume_from")
 
 
-def fetch(url: str, field: str, wanted: Wanted = lambda name: True) -> Path:
+def fetch(url: str, field: str, wanted: Wanted = lambda name: True, *, may_be_absent: bool = False) -> Path:
     """Make the wanted part of a remote path's mirror as the store has it now, and return the mirror.
 
-    Raises InvalidInput as `readable` does.
+    Raises InvalidInput as `readable` does; not for a path with nothing there that `may_be_absent`.
     """
     mirror = local_path(url, field)
     store = open_store(url, field)
     with explained(url, field), _alone(url):
-        found = [file for file in list_files(store) if wanted(file.name)]
+        try:
+            there = list_files(store)
+        except FileNotFoundError as error:
+            if not may_be_absent or NO_BUCKET in str(error):
+                raise
+            there = []
+        found = [file for file in there if wanted(file.name)]
         for file in found:
             _copy_unless_current(store, file, mirror / file.name if file.name else mirror)
         _remove_others(mirror, {file.name for file in found}, wanted)
@@ -73,7 +79,12 @@ def list_files(store: Store) -> list[RemoteFile]:
     own = store.files.get_file_info(store.path)
     if own.type == FileType.File:
         return [_remote_file(own, "")]
-    below = store.files.get_file_info(FileSelector(store.path, recursive=True))
+    try:
+        below = store.files.get_file_info(FileSelector(store.path, recursive=True))
+    except OSError as error:
+        if "No such file or directory" not in str(error) or isinstance(error, FileNotFoundError):
+            raise
+        raise FileNotFoundError(str(error)) from error  # GCS at a folder whose files have all been deleted
     files = (info for info in below if info.type == FileType.File and not info.path.endswith("/"))
     found = [_remote_file(info, info.path.removeprefix(store.path).strip("/")) for info in files]
     return sorted(found, key=lambda file: file.name)

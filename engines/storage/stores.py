@@ -22,9 +22,10 @@ ATTEMPTS = 3
 S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 S3_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 GCS_EMULATOR = "CLOUD_STORAGE_EMULATOR_ENDPOINT"
+NO_BUCKET = "status code: 404"  # in what GCS says
 EXTRAS = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
 _WORDS = (  # in the errors of stores, and what is wrong then
-    (("NO_SUCH_BUCKET", "NoSuchBucket", "status code: 404"), "a bucket that is there"),
+    (("NO_SUCH_BUCKET", "NoSuchBucket", NO_BUCKET), "a bucket that is there"),
     (("ACCESS_DENIED", "UNAUTHENTICATED", "PERMISSION_DENIED", "access token", "HTTP status 403", "HTTP status 401",
       "INVALID_ACCESS_KEY", "SIGNATURE_DOES_NOT_MATCH", "Forbidden"), "credentials"),
     (("NETWORK_CONNECTION", "UNAVAILABLE", "curlCode", "Cannot connect", "timed out", "Timeout", "Retry policy"),

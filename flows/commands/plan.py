@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from prefect_rlhf.flows.commands.flags import (
 )
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
 from prefect_rlhf.flows.planning.answer import answer_question
+from prefect_rlhf.placement.remote_path import require_local
 from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.placement.yaml_text import parse_yaml
 
@@ -79,7 +79,7 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
     options = read_options(flags)
     with interruptible() as progress:
         answer = answer_question(options, progress)
-    paths = answer.write(Path(options.output_dir).expanduser())
+    paths = answer.write(require_local(options.output_dir, "output_dir").expanduser())
     print(answer.text(), "", *paths.values(), sep="\n")
     return 0
 

@@ -13,6 +13,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.path_text import checked_path
+from prefect_rlhf.placement.remote_path import is_remote, local_path
+from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable
 
 FIELD = "output_dir"
 CHECKPOINT_BYTES = 12  # of a parameter: its main weight and two moments, in float32
@@ -23,7 +25,9 @@ def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | 
 
     `kept` is the folder of a checkpoint where this very run goes on: those beside it have their room already.
     """
-    folder = checked_path(FIELD, options.output_dir).expanduser().absolute()
+    folder = output_folder(options)
+    if is_remote(options.output_dir):
+        check_writable(options.output_dir)
     there = _writable_part(folder)
     written = len(list(kept.parent.glob("step-*[0-9]"))) if kept else 0
     needed = needed_bytes(graph, options, written)
@@ -31,6 +35,13 @@ def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | 
     if free < needed:
         expected = f"{byte_size(needed)}, which its checkpoints (keep_checkpoints) and trained models take"
         raise InvalidInput(FIELD, f"{byte_size(free)} free in {there}", expected)
+
+
+def output_folder(options: RunOptions) -> Path:
+    """Return the folder that a run's own is made in; of a remote one its mirror."""
+    if is_remote(options.output_dir):
+        return local_path(options.output_dir, FIELD)
+    return checked_path(FIELD, options.output_dir).expanduser().resolve()
 
 
 def needed_bytes(graph: DataflowGraph, options: RunOptions, written: int = 0) -> int:

@@ -14,7 +14,7 @@ from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.decay import falling_over
 from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
 from prefect_rlhf.flows.training.log import log_warning
-from prefect_rlhf.flows.training.output_folder import check_output_folder
+from prefect_rlhf.flows.training.output_folder import check_output_folder, output_folder
 from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
@@ -86,7 +86,7 @@ def read_request(
     inputs = inputs.read_by(speaking_role(graph))
     workload, checkpoint = run_workload(graph, inputs), None
     if options.resume_from is not None:
-        checkpoint = find_checkpoint(options.resume_from, Path(options.output_dir).expanduser())
+        checkpoint = find_checkpoint(options.resume_from, output_folder(options))
         identity = run_identity(graph, options.seed, options.checkpoint_every)
         has_ended = read_result(checkpoint.folder.parent.parent) is not None
         check_resumable(checkpoint, graph, identity, options.steps, has_ended)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,20 @@ from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.installed_engines import check_engines
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.flows.training.measured_plan import trials_json
+from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
 from prefect_rlhf.placement.cost.state_bytes import copied_bytes
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, OutputFailed
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
+from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, newest_finished
 from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
@@ -57,7 +61,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     """
     if not options.dry_run:
         check_engines()
-    earlier = earlier_folder(_output_dir(options), flow_run.name or "run", str(flow_run.id))
+    earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the whole run: nothing is left to do")
         return result
@@ -114,7 +118,7 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
     from prefect_rlhf.tasks.running.train import train  # only here: a dry run takes no engine
 
     request, options = prepared.request, prepared.request.options
-    run_dir = earlier or new_folder(_output_dir(options), flow_run.name or "run", str(flow_run.id))
+    run_dir = earlier or new_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     clear_unfinished(run_dir)
     run = request.training_run(prepared.chosen.plan, run_dir)
     journal = open_journal(run_dir, prepared)
@@ -126,24 +130,24 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
     except BaseException as error:  # a cancellation too
         clear_unfinished(run_dir)
         report.stopped(run, error)
+        with suppress(OutputFailed):  # what ended the run matters more
+            publish_record(run_dir)
         raise
     if stop is not None:
+        publish_record(run_dir)
         report.stopped(run)
         stop.leave()
     report.finished()
     write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
-    result = {"run_dir": str(run_dir), "models": trained_models(run)}
+    result = {"run_dir": shown(run_dir), "models": trained_models(run)}
     journal.keep(RESULT, json.dumps(result))
+    publish_record(run_dir)
     return result
 
 
 def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
     """Return the step where the run begins, and the folder of the run that did those before."""
     return (0, run_dir) if checkpoint is None else (checkpoint.step, checkpoint.folder.parent.parent)
-
-
-def _output_dir(options: RunOptions) -> Path:
-    return Path(options.output_dir).expanduser().resolve()
 
 
 def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
@@ -163,4 +167,4 @@ def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
 def trained_models(run: TrainingRun) -> dict[str, str]:
     """Return the folder of each model that the run exported: those that it trained."""
     roles = [model.role for model in run.graph.models if run.graph.trained_by(model.role)]
-    return {role: str(run.run_dir / role) for role in roles}
+    return {role: shown(run.run_dir / role) for role in roles}

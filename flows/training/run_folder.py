@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.placement.atomic_file import writing
+from prefect_rlhf.placement.remote_path import remote_path
+from prefect_rlhf.tasks.checkpoints.elsewhere import publish, recall_folder, recall_owners
 
 OWNER = "flow_run_id"  # the file that says whose folder it is
 RESULT = "result.json"  # what the flow run returned; written last
@@ -16,8 +18,12 @@ RESULT = "result.json"  # what the flow run returned; written last
 
 def earlier_folder(output_dir: Path, name: str, flow_run_id: str) -> Path | None:
     """Return the folder of an earlier attempt at this flow run; None at the first one."""
+    recall_owners(output_dir, name, (OWNER, RESULT))
     mine = (folder for folder in _taken(output_dir, name) if _owner(folder) == flow_run_id)
-    return next(mine, None)
+    folder = next(mine, None)
+    if folder is not None:
+        recall_folder(folder, "output_dir")
+    return folder
 
 
 def new_folder(output_dir: Path, name: str, flow_run_id: str) -> Path:
@@ -27,8 +33,9 @@ def new_folder(output_dir: Path, name: str, flow_run_id: str) -> Path:
     """
     folder = _named(output_dir, name, 1 + sum(1 for _ in _taken(output_dir, name)))
     with writing(folder):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=remote_path(folder) is not None)
         (folder / OWNER).write_text(flow_run_id)
+    publish(folder / OWNER)
     return folder
 
 
@@ -42,7 +49,7 @@ def read_result(folder: Path) -> Mapping[str, Any] | None:
 def _taken(output_dir: Path, name: str) -> Iterator[Path]:
     for number in count(1):
         folder = _named(output_dir, name, number)
-        if not folder.exists():
+        if not (folder / OWNER if remote_path(folder) else folder).exists():
             return
         yield folder
 

@@ -36,9 +36,18 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.remote_path import local_path, shown
+from prefect_rlhf.tasks.checkpoints.elsewhere import (
+    MANIFEST,
+    publish_checkpoint,
+    recall_checkpoint,
+    recall_folder,
+    recall_manifests,
+    withdraw_checkpoint,
+    withdraw_unfinished,
+)
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, with_defaults
 
-MANIFEST = "checkpoint.json"
 LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
@@ -128,6 +137,7 @@ def finish(
         flush_to_disk(path)
     part.rename(folder)
     flush_to_disk(folder.parent)
+    publish_checkpoint(folder)
     return folder
 
 
@@ -136,12 +146,14 @@ def keep_newest(run_dir: Path, number: int) -> None:
     for folder in _finished(run_dir)[:-number]:
         folder.rename(beside(folder))
         shutil.rmtree(beside(folder))
+        withdraw_checkpoint(folder)
 
 
 def clear_unfinished(run_dir: Path) -> None:
     """Give back the disk space of what a run was writing when it stopped. For the run itself, once no rank is left."""
     for part in (run_dir / "checkpoints").glob(f"*{UNFINISHED}"):
         shutil.rmtree(part, ignore_errors=True)
+    withdraw_unfinished(run_dir)
 
 
 def newest_finished(run_dir: Path) -> Path | None:
@@ -156,12 +168,14 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
     is not what was written, or when an older version wrote it.
     """
     if resume_from == LATEST:
+        recall_manifests(output_dir)
         runs = (run for run in output_dir.glob("*") if not run.is_symlink())
         newest = [folder for run in runs if (folder := newest_finished(run))]
         if not newest:
-            raise InvalidInput(PARAMETER, resume_from, f"a run in {output_dir} that finished a checkpoint")
-        return read_checkpoint(max(newest, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
-    path = Path(resume_from).expanduser().resolve()
+            raise InvalidInput(PARAMETER, resume_from, f"a run in {shown(output_dir)} that finished a checkpoint")
+        return _read(max(newest, key=lambda folder: (folder / MANIFEST).stat().st_mtime).resolve())
+    path = local_path(resume_from, PARAMETER).expanduser().resolve()
+    recall_folder(path, PARAMETER)
     if not path.is_dir():
         raise InvalidInput(PARAMETER, resume_from, f"the folder of a run or of a checkpoint, or {LATEST!r}")
     if path.suffix == UNFINISHED:
@@ -169,6 +183,11 @@ def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
     folder = path if (path / MANIFEST).is_file() else newest_finished(path)
     if folder is None:
         raise InvalidInput(PARAMETER, resume_from, "a folder with a finished checkpoint")
+    return _read(folder)
+
+
+def _read(folder: Path) -> Checkpoint:
+    recall_checkpoint(folder, PARAMETER)
     return read_checkpoint(folder)
 
 

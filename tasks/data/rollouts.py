@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
+from prefect_rlhf.engines.storage.publish import publish
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 from prefect_rlhf.tasks.operations import computation
@@ -74,7 +75,9 @@ def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Conte
         "weight_version": [context.weight_version] * num_rows,
         "row_id": list(context.row_ids),
     }
-    return write_atomically(path, lambda part: pq.write_table(pa.table({**columns, **origins}), part))
+    write_atomically(path, lambda part: pq.write_table(pa.table({**columns, **origins}), part))
+    publish(path)
+    return path
 
 
 def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) -> int:
@@ -88,6 +91,7 @@ def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) 
         target = run_dir / path.relative_to(earlier_run_dir)
         if step < before_step and not target.exists():
             write_atomically(target, partial(_link_or_copy, path))
+            publish(target)
             carried += 1
     return carried
 

@@ -25,6 +25,7 @@ from prefect_rlhf.placement.pictures.text import graph_text, plan_rows, plan_tex
 from prefect_rlhf.placement.pictures.timeline import Bar, timeline_svg
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
+from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
@@ -71,7 +72,7 @@ class RunReport:
     def started(self, journal: Journal) -> None:
         """Show where the run's files are, and a bar that moves."""
         self._journal = journal
-        self._log.info("files of this run: %s", journal.run_dir)
+        self._log.info("files of this run: %s", shown(journal.run_dir))
         description = f"{self.augmented.num_steps} steps of {self.augmented.graph.name}"
         created = publish(create_progress_artifact, 0.0, key="progress", description=description)
         self._progress = created if isinstance(created, UUID) else None
@@ -82,7 +83,7 @@ class RunReport:
             return
         checkpoint, (before, now) = run.checkpoint, (run.checkpoint.manifest.plan, plan_yaml(self.augmented.plan))
         under = "under the same plan" if before == now else "under another plan, so equal within rounding"
-        self._log.info("go on from %s after %d steps, %s", checkpoint.folder, checkpoint.step, under)
+        self._log.info("go on from %s after %d steps, %s", shown(checkpoint.folder), checkpoint.step, under)
         for name in checkpoint.unfinished():
             self._log.info("%s was not finished and is ignored", checkpoint.folder.with_name(name))
         self._metrics.extend(metrics)
@@ -136,7 +137,7 @@ class RunReport:
         newest = newest_finished(run.run_dir) or began
         is_refused = isinstance(error, InvalidInput) and newest == began
         if newest is not None and not is_refused:
-            self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, newest)
+            self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, shown(newest))
 
     def finished(self) -> None:
         """Publish tables and pictures a last time."""

@@ -94,14 +94,14 @@ class Checkpointing:
         Then throw away what is too old.
         """
         began, run, graph, version = time.perf_counter(), self.run, self.run.graph, node.step + 1
-        folder = beside(folder_of(run.run_dir, version))
+        folder = folder_of(run.run_dir, version)
         ranks = [run.rank(device) for device in node.devices]
-        reports = self.call("commit", dict.fromkeys(ranks, (folder,)), node.title, "disk")
+        reports = self.call("commit", dict.fromkeys(ranks, (beside(folder), folder)), node.title, "disk")
         frozen = {m.role: self.fingerprints.content(m.role, 0) for m in graph.models if not graph.trained_by(m.role)}
         fingerprints = {**frozen, **self._copied.pop(node.step)}
         identity = run_identity(graph, run.seed, run.checkpoint_every)
         states = self._states.written_after(node.step)
-        with writing(folder_of(run.run_dir, version)):
+        with writing(folder):
             finish(graph, run.plan, run.run_dir, version, identity, fingerprints, states)
             keep_newest(run.run_dir, run.keep_checkpoints)
         return replace(outcome_of(reports), seconds=time.perf_counter() - began)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from prefect_rlhf.engines.storage import mirror
 from prefect_rlhf.placement.remote_path import CACHE_VARIABLE
 from tests.object_stores import gcs_emulator, s3_emulator
 
@@ -11,7 +10,6 @@ from tests.object_stores import gcs_emulator, s3_emulator
 def cache(tmp_path, monkeypatch):
     """The folder of mirrors, empty at first."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    mirror._mirrored.cache_clear()
     return tmp_path / "cache"
 
 

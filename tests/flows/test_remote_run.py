@@ -1,0 +1,64 @@
+"""A run whose model, data and output are all in a bucket, over HTTP against moto's S3."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from prefect_rlhf.engines.storage.mirror import readable
+from prefect_rlhf.flows.sft import sft
+from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, local_path
+from tests.object_stores import names, put, s3_emulator
+from tests.tasks.data.stored import json_lines
+from tests.tiny import make_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
+
+
+@pytest.fixture
+def s3(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    with s3_emulator(monkeypatch) as url:
+        yield url
+
+
+def run(place, **changes):
+    given = {
+        "chats": {"path": f"{place}/chats.jsonl", "split_column": None},
+        "held_out": {"path": f"{place}/chats.jsonl", "split_column": None},
+        "actor": {"path": f"{place}/actor"},
+        "algo": {"batch_size": 2, "optimizer": {"lr": 1e-2}},
+        "checkpoint_every": 1,
+        "keep_checkpoints": 1,
+        "output_dir": f"{place}/runs",
+        **changes,
+    }
+    state = sft(**sft.validate_parameters(given), return_state=True)
+    assert state.is_completed(), state.message
+    return state.result()
+
+
+def test_a_run_goes_on_from_a_bucket_on_another_machine_and_ends_as_one_that_never_stopped(s3, tmp_path):
+    """The machine's copies are all gone in between."""
+    answers = ["the best film", "a bad film", "good"]
+    (tmp_path / "in").mkdir()
+    json_lines(tmp_path / "in" / "chats.jsonl", *({"prompt": "what is it", "completion": each} for each in answers))
+    make_model(tmp_path / "in" / "actor")
+    put(s3, tmp_path / "in")
+    whole = load_file(Path(run(tmp_path / "in", steps=3)["models"]["actor"]) / "model.safetensors")
+
+    first = run(s3, steps=2)
+    assert first["models"]["actor"] == f"{first['run_dir']}/actor" and first["run_dir"].startswith(f"{s3}/runs/")
+    written = names(first["run_dir"])
+    assert {"actor/config.json", "metrics.jsonl", "plan.yaml", "result.json"} <= {*written}
+    steps = {name.split("/")[1] for name in written if name.startswith("checkpoints/")}
+    assert steps == {"step-000002"}, "one is kept"
+
+    shutil.rmtree(tmp_path / "cache")
+    resumed = run(s3, steps=3, resume_from="latest")
+    assert local_path(resumed["run_dir"], "run").joinpath("metrics.jsonl").read_text().count("\n") == 3
+    shutil.rmtree(tmp_path / "cache")
+    trained = load_file(readable(resumed["models"]["actor"], "actor.path") / "model.safetensors")
+    assert trained.keys() == whole.keys() and all(trained[name].equal(whole[name]) for name in whole)
