@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, ClassVar, Literal
 
 from prefect.blocks.core import Block
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
 
@@ -40,6 +41,24 @@ class PromptsFields(DatasetFields):
     last_answer: Literal["refuse", "strip"] = Field(
         "refuse", description="Of a chat that ends with the assistant's message: refuse it, or strip that message."
     )
+
+    system_prompt: str | None = Field(
+        None, min_length=1, description="System message before every chat; of its own accord a template may write one."
+    )
+    max_prompt_length: int | None = Field(
+        None, ge=1, le=1 << 24, description="Most tokens of a prompt; empty: what the models' context leaves."
+    )
+    overlong_prompts: Literal["refuse", "drop", "keep_end", "keep_start"] = Field(
+        "refuse", description="Of a prompt of more tokens: refuse it, leave it out, or keep its end or its start."
+    )
+
+    @model_validator(mode="after")
+    def _cut_has_a_length(self) -> PromptsFields:
+        """Refuse a way with long prompts where none is too long."""
+        if self.overlong_prompts != "refuse" and self.max_prompt_length is None:
+            expected = "refuse, or a max_prompt_length beyond which they are overlong"
+            raise InvalidInput("prompts.overlong_prompts", self.overlong_prompts, expected)
+        return self
 
 
 class PreferencesFields(DatasetFields):
@@ -126,7 +145,8 @@ def read_as(dataset: DatasetFields) -> str:
     values = dataset.model_dump(exclude={"path", "saved"})
     if values["columns"]:
         values["columns"] = dict(sorted(values["columns"].items()))
-    later = {"columns": {}, "last_answer": "refuse"}
+    later: dict[str, object] = {"columns": {}, "last_answer": "refuse", "overlong_prompts": "refuse"}
+    later |= {"system_prompt": None, "max_prompt_length": None}
     said = {name: value for name, value in values.items() if name not in later or value != later[name]}
     if dataset.path.startswith(GENERATED):
         said["path"] = dataset.path

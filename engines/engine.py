@@ -100,25 +100,31 @@ class TrainingRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Settings of the continuation of a prompt. Temperature 0 is greedy."""
+    """Settings of the continuation of a prompt. Temperature 0 is greedy; top_k of 0 keeps all tokens.
+
+    A response ends with the token that completes one of the strings in `stop`; see StopStrings.
+    """
 
     max_new_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     stop_at_eos: bool = True
+    top_k: int = 0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()
 
     @property
     def is_filtered(self) -> bool:
         """Whether some tokens of the vocabulary may be left out."""
-        return self.temperature > 0 and self.top_p < 1
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
     """Responses of a batch of prompts, and the log-probability of each token: of the whole vocabulary, tempered.
 
-    `kept_mass` is the mean over tokens of the probability that top_p keeps; None where it keeps all, and on ranks that
-    choose no token.
+    `kept_mass` is the mean over tokens of the probability that top_k, top_p and min_p keep; None where they keep all,
+    and on ranks that choose no token.
     """
 
     tokens: Sequence[Sequence[int]]

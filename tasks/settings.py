@@ -21,6 +21,8 @@ Staleness = Annotated[
 ]
 """1 lets the responses of the next step be made while this one's are trained on."""
 
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """Of an average that moves: the share of the old one that stays."""
 
@@ -61,6 +63,11 @@ class Sampling(Settings):
     temperature: float = Field(1.0, ge=0, le=2, description="0 is greedy; else 0.01 to 2, as vLLM takes it.")
     top_p: float = Field(1.0, ge=0.001, le=1, description="Nucleus sampling; 1 keeps the whole distribution.")
     stop_at_eos: bool = Field(True, description="End a response at the end-of-sequence token.")
+    top_k: int = Field(0, ge=0, le=1 << 24, description="Sample among this many likeliest tokens; 0 is all.")
+    min_p: float = Field(0.0, ge=0, le=1, description="Sample among tokens of at least this share of the likeliest's.")
+    stop: tuple[StopString, ...] = Field(
+        (), strict=False, max_length=16, description="Strings that end a response, with the token that completes one."
+    )
 
     @field_validator("temperature")
     @classmethod
@@ -72,7 +79,7 @@ class Sampling(Settings):
 
     def greedy(self) -> Sampling:
         """Return settings with the same lengths that always take the likeliest token."""
-        return self.model_copy(update={"temperature": 0.0, "top_p": 1.0})
+        return self.model_copy(update={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0})
 
 
 class Optimizer(Settings):

@@ -48,6 +48,7 @@ from prefect_rlhf.engines.megatron.model import build_model, num_vocabulary_rows
 from prefect_rlhf.engines.megatron.optimizer import MainOptimizer
 from prefect_rlhf.engines.megatron.row_group import row_groups
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.sampling.stop_strings import stop_strings
 from prefect_rlhf.engines.weights.memory import storage_bytes
 from prefect_rlhf.engines.weights.offload import HostLink, OffloadedTensors
 from prefect_rlhf.placement.errors import InvalidInput
@@ -146,7 +147,8 @@ class MegatronEngine:
         self._model.eval()
         try:
             with torch.no_grad():
-                groups = row_groups(prompts, sampling, self._end_tokens, self._model.decoder.layers, micro_batches)
+                stops, layers = stop_strings(sampling.stop, self._spec.path), self._model.decoder.layers
+                groups = row_groups(prompts, sampling, self._end_tokens, layers, micro_batches, stops)
                 self._caches = [group.cache.tensor for group in groups]
                 return Generation(self._model, self._spec.shape.vocab_size, self._groups, sampling, seeds).run(groups)
         finally:

@@ -106,7 +106,8 @@ class Generation:
         if logits_BV is not None:
             next_B = None if self._uniforms_RT is None else self._uniforms_RT[group.numbers, group.num_steps]
             on_device = None if next_B is None else next_B.to(self._device)
-            choice = choose(logits_BV, on_device, self._sampling.temperature, self._sampling.top_p)
+            by = self._sampling
+            choice = choose(logits_BV, on_device, by.temperature, by.top_p, by.top_k, by.min_p)
             flight.choice_2B[0], flight.choice_2B[1] = choice.tokens_B, choice.logprobs_B
             if choice.kept_mass_B is not None:
                 self._kept_mass += float(choice.kept_mass_B.double().sum())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.engines.megatron.key_value_cache import Decode, KeyValueCache, Prefill
+from prefect_rlhf.engines.sampling.stop_strings import StopStrings
 from prefect_rlhf.placement.engine_constants import PASS_TOKENS
 
 
@@ -26,12 +27,13 @@ class RowGroup:
         sampling: SamplingSettings,
         end_tokens: Tensor,
         cache: KeyValueCache,
+        stops: StopStrings | None = None,
     ) -> None:
         device = cache.tensor.device
         self.rows, self.cache = torch.tensor(rows), cache
         self._prompts = [torch.tensor(prompts[row], device=device) for row in rows]
         self._lengths_R = torch.tensor([len(prompt) for prompt in self._prompts], device=device)
-        self._ends, self._max_tokens = end_tokens, sampling.max_new_tokens
+        self._ends, self._stops, self._max_tokens = end_tokens, stops, sampling.max_new_tokens
         self._tokens_RT = torch.zeros(len(rows), sampling.max_new_tokens, dtype=torch.long, device=device)
         self._logprobs_RT = torch.zeros(len(rows), sampling.max_new_tokens, device=device)
         self._num_tokens_R = torch.zeros(len(rows), dtype=torch.long, device=device)
@@ -74,8 +76,13 @@ class RowGroup:
         self._num_tokens_R[self._going_B] = self.num_steps
         if self.num_steps == self._max_tokens:
             self._going_B = self._going_B[:0]
-        elif len(self._ends):
-            self._leave(torch.isin(tokens_B, self._ends))
+            return
+        ended_B = torch.isin(tokens_B, self._ends)
+        if self._stops is not None:
+            latest_BT = self._tokens_RT[self._going_B, max(0, self.num_steps - self._stops.window) : self.num_steps]
+            ended_B |= torch.tensor(self._stops.ended(latest_BT.tolist()), device=ended_B.device)
+        if self._stops is not None or len(self._ends):
+            self._leave(ended_B)
 
     def responses(self) -> Iterator[tuple[int, list[int], list[float]]]:
         """Yield (position in the call, tokens, log-probabilities) of every row."""
@@ -102,6 +109,7 @@ def row_groups(
     end_tokens: Sequence[int],
     layers: Any,
     num_groups: int,
+    stops: StopStrings | None = None,
 ) -> list[RowGroup]:
     """Make at most `num_groups` groups of equally many rows, prompts of like length together, each with a cache."""
     if not prompts:  # a replica may have none
@@ -112,5 +120,5 @@ def row_groups(
     groups = []
     for rows in (part.tolist() for part in by_length.tensor_split(min(num_groups, len(prompts)))):
         length = max(len(prompts[row]) for row in rows) + sampling.max_new_tokens
-        groups.append(RowGroup(rows, prompts, sampling, ends, KeyValueCache(layers, len(rows), length, like)))
+        groups.append(RowGroup(rows, prompts, sampling, ends, KeyValueCache(layers, len(rows), length, like), stops))
     return groups

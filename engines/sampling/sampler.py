@@ -22,7 +22,8 @@ class Choice(NamedTuple):
     """Tokens that were taken, their log-probabilities (float32), and what they were taken from.
 
     Log-probabilities are those of the whole vocabulary at the temperature, as training and the reference model compute
-    them, whatever top_p left out. `kept_mass_B` is the probability of all tokens that top_p keeps; None: it keeps all.
+    them, whatever top_k, top_p and min_p leave out. `kept_mass_B` is the probability of all tokens that they keep, None
+    where they keep all.
     """
 
     tokens_B: Tensor
@@ -35,10 +36,12 @@ def choose(
     uniforms_B: Tensor | None,
     temperature_B1: Tensor | float = 1.0,
     top_p_B1: Tensor | float = 1.0,
+    top_k_B1: Tensor | int = 0,
+    min_p_B1: Tensor | float = 0.0,
 ) -> Choice:
-    """Take a token of each row.
+    """Take a token of each row: of those that min_p keeps the `top_k` likeliest, and of those the nucleus.
 
-    Without uniforms the choice is greedy, from the model's own distribution: temperature and top_p play no part.
+    Without uniforms the choice is greedy, from the model's own distribution: nothing else plays a part.
 
     >>> tokens, logprobs, _ = choose(torch.tensor([[1.0, 3.0]]).log(), None)
     >>> tokens.tolist(), round(logprobs.exp().item(), 4)
@@ -53,9 +56,15 @@ def choose(
     if not _is_one(temperature_B1):
         logits_BV = logits_BV.float() / temperature_B1
     probs_BV = logits_BV.softmax(-1, dtype=torch.float32)
-    if _is_one(top_p_B1):
+    kept_BV = probs_BV
+    if _is_any(min_p_B1):
+        kept_BV = kept_BV.masked_fill(kept_BV < min_p_B1 * kept_BV.amax(-1, keepdim=True), 0.0)
+    if _is_any(top_k_B1):
+        kept_BV = likeliest(kept_BV, top_k_B1)
+    if not _is_one(top_p_B1):
+        kept_BV = nucleus(kept_BV, top_p_B1)
+    if kept_BV is probs_BV:
         return Choice(*_with_logprobs(probs_BV, draw(probs_BV, uniforms_B)))
-    kept_BV = nucleus(probs_BV, top_p_B1)
     return Choice(*_with_logprobs(probs_BV, draw(kept_BV, uniforms_B)), kept_BV.sum(-1))
 
 
@@ -82,8 +91,23 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     return blocks_B * SUMMED_TOGETHER + places_B
 
 
+def likeliest(probs_BV: Tensor, top_k_B1: Tensor | int) -> Tensor:
+    """Return the probabilities with 0 for all that are less likely than the `top_k`-th; a row's 0 keeps all.
+
+    Fan et al. 2018, Hierarchical Neural Story Generation, section 5.4.
+
+    >>> likeliest(torch.tensor([[0.125, 0.25, 0.625]]), 2).tolist()
+    [[0.0, 0.25, 0.625]]
+    """
+    size = probs_BV.shape[1]
+    count_B1 = torch.as_tensor(top_k_B1, device=probs_BV.device).long().expand(len(probs_BV), 1)
+    count_B1 = torch.where(count_B1 > 0, count_B1, size).clamp_max(size)
+    descending_BK = probs_BV.topk(int(count_B1.max()), dim=-1).values
+    return probs_BV.masked_fill(probs_BV < descending_BK.gather(1, count_B1 - 1), 0.0)
+
+
 def nucleus(probs_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
-    """Return the probabilities with 0 for all but the fewest likeliest tokens that together have `top_p`.
+    """Return the probabilities with 0 for all but the fewest likeliest tokens that have `top_p` of all there is.
 
     Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, section 3.1.
 
@@ -91,7 +115,8 @@ def nucleus(probs_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
     [[0.0, 0.25, 0.625]]
     """
     ascending_BV, order_BV = probs_BV.sort(-1)
-    dropped_BV = ascending_BV.cumsum(-1) <= 1 - top_p_B1  # this token and all less likely ones
+    running_BV = ascending_BV.cumsum(-1)
+    dropped_BV = running_BV <= (1 - top_p_B1) * running_BV[:, -1:]  # this token and all less likely ones
     dropped_BV[:, -1] = False
     return probs_BV.masked_fill(dropped_BV.scatter(1, order_BV, dropped_BV), 0.0)
 
@@ -125,6 +150,10 @@ def _find(weights_BN: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
     index_B1 = torch.searchsorted(ends_BN, targets_B[:, None], right=True)
     starts_B1 = ends_BN.gather(1, index_B1) - weights_BN.gather(1, index_B1)
     return index_B1[:, 0], (targets_B - starts_B1[:, 0]).clamp_min(0)
+
+
+def _is_any(setting: Tensor | float) -> bool:
+    return bool((setting > 0).any()) if isinstance(setting, Tensor) else setting > 0
 
 
 def _is_one(setting: Tensor | float) -> bool:

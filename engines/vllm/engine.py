@@ -16,6 +16,7 @@ from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Shard
 from prefect_rlhf.engines.files.tensor_files import OpenTensors
 from prefect_rlhf.engines.sampling.response_end import check_lengths, end_tokens
+from prefect_rlhf.engines.sampling.stop_strings import StopStrings, stop_strings
 from prefect_rlhf.engines.vllm.cpu.kernels import CpuKernels
 from prefect_rlhf.engines.vllm.environment import survive_scan
 from prefect_rlhf.engines.vllm.group import RankGroup
@@ -39,7 +40,7 @@ class VllmEngine:
         check_command(command)
         self.instance = command.instance
         self._max_length = command.max_sequence_length
-        self._end_tokens = end_tokens(command.model.path)
+        self._folder, self._end_tokens = command.model.path, end_tokens(command.model.path)
         self._request_ids = itertools.count()
         self._group = RankGroup(_tensor_parallel_ranks(command, rank), rank)
         survive_scan()
@@ -77,7 +78,7 @@ class VllmEngine:
         seeds: Sequence[int],
         micro_batches: int = 1,
     ) -> Generated:
-        """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop.
+        """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop, or a string.
 
         Those that find no room in the cache begin as others end; there are no `micro_batches`.
 
@@ -97,14 +98,24 @@ class VllmEngine:
                 parameters = sampling_parameters(sampling, seed, self._end_tokens)
                 self._llm.add_request(name, tokens_input(list(prompt)), parameters)
             finished: dict[str, Any] = {}
+            stops = stop_strings(sampling.stop, self._folder)
             while self._llm.has_unfinished_requests():
-                finished |= {output.request_id: output.outputs[0] for output in self._llm.step()}
+                finished |= self._newly_finished(self._llm.step(), stops)
         responses = [finished[name] for name in names]
         tokens, shown = [list(r.token_ids) for r in responses], [r.logprobs.logprobs for r in responses]
         if not responses or not sampling.is_filtered:
             return Generated(tokens, [list(row) for row in shown])
         kept_masses = [math.exp(value) for row in shown for value in row[1::2]]
         return Generated(tokens, [list(row[0::2]) for row in shown], math.fsum(kept_masses) / len(kept_masses))
+
+    def _newly_finished(self, outputs: Sequence[Any], stops: StopStrings | None) -> dict[str, Any]:
+        """Return the responses that have ended, by request; those that strings end are ended here."""
+        latest = {output.request_id: output.outputs[0] for output in outputs}
+        if stops is None or not latest:
+            return latest
+        stopped = dict(zip(latest, stops.ended([made.token_ids for made in latest.values()]), strict=True))
+        self._llm.abort_request([name for name, made in latest.items() if stopped[name] and not made.finished()])
+        return {name: made for name, made in latest.items() if stopped[name] or made.finished()}
 
     def device_bytes(self) -> int:
         """Bytes of weights, packed weights and key-value cache on the device now."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
@@ -19,8 +20,9 @@ from prefect_rlhf.engines.sampling.sampler import choose
 class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to the type checker
     """A sampler that takes each row's token by `choose`, with the next number of the row's own generator.
 
-    Knows what `SamplingSettings` can ask for: greedy or not, temperature, top_p, and the log-probability of the sampled
-    token alone. A request for one more log-probability gets the logarithm of the mass that top_p keeps in its place.
+    Knows what `SamplingSettings` can ask for: greedy or not, temperature, top_k, top_p, min_p, and the log-probability
+    of the sampled token alone. A request for one more log-probability gets the logarithm of the mass that is kept in
+    its place.
     vLLM's sampler draws noise for every token of the vocabulary and ranks the sampled one.
     """
 
@@ -33,13 +35,21 @@ class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to th
             top_p = 1.0 if sampling_metadata.top_p is None else sampling_metadata.top_p[:, None]
             next_B = _uniforms(sampling_metadata, len(logits))
             temperature_B1 = sampling_metadata.temperature[:, None]
-            tokens_B, logprobs_B, kept_mass_B = choose(logits, next_B, temperature_B1, top_p)
+            top_k = 0 if sampling_metadata.top_k is None else sampling_metadata.top_k[:, None]
+            min_p = _min_p(sampling_metadata)
+            tokens_B, logprobs_B, kept_mass_B = choose(logits, next_B, temperature_B1, top_p, top_k, min_p)
         tokens_B1, shown = tokens_B.int()[:, None], [logprobs_B]
         if sampling_metadata.max_num_logprobs == 1:
             shown.append(torch.zeros_like(logprobs_B) if kept_mass_B is None else kept_mass_B.log())
         logprobs_BN = torch.stack(shown, -1)
         ranks_B = torch.zeros_like(tokens_B)  # nobody asks for them
         return SamplerOutput(tokens_B1, LogprobsTensors(tokens_B1.expand_as(logprobs_BN), logprobs_BN, ranks_B))
+
+
+def _min_p(metadata: SamplingMetadata) -> Tensor | float:
+    """Return each row's min_p, which vLLM keeps in a processor of its own, [B, 1]; 0 where no row has one."""
+    of_min_p = (one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, MinPLogitsProcessor))
+    return next((one.min_p for one in of_min_p if one.min_p_count), 0.0)
 
 
 def _uniforms(metadata: SamplingMetadata, num_rows: int) -> Tensor:

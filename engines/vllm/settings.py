@@ -52,19 +52,22 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
 def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple[int, ...]) -> SamplingParams:
     """Describe one row's sampling: token ids in and out, no text, and the sampled token's log-probability.
 
-    One more log-probability is the place of the mass that top_p keeps; see RowSampler.
+    One more log-probability is the place of the mass that top_k, top_p and min_p keep; see RowSampler. Where strings
+    may stop a response, its tokens so far are told after each.
     """
     return SamplingParams(
         max_tokens=sampling.max_new_tokens,
         temperature=sampling.temperature,
         top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
         seed=stream_seed(seed),  # vLLM reads -1 as no seed
         stop_token_ids=list(end_tokens) if sampling.stop_at_eos else None,
         ignore_eos=not sampling.stop_at_eos,
         logprobs=int(sampling.is_filtered),
         flat_logprobs=True,
         detokenize=False,
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.CUMULATIVE if sampling.stop else RequestOutputKind.FINAL_ONLY,
     )
 
 

@@ -25,4 +25,4 @@ def planned_text(flow: AlgorithmFlow, parameters: Mapping[str, Any], lease: Leas
     ]
     if prediction is not None:
         lines.append(f"predicted: {prediction.seconds_per_step:.3g} s a step once it repeats")
-    return "\n".join([*lines, f"{options.steps} steps would run, and nothing was started"])
+    return "\n".join([*lines, f"{prepared.request.options.steps} steps would run, and nothing was started"])

@@ -25,8 +25,8 @@ from prefect_rlhf.flows.demo.pretrained import MODELS, prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
 from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.reporting.report import step_line
-from prefect_rlhf.tasks.running.journal import EVALUATIONS
 
 LONGEST_RUN_SECONDS = 3600.0
 EXTRAS = "'prefect-rlhf[cpu,demo]'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,12 @@ from prefect_rlhf.placement.path_text import PathText
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 
 MOST_SEED = 2**32 - 1  # exact in a browser's form, and in every library that takes one
+
+
+LONGEST_SECONDS = 7 * 86400
+Seconds = Annotated[float, Field(ge=1, le=LONGEST_SECONDS)]
+Role = Annotated[str, Field(min_length=1, max_length=256)]
+MetricName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Form(Settings):
@@ -41,6 +47,9 @@ class RunOptions(Form):
     """Options of every run, which each deployment's form shows after the algorithm's own parameters."""
 
     steps: int = Field(10, ge=0, le=MOST_STEPS, description="Iterations of the algorithm.")
+    epochs: int | None = Field(
+        None, ge=1, le=MOST_STEPS, description="Passes over the data, which say how many steps in place of `steps`."
+    )
     plan: PathText = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")
     seed: int = Field(
         1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."
@@ -51,13 +60,26 @@ class RunOptions(Form):
     keep_checkpoints: int = Field(
         2, ge=1, le=MOST_STEPS, description="Newest checkpoints of this run that stay on disk."
     )
+    best_metric: PathText | None = Field(
+        None, min_length=1, description="Metric of an evaluation, record_evaluation.score, whose best model is kept."
+    )
+    best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of best_metric is the best.")
+    patience: int | None = Field(
+        None, ge=1, le=MOST_STEPS, description="Evaluations in a row that may be no better before the run ends."
+    )
     resume_from: PathText | None = Field(None, description="A run's or a checkpoint's folder, or latest of output_dir.")
     output_dir: PathText = Field(
         "runs", min_length=1, description="Folder for this run's models, rollouts and metrics."
     )
     dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")
     steps_per_group: int = Field(2, ge=1, le=10_000, description="Steps shown together as one subflow run.")
-    call_deadline_seconds: float = Field(900.0, ge=1, le=7 * 86400, description="Longest time one call may take.")
+    call_deadline_seconds: float = Field(900.0, ge=1, le=LONGEST_SECONDS, description="Longest time one call may take.")
+    role_deadlines: dict[Role, Seconds] = Field(
+        {}, description="Longest time of each call of a role, where another is right: actor: 1800."
+    )
+    limits: dict[MetricName, Annotated[float, Field(ge=-1e12, le=1e12)]] = Field(
+        {}, description="Metrics, and the values above which an event says so: kl_penalised_rewards.kl: 20."
+    )
 
     @classmethod
     def split(cls, parameters: Mapping[str, Any]) -> tuple[RunOptions, dict[str, Any]]:

@@ -45,6 +45,10 @@ class RunInputs:
             return self
         sources = {name: replace(source, tokenizer=tokenizer) for name, source in self.sources.items()}
         longest = {name: source.check(self.context) for name, source in sources.items()}
+        for name, source in sources.items():
+            if source.num_items != self.sources[name].num_items:
+                expected = f"tokenizers that count alike: that of {role} keeps {source.num_items}"
+                raise InvalidInput(f"{name}.overlong_prompts", f"{self.sources[name].num_items} prompts", expected)
         return replace(self, sources=sources, longest={**self.longest, **longest}, tokenizer=tokenizer)
 
     @property

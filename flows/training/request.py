@@ -12,17 +12,20 @@ from typing import Any
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import measured_sources
 from prefect_rlhf.flows.training.decay import falling_over
+from prefect_rlhf.flows.training.epochs import with_steps
 from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
-from prefect_rlhf.flows.training.log import log_warning
+from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.output_folder import check_output_folder, output_folder
 from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
+from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
 from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -66,12 +69,15 @@ class RunRequest:
             checkpoint=self.checkpoint,
             checkpoint_every=self.options.checkpoint_every,
             keep_checkpoints=self.options.keep_checkpoints,
+            best=best_model(self.options),
+            role_deadlines=self.options.role_deadlines,
         )
 
     def trial_run(self, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder: Path) -> TrainingRun:
         """Return the first steps of such a run, from the start and of part of its graph; they leave no model."""
         run = self.training_run(plan, folder)
-        return replace(run, graph=graph, num_steps=num_steps, checkpoint=None, checkpoint_every=None, exports=False)
+        alone = replace(run, checkpoint=None, checkpoint_every=None, exports=False, best=None)
+        return replace(alone, graph=graph, num_steps=num_steps)
 
 
 def read_request(
@@ -82,8 +88,15 @@ def read_request(
     A run that did not reach its end may go on from a checkpoint of its last step: what comes after is still to be done.
     """
     inputs = read_run_inputs(arguments)
-    graph = falling_over(algorithm.trace(arguments, inputs.models, inputs.datasets), options.steps)
+    graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
+    options = with_steps(options, graph)
+    graph = falling_over(graph, options.steps)
+    check_names(options, graph)
+    if (best := best_model(options)) is not None:
+        best.check(graph, options.checkpoint_every, options.keep_checkpoints)
     inputs = inputs.read_by(speaking_role(graph))
+    for line in (line for source in inputs.sources.values() for line in source.remarks()):
+        log_info(line)
     workload, checkpoint = run_workload(graph, inputs), None
     if options.resume_from is not None:
         checkpoint = find_checkpoint(options.resume_from, output_folder(options))
@@ -96,6 +109,26 @@ def read_request(
     if not algorithm.is_shipped:
         try_own_operators(graph, inputs)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)
+
+
+def check_names(options: RunOptions, graph: DataflowGraph) -> None:
+    """Raise InvalidInput for a role or a call that the algorithm does not have: what it names would never happen."""
+    roles, calls = {call.role: None for call in graph if call.role}, {call.name for call in graph}
+    for role in options.role_deadlines:
+        if role not in roles:
+            raise InvalidInput("role_deadlines", role, f"a role with calls: {', '.join(roles)}")
+    for metric in options.limits:
+        if metric.rpartition(".")[0] not in calls:
+            raise InvalidInput("limits", metric, f"a metric of a call: {', '.join(f'{name}.*' for name in calls)}")
+
+
+def best_model(options: RunOptions) -> BestModel | None:
+    """Return which model is the best, where a run looks for one. Raises InvalidInput for a patience with nothing."""
+    if options.best_metric is None:
+        if options.patience is not None:
+            raise InvalidInput("patience", options.patience, "a best_metric, whose evaluations it counts")
+        return None
+    return BestModel(options.best_metric, options.best_is == "highest", options.patience)
 
 
 def speaking_role(graph: DataflowGraph) -> str:

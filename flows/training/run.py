@@ -21,7 +21,7 @@ from prefect_rlhf.flows.training.measured_plan import trials_json
 from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
-from prefect_rlhf.placement.atomic_file import write_atomically
+from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
 from prefect_rlhf.placement.cost.state_bytes import copied_bytes
@@ -31,8 +31,9 @@ from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
+from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record
-from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, newest_finished
+from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
 from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -70,10 +71,12 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         options = options.model_copy(update={"resume_from": str(own)})
     with complete_record(), leased_devices(options.dry_run) as lease:
         prepared = prepare(algorithm, arguments, options, lease, is_restart=own is not None)
-        report = RunReport(prepared.augmented, lease, prepared.prediction)
+        limits = prepared.request.options.limits
+        report = RunReport(prepared.augmented, lease, prepared.prediction, limits)
         report.planned()
         if options.dry_run:
-            return {"plan": prepared.augmented.plan.name, "steps": options.steps, "dry_run": True}
+            steps = prepared.request.options.steps
+            return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
         return train_prepared(prepared, report, earlier)
 
 
@@ -88,7 +91,7 @@ def prepare(
     request = read_request(algorithm, arguments, options, lease, is_restart=is_restart)
     chosen = choose_plan(request)
     first_step = request.checkpoint.step if request.checkpoint else 0
-    augmented = preview(request.graph, chosen.plan, options.steps, first_step, options.checkpoint_every)
+    augmented = preview(request.graph, chosen.plan, request.options.steps, first_step, options.checkpoint_every)
     if options.checkpoint_every is not None:
         log_info(checkpoint_memory(augmented))
     return PreparedRun(request, chosen, augmented, predict_run(request, augmented))
@@ -124,6 +127,8 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
     journal = open_journal(run_dir, prepared)
     report.started(journal)
     before = journal.go_on_from(*_begin(request.checkpoint, run_dir))
+    if run.best is not None:
+        carry_over_best(run.best, _begin(request.checkpoint, run_dir)[1], run_dir)
     report.resumed(run, before)
     try:
         stop = train(run, journal, report, options.steps_per_group)
@@ -133,13 +138,13 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
         with suppress(OutputFailed):  # what ended the run matters more
             publish_record(run_dir)
         raise
-    if stop is not None:
+    if stop is not None and not stop.is_end:
         publish_record(run_dir)
         report.stopped(run)
         stop.leave()
     report.finished()
     write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
-    result = {"run_dir": shown(run_dir), "models": trained_models(run)}
+    result = {"run_dir": shown(run_dir), **outcome(run, str(stop) if stop else None)}
     journal.keep(RESULT, json.dumps(result))
     publish_record(run_dir)
     return result
@@ -162,6 +167,32 @@ def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
     if chosen.trials:
         journal.keep("measured_plans.json", trials_json(chosen.trials))
     return journal
+
+
+def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:
+    """Return the models of a run's result, the best ones where it looked for them, and why it ended early, if so."""
+    found: dict[str, Any] = {"models": trained_models(run) if ended_early is None else {}}
+    best = run.best.best(run.run_dir) if run.best else None
+    if ended_early is not None:
+        found["ended_early"] = ended_early
+        log_info(f"ended early: {ended_early}")
+    if run.best is None or best is None:
+        return found
+    found["best"] = {"metric": run.best.metric, "value": best.value, "step": best.step}
+    log_info(f"best {run.best.metric}: {best.value:.4g} after {best.step} steps")
+    if ended_early is not None or best.step < run.num_steps:
+        found["models"] = best_models(run, folder_of(run.run_dir, best.step))
+    return found
+
+
+def best_models(run: TrainingRun, checkpoint: Path) -> dict[str, str]:
+    """Write the trained models of a checkpoint as Hugging Face folders; return them by role."""
+    specs = [model for model in run.graph.models if run.graph.trained_by(model.role)]
+    for spec in specs:
+        with writing(run.run_dir / "best" / spec.role):
+            (run.run_dir / "best").mkdir(exist_ok=True)
+            export_stored(checkpoint, spec, run.run_dir / "best" / spec.role, run.tokenizer)
+    return {spec.role: shown(run.run_dir / "best" / spec.role) for spec in specs}
 
 
 def trained_models(run: TrainingRun) -> dict[str, str]:

@@ -141,9 +141,9 @@ def finish(
     return folder
 
 
-def keep_newest(run_dir: Path, number: int) -> None:
-    """Throw away all finished checkpoints of a run but the newest; a crash in between leaves none half there."""
-    for folder in _finished(run_dir)[:-number]:
+def keep_newest(run_dir: Path, number: int, spared: Path | None = None) -> None:
+    """Throw away all finished checkpoints of a run but the newest, and `spared`; a crash leaves none half there."""
+    for folder in (folder for folder in _finished(run_dir)[:-number] if folder != spared):
         folder.rename(beside(folder))
         shutil.rmtree(beside(folder))
         withdraw_checkpoint(folder)

@@ -107,6 +107,11 @@ class ChatDataset(DatasetSource):
             return self.prompt_column, self.completion_column
         return (self.messages_column if self._form == "messages" else self.text_column,)
 
+    @property
+    def goes_through_template(self) -> bool:
+        """See DatasetSource."""
+        return self.chat_template or any(map(self._holds_messages, self._columns))
+
     def _holds_messages(self, column: str) -> bool:
         return self.rows.column(column).holds_messages
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal, final
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.pairs import pair_of_chats
+from prefect_rlhf.tasks.data.prompt_lengths import OverlongPrompts, PromptLimit
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored_rows import require_text
-from prefect_rlhf.tasks.data.tokenizer import Prompt, answered_tokens, load_tokenizer, prompt_tokens
+from prefect_rlhf.tasks.data.tokenizer import Prompt, answered_tokens, load_tokenizer, prompt_tokens, template_remark
 
 LastAnswer = Literal["refuse", "strip"]
 DEFAULT_PROMPT_COLUMN = "prompt"
@@ -26,21 +28,40 @@ DEFAULT_PROMPT_COLUMN = "prompt"
 @final
 @dataclass(frozen=True)
 class PromptDataset(DatasetSource):
-    """Prompts, one a row: key `prompt_tokens`. `last_answer`: what to do with a chat's last message, if it answers."""
+    """Prompts, one a row: key `prompt_tokens`. `last_answer`: what to do with a chat's last message, if it answers.
+
+    Those of more than `max_prompt_length` tokens are treated as `overlong_prompts` says; rows are numbered without
+    those that are left out.
+    """
 
     prompt_column: str = DEFAULT_PROMPT_COLUMN
     last_answer: LastAnswer = "refuse"
+    system_prompt: str | None = None
+    max_prompt_length: int | None = None
+    overlong_prompts: OverlongPrompts = "refuse"
 
     keys = ("prompt_tokens",)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings, and the rows that are left, which are found but once."""
+        return super().__getstate__() | ({"_kept": self._kept} if self.overlong_prompts == "drop" else {})
 
     def __len__(self) -> int:
         return self.num_items
 
+    @property
+    def num_items(self) -> int:
+        """The number of prompts, without those that are left out."""
+        return len(self._kept) if self.overlong_prompts == "drop" else len(self.rows)
+
+    def items_of(self, row_ids: Sequence[int]) -> Sequence[int]:
+        """Return the number of the stored row behind each row."""
+        return [self._kept[row] for row in row_ids] if self.overlong_prompts == "drop" else row_ids
+
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[list[int]]]:
         """Return the tokens of some prompts."""
-        tokenizer = load_tokenizer(self.tokenizer)
-        prompts = self._prompts(row_ids)
-        return {"prompt_tokens": [prompt_tokens(tokenizer, prompt, self.chat_template) for prompt in prompts]}
+        tokens, limit = self._tokens(self.items_of(row_ids)), self._limit
+        return {"prompt_tokens": [limit.cut(each) for each in tokens] if limit else tokens}
 
     def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
         """Raise InvalidInput for data that some step would choke on; return the longest prompt's number of tokens.
@@ -49,14 +70,71 @@ class PromptDataset(DatasetSource):
         """
         require_text(self.rows, self.prompt_column, allow_messages=True)
         self.check_columns()
-        prompts = self._prompts(range(len(self)))
+        prompts = self._prompts(range(len(self.rows)))
         for row, prompt in enumerate(prompts):
             self.check_prompt(row, prompt, remedy=", or set last_answer to strip")
+            self._check_system_turn(row, prompt)
         self.check_tokenizer(has_chats=not isinstance(prompts[0], str))
-        return self.check_tokens(self.read(range(len(self)))["prompt_tokens"], max_tokens, vocabulary)
+        tokens, limit = self._tokens(range(len(self.rows))), self._limit
+        if limit is None:
+            return self.check_tokens(tokens, max_tokens, vocabulary)
+        if limit.most > max_tokens:
+            expected = f"at most {max_tokens}, which the context leaves"
+            raise InvalidInput(f"{self.name}.max_prompt_length", limit.most, expected)
+        longest = self.check_tokens(tokens, max(map(len, tokens)), vocabulary)
+        limit.check(self.name, [len(each) for each in tokens])
+        return min(longest, limit.most)
 
-    def _prompts(self, row_ids: Sequence[int]) -> list[Prompt]:
-        prompts: list[Prompt] = self.rows.read(self.prompt_column, row_ids)
+    def remarks(self) -> tuple[str, ...]:
+        """Return lines for the log: what the chat template writes, and how many prompts are too long."""
+        lines = []
+        if self.goes_through_template:
+            lines.append(template_remark(self.name, load_tokenizer(self.tokenizer), self.system_prompt))
+        if self._limit and self.overlong_prompts != "refuse":
+            lines.append(self._limit.remark(self.name, self._lengths))
+        return tuple(lines)
+
+    @property
+    def goes_through_template(self) -> bool:
+        """See DatasetSource."""
+        return self.chat_template or self.rows.column(self.prompt_column).holds_messages
+
+    @property
+    def _limit(self) -> PromptLimit | None:
+        return None if self.max_prompt_length is None else PromptLimit(self.max_prompt_length, self.overlong_prompts)
+
+    @cached_property
+    def _lengths(self) -> tuple[int, ...]:
+        """The tokens of every stored prompt."""
+        return tuple(map(len, self._tokens(range(len(self.rows)))))
+
+    @cached_property
+    def _kept(self) -> tuple[int, ...]:
+        """The numbers of the stored rows that are not left out."""
+        return self._limit.kept(self._lengths) if self._limit else tuple(range(len(self.rows)))
+
+    def _tokens(self, items: Sequence[int]) -> list[list[int]]:
+        """Return the tokens of stored prompts, all of them."""
+        tokenizer = load_tokenizer(self.tokenizer)
+        return [
+            prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt) for prompt in self._prompts(items)
+        ]
+
+    def _check_system_turn(self, row: int, prompt: Prompt) -> None:
+        """Raise InvalidInput where a system prompt would have no effect, or be a second one."""
+        if self.system_prompt is None:
+            return
+        if isinstance(prompt, str):
+            if not self.chat_template:
+                expected = "prompts that are chats, or chat_template: true: plain text has no system message"
+                raise InvalidInput(f"{self.name}.system_prompt", self.system_prompt, expected)
+        elif any(turn["role"] == "system" for turn in prompt):
+            expected = "a chat without a system message, where system_prompt gives one"
+            raise InvalidInput(f"{self.name} row {row}", "a system message", expected)
+
+    def _prompts(self, items: Sequence[int]) -> list[Prompt]:
+        """Return stored prompts."""
+        prompts: list[Prompt] = self.rows.read(self.prompt_column, items)
         return prompts if self.last_answer == "refuse" else [_unanswered(prompt) for prompt in prompts]
 
 
@@ -122,6 +200,12 @@ class PreferenceDataset(DatasetSource):
                 raise InvalidInput(f"{where} {column}", answer, f"an answer that is not empty, in {self.path}")
         if chosen == rejected:
             raise InvalidInput(where, chosen, f"two answers that differ, in {self.path}")
+
+    @property
+    def goes_through_template(self) -> bool:
+        """See DatasetSource."""
+        column = self._prompt_column
+        return self.chat_template or self._has_chats or bool(column and self.rows.column(column).holds_messages)
 
     @property
     def _has_chats(self) -> bool:

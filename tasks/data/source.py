@@ -10,7 +10,7 @@ from typing import Any
 from prefect_rlhf.engines.rows import ColumnKind
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COLUMN, StoredRows
-from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
+from prefect_rlhf.tasks.data.tokenizer import load_tokenizer, template_remark
 
 KEYS_OF_CALLS = ("tokens", "prompt_tokens", "prompt_length", "logprobs", "values", "scores", "mask")
 """What calls make of rows: a column of such a name is read under another."""
@@ -63,6 +63,17 @@ class DatasetSource:
         if name not in self.columns:
             raise InvalidInput(f"{self.name}.columns", name, f"one of {', '.join(self.columns)}, in {self.path}")
         return self.rows.read(self._paths[name], self.items_of(row_ids))
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return lines for the log: what is done to rows beyond reading them."""
+        if not self.goes_through_template:
+            return ()
+        return (template_remark(self.name, load_tokenizer(self.tokenizer)),)
+
+    @property
+    def goes_through_template(self) -> bool:
+        """Whether the tokenizer's chat template writes the rows."""
+        return self.chat_template
 
     def items_of(self, row_ids: Sequence[int]) -> Sequence[int]:
         """Return the number of the stored row behind each row."""

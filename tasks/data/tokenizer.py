@@ -28,16 +28,33 @@ def load_tokenizer(folder: str) -> Any:
         raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
 
 
-def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool) -> list[int]:
+def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool, system_prompt: str | None = None) -> list[int]:
     """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template.
 
-    Raises InvalidInput for messages that the template refuses, and for a template that is broken.
+    A `system_prompt` comes before the messages. Raises InvalidInput for messages that the template refuses, and for a
+    template that is broken.
     """
     if not _is_chat(prompt, chat_template):
         return [] if not prompt else list(tokenizer(prompt)["input_ids"])
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    messages = [*system_turn(system_prompt), *asked]
     text = rendered(tokenizer, messages, "chat_template", add_generation_prompt=True)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def system_turn(system_prompt: str | None) -> list[ChatMessage]:
+    """Return the message that a system prompt is, if there is one."""
+    return [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+
+
+def template_remark(name: str, tokenizer: Any, system_prompt: str | None = None) -> str:
+    """Return a line that shows what a chat template makes of a prompt: a system prompt of its own too."""
+    chat = [*system_turn(system_prompt), {"role": "user", "content": "{prompt}"}]
+    try:
+        text = rendered(tokenizer, chat, "chat_template", add_generation_prompt=True)
+    except InvalidInput:  # it takes other chats alone; those that there are were rendered
+        return f"{name}: chats go through the template of {tokenizer.name_or_path}"
+    return f"{name}: the chat template of {tokenizer.name_or_path} writes a prompt as {text!r:.600}"
 
 
 def rendered(

@@ -31,6 +31,7 @@ from prefect_rlhf.tasks.checkpoints.folders import newest_finished
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation
 from prefect_rlhf.tasks.reporting.history import History
+from prefect_rlhf.tasks.reporting.limits import Limits
 from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -45,9 +46,16 @@ STEPS_SHOWN = 3  # in the timeline: enough to see what repeats and what overlaps
 class RunReport:
     """Publishes artifacts of the current flow run. A server that does not answer costs a picture, never the run."""
 
-    def __init__(self, augmented: AugmentedGraph, lease: Lease, predicted: Prediction | None = None) -> None:
+    def __init__(
+        self,
+        augmented: AugmentedGraph,
+        lease: Lease,
+        predicted: Prediction | None = None,
+        limits: Mapping[str, float] | None = None,
+    ) -> None:
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
         self._log = get_run_logger()
+        self._limits = Limits(limits or {})
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=ROWS_SHOWN)
         self._journal: Journal | None = None
         self._progress: UUID | None = None
@@ -104,6 +112,8 @@ class RunReport:
         self._metrics.append(metrics)
         self._history.add(metrics)
         self._log.info("%s", step_line(metrics))
+        for line in self._limits.look(metrics):
+            self._log.warning("%s", line)
         self._say_deviation()
         done = min(1.0, (metrics["step"] + 1) / max(1, self.augmented.num_steps))
         with not_waiting():  # for a server that is away: some steps later they are published again

@@ -140,7 +140,8 @@ class GRPO(PolicyGradient):
     @model_validator(mode="after")
     def _makes_sense(self) -> GRPO:
         """Refuse a setting that another one leaves without effect."""
-        ends, limit, one_scale = self.sampling.stop_at_eos, self.sampling.max_new_tokens, self.advantage == "gdpo"
+        ends = self.sampling.stop_at_eos or bool(self.sampling.stop)
+        limit, one_scale = self.sampling.max_new_tokens, self.advantage == "gdpo"
         mistakes = {
             "samples_per_prompt of 1 leaves nothing to compare with: at least 2, or advantage: reinforce_plus_plus": (
                 self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus"

@@ -103,5 +103,6 @@ class Checkpointing:
         states = self._states.written_after(node.step)
         with writing(folder):
             finish(graph, run.plan, run.run_dir, version, identity, fingerprints, states)
-            keep_newest(run.run_dir, run.keep_checkpoints)
+            spared = run.best.spared(run.run_dir) if run.best else None
+            keep_newest(run.run_dir, run.keep_checkpoints, spared)
         return replace(outcome_of(reports), seconds=time.perf_counter() - began)

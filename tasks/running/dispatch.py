@@ -83,7 +83,8 @@ class Dispatcher:
     def _run_call(self, node: Node) -> dict[int, RankReport]:
         commands = call_commands(self.run, node, self.rows)
         arguments = {rank: (command,) for rank, command in commands.items()}
-        reports = self._call(node.kind, arguments, node.title, node.resources[0])
+        role = node.call.role if node.call else None
+        reports = self._call(node.kind, arguments, node.title, node.resources[0], role)
         if node.kind == "generate":
             self.rows.generated(node, reports)
         if node.kind == "compute":
@@ -163,7 +164,12 @@ class Dispatcher:
         return self._layouts[instance]
 
     def _call(
-        self, method: str, arguments: Mapping[int, tuple[Any, ...]], doing: str, resource: Resource = "compute"
+        self,
+        method: str,
+        arguments: Mapping[int, tuple[Any, ...]],
+        doing: str,
+        resource: Resource = "compute",
+        role: str | None = None,
     ) -> dict[int, Any]:
-        seconds = self.run.call_deadline_seconds
+        seconds = self.run.role_deadlines.get(role or "", self.run.call_deadline_seconds)
         return self.gang.call(method, arguments, doing=doing, deadline_seconds=seconds, resource=resource)

@@ -16,10 +16,10 @@ from typing import Any
 from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.augmented.node import BEHIND
 from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 
-EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each time that the graph's evaluation calls ran
 STEPS_KEPT = 10  # finished ones whose task runs stay in memory
 MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 

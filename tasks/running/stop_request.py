@@ -1,6 +1,7 @@
-"""Requests to end a run early and cleanly: a person suspends the flow run, or SIGTERM gives notice.
+"""Requests to end a run early and cleanly: a person suspends the flow run, SIGTERM gives notice, or it is good enough.
 
-Either way the steps in flight end, a checkpoint is written, and the process leaves as Prefect expects it.
+Either way the steps in flight end, a checkpoint is written, and the process leaves as Prefect expects it: Completed
+where the run itself found that it is enough.
 """
 
 from __future__ import annotations
@@ -26,12 +27,22 @@ class StopRequest:
         context = FlowRunContext.get()
         self._suspension = None if context is None else context.flow_run_suspension_request
         self._terminated = False
+        self._enough: str | None = None
 
     def __bool__(self) -> bool:
-        return self._terminated or self._is_suspended
+        return self._terminated or self._is_suspended or self._enough is not None
 
     def __str__(self) -> str:
-        return "SIGTERM" if self._terminated else "suspended"
+        return "SIGTERM" if self._terminated else "suspended" if self._is_suspended else self._enough or "not asked"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether the run is over: it ended as it had enough, and nobody asked it to leave before."""
+        return self._enough is not None and not self._terminated and not self._is_suspended
+
+    def end(self, reason: str) -> None:
+        """Ask the run to end for good, from any thread; the first reason counts."""
+        self._enough = self._enough or reason
 
     @property
     def _is_suspended(self) -> bool:

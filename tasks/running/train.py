@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Protocol
 
 from prefect import get_run_logger
@@ -50,8 +51,16 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         dispatcher.build(audience.built)
         stop = StopRequest()
         with imports_frozen():
-            finished = GraphRunner(run, dispatcher, journal, groups, stop).run_all(audience.step_ended)
+            on_step = partial(_step_ended, run, audience, stop)
+            finished = GraphRunner(run, dispatcher, journal, groups, stop).run_all(on_step)
     return None if finished is None else stop
+
+
+def _step_ended(run: TrainingRun, audience: Audience, stop: StopRequest, metrics: Mapping[str, float]) -> None:
+    """Tell of a step, and let the run end where its evaluations were no better for long enough."""
+    audience.step_ended(metrics)
+    if run.best is not None and (reason := run.best.enough(run.run_dir)):
+        stop.end(reason)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
+from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint
 
 
@@ -20,7 +21,8 @@ class TrainingRun:
 
     `sources` are the datasets by parameter name; `tokenizer` the folder whose tokenizer decodes responses.
     `checkpoint` is where the run goes on; every `checkpoint_every` steps it writes one of its own, of which it keeps
-    the newest `keep_checkpoints`.
+    the newest `keep_checkpoints`, and that of the `best` model.
+    `role_deadlines` are for calls of some roles, in seconds, in place of `call_deadline_seconds`.
     """
 
     graph: DataflowGraph
@@ -37,6 +39,8 @@ class TrainingRun:
     exports: bool = True
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    best: BestModel | None = None
+    role_deadlines: Mapping[str, float] = field(default_factory=dict, hash=False)
     _ranks: Mapping[Device, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

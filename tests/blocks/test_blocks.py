@@ -23,14 +23,16 @@ BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock, Rated
 FIELDS = {
     Cluster: "cluster num_nodes devices_per_node device_memory_gib kind lease_directory",
     ModelBlock: "path head dtype new_head",
-    PromptsBlock: "path split_column split chat_template columns prompt_column last_answer",
+    PromptsBlock: "path split_column split chat_template columns prompt_column last_answer system_prompt"
+    " max_prompt_length overlong_prompts",
     PreferencesBlock: "path split_column split chat_template columns prompt_column chosen_column rejected_column",
     ChatsBlock: "path split_column split chat_template columns form messages_column prompt_column completion_column"
     " text_column",
     RatedAnswersBlock: "path split_column split chat_template columns prompt_column completion_column label_column",
     RatedAnswers: "path split_column split chat_template columns prompt_column completion_column label_column saved",
     Model: "path head dtype new_head saved",
-    Prompts: "path split_column split chat_template columns prompt_column last_answer saved",
+    Prompts: "path split_column split chat_template columns prompt_column last_answer system_prompt"
+    " max_prompt_length overlong_prompts saved",
     Preferences: "path split_column split chat_template columns prompt_column chosen_column rejected_column saved",
     Chats: "path split_column split chat_template columns form messages_column prompt_column completion_column"
     " text_column saved",

@@ -16,6 +16,8 @@ GREEDY = SamplingSettings(12, temperature=0.0, stop_at_eos=False)
 SAMPLED = SamplingSettings(16, stop_at_eos=False)
 STOPPED = SamplingSettings(24, temperature=2.0)
 """Hot enough that most rows meet an end token on the way, each in its own time."""
+STRINGS = SamplingSettings(24, temperature=2.0, stop_at_eos=False, stop=("1 w2", "w33"))
+"""One lies across two words, the other begins some of them."""
 
 
 def build(folder: str, rank: int = 0, **where) -> MegatronEngine:

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from prefect_rlhf.engines.commands import BuildCommand
 from prefect_rlhf.engines.engine import Generated, Shard
@@ -28,6 +35,7 @@ SHAPE = {
     "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5,
 }
+WORDS = [f"w{token}" for token in range(512)]
 END_TOKENS = list(range(16))
 MAX_LENGTH = 256
 
@@ -39,7 +47,18 @@ def make_folder(path: Path, seed: int, *, tied: bool) -> str:
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=END_TOKENS, bos_token_id=1)
     model.save_pretrained(path)
+    words = Tokenizer(models.WordLevel({word: token for token, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token=WORDS[0]).save_pretrained(path)
     return str(path)
+
+
+def stopped(responses: list[list[int]], strings: tuple[str, ...]) -> list[list[int]]:
+    """Responses up to and including the word that completes one of the strings."""
+    ends = []
+    for response in responses:
+        texts = (" ".join(WORDS[token] for token in response[: end + 1]) for end in range(len(response)))
+        ends.append(next((i + 1 for i, text in enumerate(texts) if any(s in text for s in strings)), len(response)))
+    return [response[:end] for response, end in zip(responses, ends, strict=True)]
 
 
 def build_command(

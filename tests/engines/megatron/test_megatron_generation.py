@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from generation_cases import GREEDY, PROMPTS, SAMPLED, SEEDS, STOPPED, build, generate
+from generation_cases import GREEDY, PROMPTS, SAMPLED, SEEDS, STOPPED, STRINGS, build, generate
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm_cases import END_TOKENS, Oracle, build_command, check_sampling, make_folder, make_prompts
+from vllm_cases import END_TOKENS, Oracle, build_command, check_sampling, make_folder, make_prompts, stopped
 
 from prefect_rlhf.engines.engine import Generated, SamplingSettings, Sequences
 from prefect_rlhf.engines.weights.memory import storage_bytes
@@ -22,7 +24,7 @@ LAYOUTS = {
     "tp2 pp2": {"ranks": (1, 0, 3, 2), "tp": 2, "pp": 2},
     "dp2 pp2": {"ranks": (0, 2, 1, 3), "dp": 2, "pp": 2},
 }
-CALLS = [(GREEDY, 1), (SAMPLED, 1), (STOPPED, 1), (SAMPLED, 2), (STOPPED, 3)]
+CALLS = [(GREEDY, 1), (SAMPLED, 1), (STOPPED, 1), (SAMPLED, 2), (STOPPED, 3), (STRINGS, 2)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -58,7 +60,16 @@ def test_greedy_tokens_are_those_of_transformers(engine, oracle):
 
 @pytest.mark.parametrize(
     "sampling",
-    [GREEDY, SAMPLED, STOPPED, SamplingSettings(16, 0.7, 0.9), SamplingSettings(16, 1.3, 0.6, stop_at_eos=False)],
+    [
+        GREEDY,
+        SAMPLED,
+        STOPPED,
+        STRINGS,
+        SamplingSettings(16, 0.7, 0.9),
+        SamplingSettings(16, 1.3, 0.6, stop_at_eos=False),
+        SamplingSettings(16, 1.3, top_k=5, stop_at_eos=False),
+        SamplingSettings(16, 1.3, 0.8, top_k=20, min_p=0.02, stop_at_eos=False),
+    ],
 )
 def test_tokens_and_logprobs_are_those_of_vllm(engine, vllm, sampling):
     """In float32, with the same seeds: short and long prompts, greedy and sampled, stopped and not."""
@@ -66,6 +77,24 @@ def test_tokens_and_logprobs_are_those_of_vllm(engine, vllm, sampling):
     assert ours.tokens == theirs.tokens
     for found, expected in zip(ours.logprobs, theirs.logprobs, strict=True):
         assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_response_ends_with_the_word_that_completes_a_string(engine, vllm):
+    """In both engines it is the unstopped one up to there, whoever has ended before."""
+    whole = engine.generate(PROMPTS, replace(STRINGS, stop=()), SEEDS).tokens
+    expected = stopped(whole, STRINGS.stop)
+    assert len({len(row) for row in expected}) > 4
+    for one in (engine, vllm):
+        made = one.generate(PROMPTS, STRINGS, SEEDS)
+        assert made.tokens == expected
+        assert [len(row) for row in made.logprobs] == [len(row) for row in expected]
+
+
+def test_kept_mass_is_the_same_in_both_engines(engine, vllm):
+    sampling = SamplingSettings(8, 1.3, 0.9, top_k=20, min_p=0.02, stop_at_eos=False)
+    ours, theirs = (one.generate(PROMPTS, sampling, SEEDS).kept_mass for one in (engine, vllm))
+    assert 0 < ours < 0.99
+    assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (1.3, 0.6)])

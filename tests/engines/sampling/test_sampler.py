@@ -5,8 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from prefect_rlhf.engines.sampling.sampler import draw, nucleus, row_stream, uniforms
+from prefect_rlhf.engines.sampling.sampler import choose, draw, nucleus, row_stream, uniforms
 
 
 @pytest.mark.parametrize("vocab_size", [3, 256, 257, 1000])
@@ -35,6 +38,24 @@ def test_a_nucleus_is_the_fewest_likeliest_tokens_that_have_top_p(top_p):
         descending = np.sort(row.numpy())[::-1].astype(np.float64)
         count = min(int(np.searchsorted(np.cumsum(descending), top_p)) + 1, 50)
         assert set(kept.nonzero()[:, 0].tolist()) == set(row.topk(count).indices.tolist())
+
+
+@given(st.integers(0, 60), st.sampled_from([0.0, 0.01, 0.2, 1.0]), st.sampled_from([0.05, 0.5, 0.9, 1.0]))
+@settings(max_examples=40, deadline=None)
+def test_what_is_kept_is_what_transformers_keeps(top_k, min_p, top_p):
+    """Its processors one after another, in vLLM's order; the mass is that of the distribution before them."""
+    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(top_k)) * 2
+    left = MinPLogitsWarper(min_p)(None, logits)
+    left = TopKLogitsWarper(top_k)(None, left) if top_k else left
+    left = TopPLogitsWarper(top_p)(None, left) if top_p < 1 else left
+    expected = logits.softmax(-1).masked_fill(left.isinf(), 0.0)
+    if top_p < 1 or top_k or min_p:
+        found = choose(logits, torch.full((4,), 0.5, dtype=torch.float64), 1.0, top_p, top_k, min_p)
+        torch.testing.assert_close(found.kept_mass_B, expected.sum(-1))
+        assert (expected.gather(1, found.tokens_B[:, None]) > 0).all()
+        assert found.logprobs_B.tolist() == pytest.approx(
+            logits.log_softmax(-1).gather(1, found.tokens_B[:, None])[:, 0].tolist(), abs=1e-5
+        )
 
 
 def test_a_row_takes_the_numbers_of_its_stream_one_by_one():

@@ -1,0 +1,115 @@
+"""The best model of a run by a metric of its evaluations: which checkpoint has it, and when to look no further.
+
+All of it is read from the run's own record, so a run that goes on knows what it knew before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_rlhf.engines.storage.mirror import on_this_machine, readable
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.layout.parameters import parameters
+from prefect_rlhf.placement.model import ModelSpec
+from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_checkpoint
+from prefect_rlhf.tasks.checkpoints.folders import folder_of
+
+EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each time that the graph's evaluation calls ran
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The metric's value for the weights after `step` steps."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class BestModel:
+    """Which evaluation is the best: of the highest or the lowest value of `metric`, the earliest of equal ones.
+
+    With `patience` a run ends once so many evaluations in a row were no better. The weights that it began with are no
+    candidate.
+    """
+
+    metric: str
+    highest: bool = True
+    patience: int | None = None
+
+    def check(self, graph: DataflowGraph, checkpoint_every: int | None, keep_checkpoints: int) -> None:
+        """Raise InvalidInput unless evaluations of the graph can have the metric, and each has its checkpoint."""
+        evaluations = {call.name: call.every for call in graph if call.every is not None}
+        every = evaluations.get(self.metric.rpartition(".")[0])
+        if every is None:
+            names = ", ".join(f"{name}.*" for name in evaluations) or "none, as this algorithm does not evaluate"
+            raise InvalidInput("best_metric", self.metric, f"a metric of evaluation.jsonl: {names}")
+        if checkpoint_every is None or every % checkpoint_every:
+            expected = f"a divisor of {every}, the steps between evaluations: the best model is that of a checkpoint"
+            raise InvalidInput("checkpoint_every", checkpoint_every, expected)
+        if keep_checkpoints < 2:
+            raise InvalidInput("keep_checkpoints", keep_checkpoints, "at least 2 with best_metric")
+
+    def evaluations(self, run_dir: Path) -> list[Evaluation]:
+        """Read the evaluations so far, oldest first. Raises InvalidInput where they have no such metric."""
+        file = run_dir / EVALUATIONS
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        if found and self.metric not in found[-1]:
+            known = ", ".join(name for name in found[-1] if name != "step")
+            raise InvalidInput("best_metric", self.metric, f"one of {known}, as evaluated")
+        return [Evaluation(one["step"], one[self.metric]) for one in found if one["step"] > 0 and self.metric in one]
+
+    def best(self, run_dir: Path) -> Evaluation | None:
+        """Return the best evaluation so far; None before the first that is a number."""
+        sign = 1 if self.highest else -1
+        numbers = [one for one in self.evaluations(run_dir) if not math.isnan(one.value)]
+        return max(numbers, key=lambda one: (sign * one.value, -one.step), default=None)
+
+    def enough(self, run_dir: Path) -> str | None:
+        """Return why the run shall end now; None while it shall go on."""
+        best = self.best(run_dir)
+        if self.patience is None or best is None:
+            return None
+        later = sum(one.step > best.step for one in self.evaluations(run_dir))
+        if later < self.patience:
+            return None
+        return f"no better {self.metric} than {best.value:.4g} after {best.step} steps in {later} evaluations"
+
+    def spared(self, run_dir: Path) -> Path | None:
+        """Return the folder of the checkpoint with the best weights so far, which is not thrown away."""
+        best = self.best(run_dir)
+        return None if best is None else folder_of(run_dir, best.step)
+
+
+def carry_over_best(best: BestModel, earlier: Path, run_dir: Path) -> None:
+    """Copy the best checkpoint of an earlier run into the folder of the one that goes on from it."""
+    source = best.spared(run_dir)  # its record was carried over
+    if source is None or source.is_dir():
+        return
+    stored = earlier / source.relative_to(run_dir)
+    recall_checkpoint(stored, "resume_from")
+    if (stored / MANIFEST).is_file():
+        shutil.copytree(stored, source)
+        publish(source, last=MANIFEST)
+
+
+def export_stored(checkpoint: Path, spec: ModelSpec, path: Path, tokenizer: str) -> None:
+    """Write a role's weights of a checkpoint as a Hugging Face folder, rounded to the format that it was trained in."""
+    import torch  # only here: a dry run without torch reads checkpoints
+
+    from prefect_rlhf.engines.files.checkpoint_files import StoredState
+    from prefect_rlhf.engines.files.huggingface import write_folder
+
+    stored, dtype = StoredState(on_this_machine(checkpoint / spec.role)), getattr(torch, spec.dtype)
+    tensors = (
+        (one.name, stored.read("main", one.name, tuple((0, size) for size in one.shape)).to(dtype))
+        for one in parameters(spec)
+    )
+    write_folder(path, spec, tensors, readable(tokenizer, f"{spec.role}.path"))
+    publish(path, last="config.json")

@@ -1,0 +1,47 @@
+"""Metrics above a limit, told to Prefect as events, for automations to act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prefect.events import emit_event
+from prefect.runtime import flow_run
+
+ABOVE_LIMIT = "prefect-rlhf.metric.above-limit"
+"""The event. Its resource is the flow run, so that an automation can suspend it; a label of it names the metric."""
+METRIC = "prefect-rlhf.metric"
+
+
+class Limits:
+    """Looks at each step's metrics; a metric is told of when it comes to be above its limit, and not again until then.
+
+    NaN is above any limit.
+    """
+
+    def __init__(self, limits: Mapping[str, float]) -> None:
+        self._limits = limits
+        self._above: set[str] = set()
+
+    def look(self, metrics: Mapping[str, float]) -> list[str]:
+        """Emit an event for each metric that is above its limit now and was not; return a line of the log for each."""
+        lines = []
+        for name, limit in self._limits.items():
+            if name not in metrics:  # its call does not run in every step
+                continue
+            if metrics[name] <= limit:
+                self._above.discard(name)
+            elif name not in self._above:
+                self._above.add(name)
+                _tell(name, metrics, limit)
+                lines.append(f"{name} is {metrics[name]:.4g} in step {metrics['step']}, above its limit of {limit:.4g}")
+        return lines
+
+
+def _tell(name: str, metrics: Mapping[str, float], limit: float) -> None:
+    resource = {
+        "prefect.resource.id": f"prefect.flow-run.{flow_run.id}",
+        "prefect.resource.name": str(flow_run.name),
+        METRIC: name,
+    }
+    payload = {"step": metrics["step"], "value": repr(metrics[name]), "limit": limit}  # JSON has no NaN
+    emit_event(event=ABOVE_LIMIT, resource=resource, payload=payload)

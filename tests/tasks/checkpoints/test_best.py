@@ -1,0 +1,74 @@
+"""The best evaluation of a run's record, the checkpoint that goes with it, and when to look no further."""
+
+import json
+import math
+
+import pytest
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS, BestModel, Evaluation, carry_over_best
+from prefect_rlhf.tasks.checkpoints.folders import folder_of, keep_newest
+
+METRIC = "record_evaluation.score"
+
+
+def recorded(run_dir, *values, name=METRIC):
+    """A run's folder whose evaluations, every 2 steps from the start, found these."""
+    run_dir.mkdir(exist_ok=True)
+    lines = (json.dumps({"step": 2 * place, name: value}) + "\n" for place, value in enumerate(values))
+    (run_dir / EVALUATIONS).write_text("".join(lines))
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("highest", "values", "step"),
+    [
+        (True, [9.0, 1.0, 3.0, 2.0], 4),
+        (False, [0.0, 1.0, 3.0, 2.0], 2),
+        (True, [0.0, 3.0, 3.0], 2),
+        (True, [0.0, math.nan, 1.0], 4),
+    ],
+)
+def test_the_best_is_the_earliest_of_the_best_values_after_the_start(tmp_path, highest, values, step):
+    best = BestModel(METRIC, highest)
+    assert best.best(recorded(tmp_path / "run", *values)).step == step
+    assert best.spared(tmp_path / "run") == folder_of(tmp_path / "run", step)
+    assert best.enough(tmp_path / "run") is None, "without a patience it goes on"
+
+
+def test_no_evaluation_yet_is_no_best(tmp_path):
+    assert BestModel(METRIC, patience=1).best(tmp_path) is None
+    assert BestModel(METRIC, patience=1).enough(recorded(tmp_path / "run", 5.0)) is None
+
+
+def test_patience_counts_evaluations_since_the_best(tmp_path):
+    best = BestModel(METRIC, patience=2)
+    assert best.enough(recorded(tmp_path / "run", 0.0, 3.0, 1.0)) is None
+    why = best.enough(recorded(tmp_path / "run", 0.0, 3.0, 1.0, 3.0))
+    assert why == "no better record_evaluation.score than 3 after 2 steps in 2 evaluations"
+    assert best.enough(recorded(tmp_path / "run", 0.0, 3.0, 1.0, 4.0)) is None
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path):
+    run_dir = recorded(tmp_path / "run", 0.0, 3.0)
+    with (run_dir / EVALUATIONS).open("a") as file:
+        file.write('{"step": 4, "record_ev')
+    assert BestModel(METRIC).evaluations(run_dir) == [Evaluation(2, 3.0)]
+
+
+def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path):
+    run_dir = recorded(tmp_path / "run", 0.0, name="record_evaluation.response_tokens")
+    with pytest.raises(InvalidInput, match="expected one of record_evaluation.response_tokens, as evaluated"):
+        BestModel(METRIC).best(run_dir)
+
+
+def test_the_best_checkpoint_stays_and_goes_with_a_run_that_goes_on(tmp_path):
+    run_dir, later = recorded(tmp_path / "run", 0.0, 3.0, 1.0, 1.0), recorded(tmp_path / "later", 0.0, 3.0, 1.0, 1.0)
+    for step in (2, 4, 6):
+        folder_of(run_dir, step).mkdir(parents=True)
+        (folder_of(run_dir, step) / "checkpoint.json").write_text("{}")
+    best = BestModel(METRIC)
+    keep_newest(run_dir, 1, best.spared(run_dir))
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["step-000002", "step-000006"]
+    carry_over_best(best, run_dir, later)
+    assert [path.name for path in (later / "checkpoints").iterdir()] == ["step-000002"]

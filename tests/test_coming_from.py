@@ -1,0 +1,47 @@
+"""Our side of the tables of docs/coming_from.md: each name is a parameter that there is."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from prefect_rlhf.blocks.dataset import Prompts
+from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
+from prefect_rlhf.tasks.rl.offline_settings import DPO
+
+GROUPS = {"algo": (GRPO, PPO, DPO), "prompts": (Prompts,), "held_out": (Prompts,), "actor": (Model,)}
+NO_PARAMETERS = {"micro_batches=4", "engine=vllm", "tp2", "actor_train.learning_rate", "metrics.jsonl"}
+"""Words of plans, and what a run writes."""
+LINES = (Path(__file__).parents[1] / "docs" / "coming_from.md").read_text().splitlines()
+CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if line.startswith("| ")]
+ROWS = [row for row in CELLS if len(row) == 4 and row[3] != "ours"]
+NAMES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[3])} - NO_PARAMETERS)
+
+
+def has(kind, path):
+    """Whether a group of settings has the field at a dotted path, through groups that may be left out."""
+    name, _, rest = path.partition(".")
+    field = kind.model_fields.get(name)
+    if field is None or not rest:
+        return field is not None
+    kinds = [one for one in (field.annotation, *get_args(field.annotation)) if isinstance(one, type)]
+    return any(has(one, rest) for one in kinds if issubclass(one, BaseModel))
+
+
+def test_there_are_names_to_look_at():
+    assert len(ROWS) > 50 and len(NAMES) > 50
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_name_of_ours_is_a_parameter(name):
+    group, _, path = name.partition(".")
+    if group in GROUPS:
+        assert any(has(kind, path) for kind in GROUPS[group])
+    else:
+        of_flows = {key for algorithm in ALGORITHMS for key in find_flow(algorithm).parameters.properties}
+        assert name in RunOptions.model_fields or name in of_flows
