@@ -2,9 +2,12 @@
 
 A moment is one fresh flow run of PPO on two CPU ranks under a worker, and one victim: when so many task runs have
 ended, a process of the run is killed or frozen, the worker is killed, the server goes away for a while, the disk of the
-run fills up, or a person suspends or cancels it. Needs root for the disk (a tmpfs).
+run fills up, or a person suspends or cancels it. With `--gang ray` the ranks are on two of three nodes, network
+namespaces, of which one is switched off, cut off or slowed down, or their head is killed. Needs root for the disk (a
+tmpfs) and the namespaces.
 
     python -m benchmarks.chaos --moments 50 --seed 1
+    python -m benchmarks.chaos --moments 50 --seed 1 --gang ray
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -32,6 +35,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.chaos_site import ChaosSite
 from tests.blocks.prefect_site import everything_up
+from tests.ray_nodes import ray_nodes
 from tests.small_disk import small_disk
 
 TIMES = ("seconds", "orchestration_share", "fingerprint_share")  # metrics that no two runs have in common
@@ -65,14 +69,16 @@ class Result:
 def main(arguments: list[str] | None = None) -> None:
     """Draw the moments, do harm, print a line for each and one line of JSON last."""
     options = parser().parse_args(arguments)
+    victims = options.victims.split(",") if options.victims else list(VICTIMS_OF[options.gang])
     results = []
     with (
         tempfile.TemporaryDirectory(prefix="chaos-") as name,
-        small_disk(Path(name) / "runs", DISK_BYTES) as output_dir,
-        everything_up(ChaosSite(Path(name), output_dir, options.steps)) as site,
+        small_disk(Path(name) / "runs", DISK_BYTES) as output_dir,  # before the nodes, which see what is mounted then
+        ray_nodes((1, 1, 1)) if options.gang == "ray" else nullcontext() as nodes,
+        everything_up(ChaosSite(Path(name), output_dir, options.steps, nodes)) as site,
     ):
         reference, lines = undisturbed(site)
-        for moment in draw(options.moments, options.seed, lines, options.victims.split(",")):
+        for moment in draw(options.moments, options.seed, lines, victims):
             results.append(live_through(site, moment, reference))
             print(json.dumps(asdict(results[-1])), flush=True)
     print(json.dumps(summary(results)))
@@ -85,7 +91,8 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--moments", type=int, default=50)
     top.add_argument("--seed", type=int, default=1)
     top.add_argument("--steps", type=int, default=5)
-    top.add_argument("--victims", default=",".join(VICTIMS), help="comma-separated")
+    top.add_argument("--gang", choices=sorted(VICTIMS_OF), default="local")
+    top.add_argument("--victims", default="", help="comma-separated; without it, all of the gang's")
     return top
 
 
@@ -128,7 +135,7 @@ def live_through(site: ChaosSite, moment: Moment, reference: Path) -> Result:
         site.until(lambda: site.lines(site.run_dir(run), "task_runs.jsonl") >= moment.lines, LIMIT_SECONDS)
         time.sleep(moment.delay)
         steps_before, harmed_at = site.lines(folder, "metrics.jsonl"), time.monotonic()
-        last = VICTIMS[moment.victim](site, run, moment)
+        last = VICTIMS_OF["ray" if site.nodes else "local"][moment.victim](site, run, moment)
         in_last = site.run_dir(last)
         site.until(lambda: site.is_final(last) or site.lines(in_last, "metrics.jsonl") > steps_before, LIMIT_SECONDS)
         recovered_after = time.monotonic() - harmed_at
@@ -148,6 +155,8 @@ def live_through(site: ChaosSite, moment: Moment, reference: Path) -> Result:
         problem = f"{type(error).__name__}; state {state['type']} {state['name']}: {state['message']}"
         return Result(moment, False, len(site.left_of(run)), 0, LIMIT_SECONDS, (problem[:500],))
     finally:
+        if site.nodes is not None:
+            site.nodes.mend()
         for each in site.output_dir.glob("*"):
             if each != reference and not each.is_symlink():
                 shutil.rmtree(each, ignore_errors=True)
@@ -265,7 +274,34 @@ def cancel_and_resume(site: ChaosSite, run: str, moment: Moment) -> str:
     return site.run("chaos", resume_from=str(folder)) if has_checkpoint else site.run("chaos")
 
 
-VICTIMS: Mapping[str, Callable[[ChaosSite, str, Moment], str]] = {
+def switch_node_off(site: ChaosSite, run: str, moment: Moment) -> str:
+    """End all processes of a node; there is one to spare."""
+    site.nodes.kill(moment.lines % len(site.nodes.names))
+    return run
+
+
+def kill_head(site: ChaosSite, run: str, moment: Moment) -> str:
+    """Kill the Ray head, which a service manager starts again with its nodes once the run has gone on for a while."""
+    site.nodes.kill_head()
+    time.sleep(moment.away)
+    site.nodes.mend()
+    return run
+
+
+def cut_link(site: ChaosSite, run: str, moment: Moment) -> str:
+    """Pull the cable of a node."""
+    site.nodes.cut(moment.lines % len(site.nodes.names))
+    return run
+
+
+def slow_link(site: ChaosSite, run: str, moment: Moment) -> str:
+    """Let a node send 2 Mbit/s for the rest of the run."""
+    site.nodes.slow(moment.lines % len(site.nodes.names), "2mbit")
+    return run
+
+
+Victims = Mapping[str, Callable[[ChaosSite, str, Moment], str]]
+LOCAL_VICTIMS: Victims = {
     "rank": signal_one("rank", signal.SIGKILL),
     "fork server": signal_one("fork server", signal.SIGKILL),
     "controller": signal_one("controller", signal.SIGKILL),
@@ -279,6 +315,8 @@ VICTIMS: Mapping[str, Callable[[ChaosSite, str, Moment], str]] = {
     "cancel": cancel_and_resume,
 }
 """What is harmed, and how; each returns the flow run that goes on."""
+NODE_VICTIMS: Victims = {"node": switch_node_off, "head": kill_head, "cut link": cut_link, "slow link": slow_link}
+VICTIMS_OF: Mapping[str, Victims] = {"local": LOCAL_VICTIMS, "ray": {**LOCAL_VICTIMS, **NODE_VICTIMS}}
 
 
 if __name__ == "__main__":

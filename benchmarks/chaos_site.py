@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests import plan_matrix
+from tests import plan_matrix, ray_nodes
 from tests.blocks.prefect_site import FINAL, PrefectSite
 from tests.plan_matrix import plan, plan_file
+from tests.ray_nodes import RayNodes
 
 PLAN = plan("0-1 dp2 engine=megatron", "0", "1", "0-1 dp2", "0-1 dp2", "0-1 dp2 micro_batches=2")
 OPEN = ("PENDING", "RUNNING", "CANCELLING", "PAUSED", "SCHEDULED")
@@ -18,12 +19,17 @@ DEADLINE_SECONDS = 20.0  # of a call: a frozen rank is found out after that
 
 
 class ChaosSite(PrefectSite):
-    """Commands and looks at one server whose deployment `chaos` trains tiny models with PPO on both devices."""
+    """Commands and looks at one server whose deployment `chaos` trains tiny models with PPO on two devices.
 
-    def __init__(self, folder: Path, output_dir: Path, steps: int) -> None:
+    They are of this machine, or of two of `nodes`.
+    """
+
+    def __init__(self, folder: Path, output_dir: Path, steps: int, nodes: RayNodes | None = None) -> None:
         super().__init__(folder)
-        self.output_dir, self.steps = output_dir, steps
+        self.output_dir, self.steps, self.nodes = output_dir, steps, nodes
         self.environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        if nodes is not None:
+            self.environment |= ray_nodes.ENVIRONMENT | {"RAY_ADDRESS": nodes.address}
 
     def deploy(self) -> None:
         """Deploy `rlhf/chaos`, which goes on by itself after a failure, from checkpoints after every step."""
@@ -33,12 +39,13 @@ class ChaosSite(PrefectSite):
             "checkpoint_every": 1,
             "steps_per_group": 2,
             "output_dir": str(self.output_dir),
-            "plan": str(plan_file(PLAN, self.folder / "plan.json")),
+            "plan": str(plan_file(PLAN, self.folder / "plan.json", per_node=2 if self.nodes is None else 1)),
             "call_deadline_seconds": DEADLINE_SECONDS,
         }
         variables = {
             "cluster": "chaos",
-            "devices_per_node": 2,
+            **({"devices_per_node": 2} if self.nodes is None else {"num_nodes": 2, "devices_per_node": 1}),
+            "num_devices": 2,
             "lease_directory": str(self.folder / "leases"),
             "grace_seconds": 20,
             "max_restarts": RESTARTS,
@@ -75,16 +82,16 @@ class ChaosSite(PrefectSite):
         """Return the processes of a run by what they are, ranks in the order of their ids."""
         found: dict[str, list[int]] = {"keeper": [], "controller": [], "fork server": [], "rank": []}
         parents = {pid: _parent(pid) for pid in self.left_of(run)}
+        keepers = [pid for pid in parents if any(word.endswith("keeper.py") for word in _command(pid))]
         servers = [pid for pid in parents if _is_fork_server(pid) and not _is_fork_server(parents[pid])]
         for pid, parent in sorted(parents.items()):
-            words = _command(pid)
-            if any(word.endswith("keeper.py") for word in words):
+            if pid in keepers:
                 found["keeper"].append(pid)
             elif pid in servers:
                 found["fork server"].append(pid)
             elif parent in servers:
                 found["rank"].append(pid)
-            elif servers and pid in {parents[server] for server in servers}:
+            elif parent in keepers:
                 found["controller"].append(pid)
         return found
 

@@ -47,16 +47,53 @@ class RayNodes:
     address: str
     addresses: list[str]
     names: list[str]
+    devices: tuple[int, ...]
     folder: Path
     started: list[subprocess.Popen] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Start Ray on the head and on each node."""
+        head = self.address.partition(":")[0]
+        _start(
+            self, [], "--head", "--port=6399", f"--node-ip-address={head}", "--num-cpus=0", "--include-dashboard=false"
+        )
+        _await(self, 0)
+        for name, address, count in zip(self.names, self.addresses, self.devices, strict=True):
+            place = ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", OWN_MEMORY]
+            _start(self, place, f"--address={self.address}", f"--node-ip-address={address}", f"--num-cpus={count}")
+        for started in range(1, len(self.devices) + 1):
+            _await(self, started)
+
+    def stop(self) -> None:
+        """End every process of the head and of the nodes."""
+        for node in range(len(self.names)):
+            self.kill(node)
+        self.kill_head()
+        for started in self.started:
+            started.wait()
+        self.started.clear()
+
+    def mend(self) -> None:
+        """Undo what was done to links, and start Ray anew where some of it is gone."""
+        for name in self.names:
+            _ip("-n", name, "link", "set", "eth0", "up")
+            _ip("netns", "exec", name, "tc", "qdisc", "del", "dev", "eth0", "root", check=False)
+        if any(started.poll() is not None for started in self.started):
+            self.stop()
+            self.start()
 
     def cut(self, node: int) -> None:
         """Pull a node's cable."""
         _ip("-n", self.names[node], "link", "set", "eth0", "down")
 
+    def slow(self, node: int, rate: str) -> None:
+        """Let a node send no faster than `rate`, as tc writes it: 2mbit."""
+        shape = ("tbf", "rate", rate, "burst", "32kbit", "latency", "400ms")
+        _ip("netns", "exec", self.names[node], "tc", "qdisc", "replace", "dev", "eth0", "root", *shape)
+
     def kill(self, node: int) -> None:
         """Switch a node off: every process of it ends at once."""
-        for pid in _ip("netns", "pids", self.names[node]).stdout.split():
+        for pid in _ip("netns", "pids", self.names[node], check=False).stdout.split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), 9)
 
@@ -64,7 +101,7 @@ class RayNodes:
         """End the head, at once."""
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
-                if str(self.folder / "0") in (process / "cmdline").read_text():
+                if str(self.folder / "0") in (process / "cmdline").read_text():  # its --temp-dir
                     os.kill(int(process.name), 9)
 
     def block(self, node: int, address: str) -> None:
@@ -83,38 +120,25 @@ def ray_nodes(devices: Sequence[int] = (1, 1)) -> Iterator[RayNodes]:
     own = os.getpid()
     subnet = f"10.{64 + own % 64}.{own // 64 % 256}"
     bridge, head = f"rb{own}", f"{subnet}.254"
-    nodes = RayNodes(f"{head}:6399", [], [], Path(tempfile.mkdtemp(prefix="rn", dir="/tmp")))
+    names = [f"rn{node}-{own}" for node in range(1, len(devices) + 1)]
+    addresses = [f"{subnet}.{node}" for node in range(1, len(devices) + 1)]
+    nodes = RayNodes(f"{head}:6399", addresses, names, tuple(devices), Path(tempfile.mkdtemp(prefix="rn", dir="/tmp")))
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("addr", "add", f"{head}/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
-        _start(
-            nodes, [], "--head", "--port=6399", f"--node-ip-address={head}", "--num-cpus=0", "--include-dashboard=false"
-        )
-        _await(nodes, 0)
-        for node, count in enumerate(devices, start=1):
-            name, address = f"rn{node}-{own}", f"{subnet}.{node}"
-            nodes.names.append(name)
-            nodes.addresses.append(address)
+        for node, (name, address) in enumerate(zip(names, addresses, strict=True), start=1):
             _ip("netns", "add", name)
             _ip("link", "add", f"rv{node}x{own}", "type", "veth", "peer", "name", "eth0", "netns", name)
             _ip("link", "set", f"rv{node}x{own}", "master", bridge, "up")
             _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
             _ip("-n", name, "link", "set", "lo", "up")
-            place = ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", OWN_MEMORY]
-            _start(nodes, place, f"--address={nodes.address}", f"--node-ip-address={address}", f"--num-cpus={count}")
-        for started in range(1, len(devices) + 1):
-            _await(nodes, started)
+        nodes.start()
         yield nodes
     finally:
+        nodes.stop()
         _remove(own)
-        for process in Path("/proc").glob("[0-9]*"):  # of the head
-            with suppress(OSError):
-                if str(nodes.folder) in (process / "cmdline").read_text():
-                    os.kill(int(process.name), 9)
-        for started in nodes.started:
-            started.wait()
         shutil.rmtree(nodes.folder, ignore_errors=True)
 
 

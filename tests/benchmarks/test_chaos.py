@@ -8,21 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from tests.ray_nodes import why_not
+
 ROOT = Path(__file__).resolve().parents[2]
+OVER_NODES = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts the disk to be filled")]
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("moments", "victims"),
+    ("moments", "words"),
     [
-        pytest.param(3, "rank,suspend,server", id="three"),
-        pytest.param(12, None, id="dozen", marks=pytest.mark.all),
+        pytest.param(2, ["--victims", "rank,server"], id="two"),
+        pytest.param(11, [], id="all of one machine", marks=pytest.mark.all),
+        pytest.param(15, ["--gang", "ray"], id="all of several", marks=[pytest.mark.all, OVER_NODES]),
     ],
 )
-def test_harmed_runs_end_by_themselves_with_the_weights_of_an_undisturbed_one(moments, victims):
-    words = ["--moments", str(moments), "--steps", "3", *(["--victims", victims] if victims else [])]
+def test_harmed_runs_end_by_themselves_with_the_weights_of_an_undisturbed_one(moments, words):
+    words = ["--moments", str(moments), "--steps", "3", *words]
     line = [sys.executable, "-m", "benchmarks.chaos", *words]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=3500, check=False)
     last = json.loads(done.stdout.splitlines()[-1])
