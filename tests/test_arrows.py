@@ -49,6 +49,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "tasks": {
         "reporting": "running checkpoints server",
+        "trackers": "running .",
         "trial": "running .",
         "running": "checkpoints data server .",
         "data": ".",

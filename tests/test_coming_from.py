@@ -13,8 +13,15 @@ from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
 from prefect_rlhf.tasks.rl.offline_settings import DPO
+from prefect_rlhf.tasks.trackers.tracking import Tracking
 
-GROUPS = {"algo": (GRPO, PPO, DPO), "prompts": (Prompts,), "held_out": (Prompts,), "actor": (Model,)}
+GROUPS = {
+    "algo": (GRPO, PPO, DPO),
+    "prompts": (Prompts,),
+    "held_out": (Prompts,),
+    "actor": (Model,),
+    "tracking": (Tracking,),
+}
 NO_PARAMETERS = {"micro_batches=4", "engine=vllm", "tp2", "actor_train.learning_rate", "metrics.jsonl"}
 """Words of plans, and what a run writes."""
 LINES = (Path(__file__).parents[1] / "docs" / "coming_from.md").read_text().splitlines()

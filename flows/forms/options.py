@@ -10,6 +10,7 @@ from pydantic import Field
 
 from prefect_rlhf.placement.path_text import PathText
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
+from prefect_rlhf.tasks.trackers.tracking import Tracking
 
 MOST_SEED = 2**32 - 1  # exact in a browser's form, and in every library that takes one
 
@@ -73,6 +74,9 @@ class RunOptions(Form):
     )
     dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")
     steps_per_group: int = Field(2, ge=1, le=10_000, description="Steps shown together as one subflow run.")
+    tracking: Tracking = Field(
+        Tracking(), description="Trackers that show the metrics: TensorBoard, MLflow, Weights & Biases."
+    )
     call_deadline_seconds: float = Field(900.0, ge=1, le=LONGEST_SECONDS, description="Longest time one call may take.")
     role_deadlines: dict[Role, Seconds] = Field(
         {}, description="Longest time of each call of a role, where another is right: actor: 1800."

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from prefect.runtime import flow_run
+from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.installed_engines import check_engines
-from prefect_rlhf.flows.training.log import log_info
+from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.measured_plan import trials_json
 from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.request import RunRequest, read_request
@@ -39,6 +40,8 @@ from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.server.task_run_record import complete_record
 from prefect_rlhf.tasks.trace import Algorithm
+from prefect_rlhf.tasks.trackers.follow import followed
+from prefect_rlhf.tasks.trackers.tracking import check_trackers
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     """
     if not options.dry_run:
         check_engines()
+        check_trackers(options.tracking)
     earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the whole run: nothing is left to do")
@@ -131,7 +135,8 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
         carry_over_best(run.best, _begin(request.checkpoint, run_dir)[1], run_dir)
     report.resumed(run, before)
     try:
-        stop = train(run, journal, report, options.steps_per_group)
+        with followed(journal, before, options.tracking, to_jsonable_python(flow_run.parameters), log_warning):
+            stop = train(run, journal, report, options.steps_per_group)
     except BaseException as error:  # a cancellation too
         clear_unfinished(run_dir)
         report.stopped(run, error)

@@ -72,6 +72,7 @@ class Journal:
         self._evaluations = frozenset(call.name for call in calls if call.every is not None)
         self._by_step: dict[int, list[TaskRunSpan]] = defaultdict(list)
         self._finished: deque[int] = deque()  # of the steps in `_by_step`
+        self._followers: list[Callable[[Mapping[str, float]], None]] = []
         self._lock = threading.Lock()
 
     def keep(self, name: str, text: str) -> None:
@@ -97,6 +98,13 @@ class Journal:
             carry_over_rollouts(earlier, self.run_dir, step)
         return metrics
 
+    def follow(self, follower: Callable[[Mapping[str, float]], None]) -> None:
+        """Have `follower` called with each line of metrics, and with the evaluation after the last step.
+
+        It is called while a run goes on, so it must return at once.
+        """
+        self._followers.append(follower)
+
     def last_steps(self, number: int) -> tuple[TaskRunSpan, ...]:
         """Return the task runs of the newest steps so far; `number` is at most `STEPS_KEPT`."""
         with self._lock:
@@ -119,13 +127,18 @@ class Journal:
         with self._lock:
             spans = sorted(self._by_step[step], key=lambda span: self._position.get(span.call or "", -1))
             metrics: dict[str, float] = {"step": step, **step_metrics(spans)}
+            line: dict[str, float] = {}
             if evaluated := call_metrics(span for span in spans if span.call in self._evaluations):
-                _append(self.run_dir / EVALUATIONS, {"step": step, **evaluated})
+                line = {"step": step, **evaluated}
+                _append(self.run_dir / EVALUATIONS, line)
             if self._num_steps is None or step < self._num_steps:
-                _append(self.run_dir / "metrics.jsonl", metrics)
+                line = metrics
+                _append(self.run_dir / "metrics.jsonl", line)
             self._finished.append(step)
             if len(self._finished) > STEPS_KEPT:
                 del self._by_step[self._finished.popleft()]
+        for follower in self._followers if line else ():
+            follower(line)
         return metrics
 
 

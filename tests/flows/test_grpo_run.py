@@ -11,6 +11,8 @@ import pytest
 from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.tasks.running.journal import read_spans
+from prefect_rlhf.tasks.trackers.names import own_name
+from tests.trackers_read_back import READ_BACK
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 REWARDS = Path(__file__).parent / "rewards.py"
@@ -48,8 +50,11 @@ def run(flow, parameters):
 
 
 def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(grouped):
-    """And each one's mean is a metric; the reward of a group's rows is that of their texts."""
-    state = run(grpo, grouped)
+    """And each one's mean is a metric; the reward of a group's rows is that of their texts.
+
+    Trackers of that run show its metrics and its rows.
+    """
+    state = run(grpo, grouped | {"tracking": {"report_to": [*READ_BACK], "names": "own", "samples": 2}})
     assert state.is_completed(), state.message
     run_dir = Path(state.result()["run_dir"])
     table = pq.read_table(run_dir / "rollouts" / "step-000000.parquet").to_pydict()
@@ -61,6 +66,21 @@ def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(gr
     assert first["score.shorter"] == pytest.approx(-sum(map(len, table["response"])) / 8)
     assert first["score.failed"] == 0
     assert {"score", "actor_generate"} <= {span.call for span in read_spans(run_dir)}
+    lines = {
+        line["step"]: line
+        for name in ("evaluation.jsonl", "metrics.jsonl")  # after the last step there is an evaluation alone
+        for line in map(json.loads, (run_dir / name).read_text().splitlines())
+    }
+    for read_back in READ_BACK.values():
+        scalars, tables = read_back(run_dir)
+        shown = {(name, step): value for name, step, value in scalars}
+        assert shown == {
+            (own_name(name), step): value
+            for step, line in lines.items()
+            for name, value in line.items()
+            if name != "step"
+        }
+        assert [row[1] for row in tables["samples/rollouts", 0][1:]] == table["response"][:2]
 
 
 def test_remax_scores_the_sampled_and_the_greedy_response(grouped):

@@ -1,0 +1,56 @@
+"""Trackers that follow a run's journal while it trains."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from prefect_rlhf.tasks.running.journal import Journal
+from prefect_rlhf.tasks.trackers.tracker import Opener, TrackedRun
+from prefect_rlhf.tasks.trackers.tracker_thread import TrackerThread
+from prefect_rlhf.tasks.trackers.tracking import TrackerName, Tracking
+
+SECONDS_AT_END = 20.0  # for all trackers together to show what waits
+SECONDS_AFTER_ERROR = 2.0  # who stops a run does not wait for a tracker
+
+CLASSES: Mapping[TrackerName, str] = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
+"""Of the file that has the tracker's name."""
+
+
+@contextmanager
+def followed(
+    journal: Journal,
+    before: Sequence[Mapping[str, float]],
+    tracking: Tracking,
+    parameters: Mapping[str, Any],
+    warn: Callable[[str], None],
+) -> Iterator[None]:
+    """Tell trackers what the journal writes, after the lines `before`.
+
+    At the end they have 20 seconds for what waits, and 2 where an error ends the run. Each is opened anew and told all
+    lines, so of a run that goes on it shows every step once.
+    """
+    run = TrackedRun(journal.run_dir, journal.run_dir.name, tracking.project, parameters)
+    threads = [TrackerThread(each, partial(_opener, each), run, tracking, warn, before) for each in tracking.report_to]
+    for thread in threads:
+        journal.follow(thread.tell)
+    seconds = SECONDS_AFTER_ERROR
+    try:
+        yield
+        seconds = SECONDS_AT_END
+    finally:
+        for thread in threads:
+            thread.end()
+        until = time.monotonic() + seconds
+        for thread in threads:
+            thread.wait(until - time.monotonic())
+
+
+def _opener(name: TrackerName) -> Opener:
+    """Import a tracker: the first time, its package takes seconds."""
+    opener: Opener = getattr(import_module(f"prefect_rlhf.tasks.trackers.{name}"), CLASSES[name])
+    return opener

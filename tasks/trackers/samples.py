@@ -1,0 +1,51 @@
+"""Samples of a step: the first rows of what it wrote as Parquet, with prompts, responses and their scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+TEXTS = ("prompt", "response")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of text and of numbers under `columns`, the texts first."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+
+    def texts(self) -> list[list[str]]:
+        """Return heading and rows, a number with four digits and one that is not known as nothing."""
+        return [list(self.columns), *([_text(value) for value in row] for row in self.rows)]
+
+
+def read_samples(run_dir: Path, step: int, number: int) -> Mapping[str, Table]:
+    """Return the first `number` rows of each file that a step wrote, by its folder: `rollouts`, `evaluation`.
+
+    Columns are those of `TEXTS` and all floating-point numbers; a file without those texts has no samples.
+    """
+    files = sorted(run_dir.glob(f"*/step-{step:06d}.parquet")) if number else []
+    tables = {file.parent.name: _first_rows(file, number) for file in files}
+    return {folder: table for folder, table in tables.items() if table is not None}
+
+
+def _first_rows(file: Path, number: int) -> Table | None:
+    with pq.ParquetFile(file) as rows:
+        schema = rows.schema_arrow
+        if not set(TEXTS) <= set(schema.names):
+            return None
+        columns = (*TEXTS, *(field.name for field in schema if pa.types.is_floating(field.type)))
+        for batch in rows.iter_batches(batch_size=number, columns=list(columns)):
+            return Table(columns, tuple(tuple(row[name] for name in columns) for row in batch.to_pylist()))
+    return None
+
+
+def _text(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else f"{value:.4g}"

@@ -1,0 +1,106 @@
+"""The thread in which a tracker works: one that fails or is slow costs its own lines, never a run's time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from prefect_rlhf.placement.blame import described
+from prefect_rlhf.tasks.trackers.names import tracked_values
+from prefect_rlhf.tasks.trackers.samples import read_samples
+from prefect_rlhf.tasks.trackers.tracker import Opener, TrackedRun, TrackedStep
+from prefect_rlhf.tasks.trackers.tracking import Tracking
+
+MOST_WAITING = 1000  # lines; those that come while so many wait are dropped
+
+Line = Mapping[str, float]
+
+
+class TrackerThread:
+    """Opens a tracker and hands it lines, first those `before` it was there; `warn` is called at most once."""
+
+    def __init__(
+        self,
+        name: str,
+        opener: Callable[[], Opener],
+        run: TrackedRun,
+        tracking: Tracking,
+        warn: Callable[[str], None],
+        before: Sequence[Line] = (),
+    ) -> None:
+        self.name = name
+        self._opener, self._run, self._tracking, self._warn = opener, run, tracking, warn
+        now = time.time()
+        self._waiting: deque[tuple[float, Line]] = deque((now, line) for line in before)
+        self._most = len(before) + MOST_WAITING
+        self._dropped: list[int] = []
+        self._doing: int | None = None  # the step that the tracker has in hand
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
+        self._thread.start()
+
+    def tell(self, line: Line) -> None:
+        """Take a line of metrics, or drop it where too many wait or the tracker has failed; returns at once."""
+        with self._changed:
+            if self._error is not None or len(self._waiting) >= self._most:
+                self._dropped.append(int(line["step"]))
+            else:
+                self._waiting.append((time.time(), line))
+                self._changed.notify()
+
+    def end(self) -> None:
+        """Say that no line follows."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all is shown, `seconds` at most, then leave the tracker; warns of what it does not show."""
+        self._thread.join(max(0.0, seconds))
+        with self._changed:
+            left = [*([] if self._doing is None else [self._doing]), *(int(line["step"]) for _, line in self._waiting)]
+            self._dropped = [*left, *self._dropped]
+            self._waiting.clear()
+            why = described(self._error) if self._error else "it is slower than the run"
+            is_over = not self._thread.is_alive() and self._error is None
+        if self._dropped or not is_over:
+            self._warn(f"{self.name} {lacks(self._dropped)}: {why}; metrics.jsonl has every step")
+
+    def _work(self) -> None:
+        try:
+            tracker = self._opener()(self._run)
+            while (item := self._next()) is not None:
+                tracker.add(self._tracked(*item))
+            tracker.close()
+        except BaseException as error:  # noqa: BLE001  whatever a tracker raises, the run goes on
+            with self._changed:
+                self._error = error
+
+    def _next(self) -> tuple[float, Line] | None:
+        """Wait for a line; None when none follows."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            item = self._waiting.popleft() if self._waiting else None
+            self._doing = int(item[1]["step"]) if item else None
+            return item
+
+    def _tracked(self, at: float, line: Line) -> TrackedStep:
+        step = int(line["step"])
+        number = self._tracking.samples if step % self._tracking.samples_every == 0 else 0
+        values = tracked_values(line, self._tracking.names)
+        return TrackedStep(step, at, values, read_samples(self._run.run_dir, step, number))
+
+
+def lacks(steps: Sequence[int]) -> str:
+    """Say which steps are not shown.
+
+    >>> lacks([3, 4, 9]), lacks([3]), lacks([])
+    ('lacks 3 steps (of 3 to 9)', 'lacks step 3', 'may lack its last step')
+    """
+    if len(steps) > 1:
+        return f"lacks {len(steps)} steps (of {min(steps)} to {max(steps)})"
+    return f"lacks step {steps[0]}" if steps else "may lack its last step"

@@ -1,0 +1,38 @@
+"""The parameter that says which trackers a run has, under which names, and how many samples they show."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
+from prefect_rlhf.tasks.trackers.names import Names
+
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+
+
+class Tracking(Settings):
+    """Where a run's metrics are shown besides Prefect; nowhere, unless it is said."""
+
+    report_to: list[TrackerName] = Field([], max_length=8, description="Trackers, each once, such as [tensorboard].")
+    names: Names = Field("verl", description="Whose names metrics have: verl's, trl's, or own. Others keep their own.")
+    project: str = Field("prefect-rlhf", min_length=1, max_length=200, description="What runs are compared within.")
+    samples: int = Field(4, ge=0, le=100, description="Rows of a step shown with prompt, response and reward.")
+    samples_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between two tables of samples.")
+
+    @field_validator("report_to")
+    @classmethod
+    def _each_once(cls, report_to: list[TrackerName]) -> list[TrackerName]:
+        if len(set(report_to)) < len(report_to):
+            raise InvalidInput("tracking.report_to", report_to, "each tracker once")
+        return report_to
+
+
+def check_trackers(tracking: Tracking) -> None:
+    """Raise InvalidInput for a tracker that is not installed: its extra has its name."""
+    for name in tracking.report_to:
+        if find_spec(name) is None:
+            raise InvalidInput("tracking.report_to", name, f"one that is installed: pip install 'prefect-rlhf[{name}]'")
