@@ -2,13 +2,14 @@
 
     python -m benchmarks.referee [--questions FILE] [--plans 100] [--budget 10] [--seed 1] [--only 1,5,...]
 
-A question is a line of `prefect-rlhf plan`. Beside its answer stand the best of the presets, and that of `--plans`
-others: neighbours of the answer and of the presets (one to three calls placed otherwise) and plans drawn at random,
-each completed, checked, certified and timed as the answer is. A violation is a plan below the bound.
+A question is a line of `prefect-rlhf plan`, with a comment behind it or not. Beside its answer stand the best of the
+presets, and that of `--plans` others: neighbours of the answer and of the presets (one to three calls placed otherwise)
+and plans drawn at random, each completed, checked, certified and timed as the answer is. A violation is a plan below
+the bound.
 
-The last line is JSON: `questions`, `violations`, `median_gap` and `worst_gap` (of an answer above its bound),
-`beaten` (answers that another plan beats by more than 3%), `beaten_by_at_most`, `seconds_median` and `seconds_worst`
-(processor time of an answer, imports apart).
+The line before the last is JSON: `plans` in all, `seconds_median` and `seconds_worst` (processor time of an answer,
+imports apart). So is the last: `questions`, `violations`, `median_gap` and `worst_gap` (of an answer above its bound),
+`beaten` (answers that another plan beats by more than 3%) and `beaten_by_at_most`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def main() -> None:
     flags.add_argument("--seed", type=int, default=1)
     flags.add_argument("--only", default="", help="numbers of questions, from 1 on")
     arguments = flags.parse_args()
-    lines = [line for line in arguments.questions.read_text().splitlines() if line.strip()]
+    lines = questions(arguments.questions)
     chosen = [int(number) for number in arguments.only.split(",") if number] or range(1, len(lines) + 1)
     verdicts = []
     for number in chosen:
@@ -81,7 +82,14 @@ def main() -> None:
         verdicts.append(verdict)
         sums = {"number": number, "gap": verdict.gap, "beaten_by": verdict.beaten_by}
         print(json.dumps(sums | asdict(verdict)), flush=True)
+    print(json.dumps(work(verdicts)))
     print(json.dumps(summary(verdicts)))
+
+
+def questions(path: Path = QUESTIONS) -> list[str]:
+    """Return the questions of a file, one a line, without comments."""
+    lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+    return [line for line in lines if line]
 
 
 def judge(line: str, num_plans: int, budget_seconds: float, draw: random.Random) -> Verdict:
@@ -137,19 +145,25 @@ def drawn(planned: Planned, known: Mapping[str, Placement], draw: random.Random)
     return {name: replace(placement, device_order=()) for name, placement in chosen.items()}  # aligned anew
 
 
+def work(verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return what was looked at, and how long the answers took."""
+    return {
+        "plans": sum(verdict.plans for verdict in verdicts),
+        "seconds_median": median(verdict.took for verdict in verdicts),
+        "seconds_worst": max(verdict.took for verdict in verdicts),
+    }
+
+
 def summary(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Return the sums over all questions."""
     gaps = [verdict.gap for verdict in verdicts]
     return {
         "questions": len(verdicts),
-        "plans": sum(verdict.plans for verdict in verdicts),
         "violations": sum(verdict.violations for verdict in verdicts),
         "median_gap": median(gaps),
         "worst_gap": max(gaps),
         "beaten": sum(verdict.beaten_by > CLOSER for verdict in verdicts),
         "beaten_by_at_most": max(verdict.beaten_by for verdict in verdicts),
-        "seconds_median": median(verdict.took for verdict in verdicts),
-        "seconds_worst": max(verdict.took for verdict in verdicts),
     }
 
 

@@ -30,6 +30,13 @@ class ClusterFields(BaseModel):
     device_memory_gib: float = Field(
         8.0, title="Device memory (GiB)", gt=0, le=1e5, description="Memory that a rank may use on one device."
     )
+    host_memory_gib: float = Field(
+        0.0,
+        title="Host memory (GiB)",
+        ge=0,
+        le=1e6,
+        description="Of each node, for what plans offload from GPUs; 0 sets no limit.",
+    )
     kind: Backend = Field("cpu", title="Kind of device", description="cuda for GPUs, cpu for processes without.")
     lease_directory: str = Field(
         str(DEFAULT_LEASE_DIRECTORY),
@@ -40,7 +47,8 @@ class ClusterFields(BaseModel):
     @property
     def shape(self) -> ClusterShape:
         memory = int(self.device_memory_gib * BYTES_PER_GIB)
-        return ClusterShape(self.cluster, self.num_nodes, self.devices_per_node, memory)
+        host = int(self.host_memory_gib * BYTES_PER_GIB)
+        return ClusterShape(self.cluster, self.num_nodes, self.devices_per_node, memory, host_memory_bytes=host)
 
     def lease_book(self) -> LeaseBook:
         """Return the book that says who holds which of its devices."""

@@ -91,8 +91,9 @@ class ClusterShape:
     """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
 
     `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
-    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `backend` is what
-    the devices are; a lease or site of the cluster says so.
+    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`.
+    `host_memory_bytes` is what each node's host has for what plans offload; 0: nobody says. `backend` is what the
+    devices are; a lease or site of the cluster says so.
     """
 
     name: str
@@ -101,6 +102,7 @@ class ClusterShape:
     device_memory_bytes: int
     node_speeds: tuple[float, ...] = ()
     node_memory_bytes: tuple[int, ...] = ()
+    host_memory_bytes: int = 0
     backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
 
     @property

@@ -81,7 +81,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "placement": {
         "pictures": "planner schedule augmented rows .",
-        "planner": "memory schedule cost plans layout search .",
+        "planner": "memory schedule cost plans layout search search.partial .",
         "memory": "cost augmented plans layout families rows .",
         "schedule": "cost augmented .",
         "cost": "augmented layout rows .",

@@ -26,7 +26,7 @@ from prefect_rlhf.placement.remote_path import require_local
 from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.placement.yaml_text import parse_yaml
 
-NUMBERS = ("device_memory_gib", "call_seconds", "batch_size", "budget_seconds")
+NUMBERS = ("device_memory_gib", "host_memory_gib", "call_seconds", "batch_size", "budget_seconds")
 """Flags whose value is read as YAML; the others are words."""
 
 
@@ -47,6 +47,7 @@ class PlanFlags:
     device: Annotated[str | None, _flag("device")] = None
     network: Annotated[str | None, _flag("network")] = None
     device_memory_gib: Annotated[str | None, _flag("device_memory_gib", metavar="GIB")] = None
+    host_memory_gib: Annotated[str | None, _flag("host_memory_gib", metavar="GIB")] = None
     call_seconds: Annotated[str | None, _flag("call_seconds", metavar="SECONDS")] = None
     prompt_length: Annotated[str | None, _flag("prompt_length", metavar="TOKENS")] = None
     response_length: Annotated[str | None, _flag("response_length", metavar="TOKENS")] = None

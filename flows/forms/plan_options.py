@@ -55,6 +55,9 @@ class PlanOptions(Form):
     device_memory_gib: float | None = Field(
         None, gt=0, le=1e5, description="Of one device; empty takes its datasheet's."
     )
+    host_memory_gib: float | None = Field(
+        None, gt=0, le=1e6, description="Of each node's host, for what plans offload; empty sets no limit."
+    )
     call_seconds: float | None = Field(
         None, ge=0, le=1e3, description="What a call takes its hosts besides its layers; empty takes our estimate."
     )

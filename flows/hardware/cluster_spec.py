@@ -72,11 +72,16 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
 
 
 def site_of(
-    groups: Sequence[NodeGroup], network: str = "", memory_gib: float | None = None, call_seconds: float | None = None
+    groups: Sequence[NodeGroup],
+    network: str = "",
+    memory_gib: float | None = None,
+    call_seconds: float | None = None,
+    host_memory_gib: float | None = None,
 ) -> Site:
     """Return what `groups` stand for. `memory_gib` is that of every device; without it, its datasheet's.
 
     `call_seconds`: what a call takes its hosts besides its layers; without it, what our runtime is estimated to take.
+    `host_memory_gib`: what each node's host has for what plans offload; without it, as much as they want.
 
     Raises InvalidInput for a cluster that no plan could span.
     """
@@ -89,7 +94,8 @@ def site_of(
     between = parse_network(network) if sum(group.num_nodes for group in groups) > 1 else None
     nodes = [group for group in groups for _ in range(group.num_nodes)]
     memory = [int(memory_gib * GIB) if memory_gib else group.memory_bytes for group in nodes]
-    shape = ClusterShape("what-if", len(nodes), widths[0], min(memory))
+    host_bytes = int(host_memory_gib * GIB) if host_memory_gib else 0
+    shape = ClusterShape("what-if", len(nodes), widths[0], min(memory), host_memory_bytes=host_bytes)
     if len(set(memory)) > 1:
         shape = shape.with_memory(memory)
     hardware = tuple(

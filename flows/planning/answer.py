@@ -58,7 +58,11 @@ def sweep_sizes(question: Question, planned: Planned, options: PlanOptions, prog
         if num_nodes == groups[0].num_nodes:
             return planned
         site = site_of(
-            [replace(groups[0], num_nodes=num_nodes)], options.network, options.device_memory_gib, options.call_seconds
+            [replace(groups[0], num_nodes=num_nodes)],
+            options.network,
+            options.device_memory_gib,
+            options.call_seconds,
+            options.host_memory_gib,
         )
         resized = replace(question, site=site.with_profiles(question.site.sources.profiles))
         return plan_graph(resized, options.budget_seconds, options.method, progress, read_pins(options.pins))

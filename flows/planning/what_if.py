@@ -68,6 +68,7 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
             options.network,
             options.device_memory_gib,
             options.call_seconds,
+            options.host_memory_gib,
         )
         devices = sorted({node.device.name for node in site.sources.nodes})
         return site.with_profiles(read_profile(Path(path), models, devices) for path in options.profiles)

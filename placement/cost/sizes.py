@@ -87,7 +87,8 @@ class ModelSizes:
     @property
     def layer_matrices(self) -> int:
         """Elements of a layer's matrices, and of biases on their rows: what tp splits."""
-        return self.matrices + sum(rows for name, rows in self._rows.items() if name in self.biases)
+        split = sum(rows for name, rows in self._rows.items() if name in self.biases) if self.biases else 0
+        return self.matrices + split
 
     @property
     def layer_norms(self) -> int:

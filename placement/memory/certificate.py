@@ -22,6 +22,7 @@ from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import base_bytes, byte_size
 from prefect_rlhf.placement.memory.holdings import ResidentBytes, instance_holdings
+from prefect_rlhf.placement.memory.hosts import HostLoad, fullest_host, host_loads
 from prefect_rlhf.placement.memory.needs import ByteShare, Need, node_needs
 from prefect_rlhf.placement.memory.overhead import DEVICE, overhead
 from prefect_rlhf.placement.memory.windows import Precedence, Window, windows
@@ -60,13 +61,14 @@ class Certificate:
 
     `most_resident` is, by device, the most that instances keep at any moment. `excess_bytes` adds up, over devices and
     nodes, what goes beyond the devices' memory: how far a plan is from fitting, even where several moments are equally
-    full.
+    full. `hosts` are those that keep what is offloaded; the excess counts what they have no room for too.
     """
 
     plan: str
     peaks: tuple[Peak, ...]
     most_resident: tuple[tuple[str, int], ...]
     excess_bytes: int
+    hosts: tuple[HostLoad, ...] = ()
 
     @property
     def device_bytes(self) -> int:
@@ -75,7 +77,8 @@ class Certificate:
 
     @property
     def fits(self) -> bool:
-        return self.fullest is None or self.fullest.num_bytes <= self.fullest.device_bytes
+        devices_fit = self.fullest is None or self.fullest.num_bytes <= self.fullest.device_bytes
+        return devices_fit and not any(host.excess_bytes for host in self.hosts)
 
     @property
     def fullest(self) -> Peak | None:
@@ -111,13 +114,15 @@ class Certificate:
             lines.append(f"{self.fullest.device} at {self.fullest.node} holds:")
             largest_first = sorted(self.fullest.shares, key=lambda share: -share.num_bytes)
             lines += [f"  {byte_size(share.num_bytes):>10}  {share.owner}: {share.what}" for share in largest_first]
+        if (host := fullest_host(self.hosts)) is not None:
+            lines.append(f"Of what is offloaded {host}.")
         return "\n".join(lines)
 
     def to_json(self) -> str:
         """Return the certificate for a machine, with every share in bytes."""
         peaks = [{**asdict(peak), "num_bytes": peak.num_bytes} for peak in self.peaks]
         whole = {"plan": self.plan, "fits": self.fits, "device_bytes": self.device_bytes}
-        return json.dumps({**whole, "peaks": peaks})
+        return json.dumps({**whole, "peaks": peaks, "hosts": [asdict(host) for host in self.hosts]})
 
 
 def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
@@ -151,7 +156,9 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
         most_resident.append((str(device), moment.most_resident))
         left = memory - _total(always)
         excess += sum(max(0, total - left) for total in moment.totals)
-    return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess)
+    hosts = host_loads(augmented.graph, plan, held)
+    excess += sum(host.excess_bytes for host in hosts)
+    return Certificate(plan.name, tuple(peaks), tuple(most_resident), excess, hosts)
 
 
 def _resident_bytes(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[Device, list[ResidentBytes]]:

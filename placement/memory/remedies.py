@@ -12,6 +12,7 @@ from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
+from prefect_rlhf.placement.memory.hosts import fullest_host
 from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, Placement, instances
 from prefect_rlhf.placement.plans.check import check_plan
@@ -70,19 +71,27 @@ def remedies(
 
 def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Remedy]) -> PlanDoesNotFit:
     """Return the error that says what fills the fullest device, and what of `proposed` helps."""
-    fullest = certificate.fullest
-    assert fullest is not None  # an empty plan fits
+    where, seen, room = _shortage(certificate)
     changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  nothing that this plan could change: more devices"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
     hint = f"it fits with {helps}" if helps else "no change of this plan suffices: more devices, or larger ones"
     as_json = [{"change": r.change, "peak_bytes": r.peak_bytes, "fits": r.certificate.fits} for r in proposed]
     return PlanDoesNotFit(
-        f"plan {plan.name}: memory of {fullest.device}",
-        f"{byte_size(fullest.num_bytes)} at {fullest.node}",
-        f"at most {byte_size(certificate.device_bytes)}; {hint}",
+        f"plan {plan.name}: {where}",
+        seen,
+        f"at most {byte_size(room)}; {hint}",
         f"{certificate.table()}\nWhat would make it fit:\n{changes}",
         json.dumps({"certificate": json.loads(certificate.to_json()), "remedies": as_json}),
     )
+
+
+def _shortage(certificate: Certificate) -> tuple[str, str, int]:
+    """Which memory is too small, what it would hold, and the bytes that it has: a device's, else a host's."""
+    fullest, host = certificate.fullest, fullest_host(certificate.hosts)
+    assert fullest is not None  # an empty plan fits
+    if host is not None and host.excess_bytes and fullest.num_bytes <= fullest.device_bytes:
+        return f"memory of the host of n{host.node}", f"{byte_size(host.num_bytes)} offloaded", host.host_bytes
+    return f"memory of {fullest.device}", f"{byte_size(fullest.num_bytes)} at {fullest.node}", certificate.device_bytes
 
 
 def with_changes(plan: ExecutionPlan, calls: Sequence[Call], **fields: object) -> ExecutionPlan:

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.planner.planned import PresetResult
 from prefect_rlhf.placement.planner.preset_plan import preset_result
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.restrictions import divisions
-from prefect_rlhf.placement.planner.solution import TIGHTER, fitting, solution, solve_fitting
+from prefect_rlhf.placement.planner.solution import TIGHTER, made_to_fit, solution, solve_fitting
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
 from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
@@ -27,7 +27,7 @@ COPIES_SHARE = 0.3  # where it is decided who shares a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
-SMALLER = (0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
+SMALLER = (0.97, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
 SLACK = (0.3, 0.2, 0.1)  # of a call's time, that calls beside generation are to have left
 
 
@@ -82,7 +82,7 @@ def search_whole_space(request: SearchRequest) -> Finding:
     budget_seconds = WHOLE_SHARE * request.budget_seconds
     result = search(problem.problem, budget_seconds, request.method, progress=request.progress)
     plan = solution(question, problem, result)
-    return _finding(None if plan is None else fitting(question, plan), bound=result)
+    return _finding(None if plan is None else made_to_fit(question, plan), bound=result)
 
 
 def search_copies(request: SearchRequest) -> Finding:
@@ -95,7 +95,7 @@ def search_copies(request: SearchRequest) -> Finding:
         return Finding()
     result = search(problem.problem, COPIES_SHARE * request.budget_seconds, request.method)
     plan = solution(question, problem, result)
-    return _finding(None if plan is None else fitting(question, plan), bound=result)
+    return _finding(None if plan is None else made_to_fit(question, plan), bound=result)
 
 
 def search_in_turn(request: SearchRequest) -> Finding:

@@ -56,7 +56,7 @@ def plan_graph(
     bound = max((finding.bound for finding in findings if finding.bound), key=lambda bound: bound.lower_bound_seconds)
     close = min(seconds for _, seconds in timed) <= bound.lower_bound_seconds * (1 + CLOSE)
     left = max(IMPROVING_SHARE * budget_seconds, until - time.process_time())
-    best = _improved(question, space, _fastest(timed, 1 if close else STARTS), left)
+    best = _improved(question, space, _starts(question, timed, 1 if close else STARTS), left)
     fastest = _finished(question, best, space)
     simple = simplest(question, space, fastest, timed)
     plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"), space)
@@ -100,6 +100,12 @@ def _fastest(timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[E
     for plan, _ in sorted(timed, key=lambda pair: pair[1]):
         different.setdefault(plan.placements, plan)
     return list(different.values())[:count]
+
+
+def _starts(question: Question, timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[ExecutionPlan]:
+    """The fastest plans once what may stay on its devices does: of twice as many those that are then the fastest."""
+    staying = [keep_resident_where_free(question, plan) for plan in _fastest(timed, 2 * count)]
+    return _fastest([(plan, question.seconds(plan)) for plan in staying], count)
 
 
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -111,7 +111,8 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
     Raises InvalidInput when there is none: by how much, and where the call comes nearest to fitting.
     """
     legal = list(legal_candidates(call, context))
-    fitting = (option for option in legal if context.needed_bytes(option) <= context.usable_bytes(option.mesh_class))
+    usable = [context.usable_bytes(mesh_class) for mesh_class in range(len(context.space.classes))]
+    fitting = (option for option in legal if context.needed_bytes(option) <= usable[option.mesh_class])
     front = tuple(pareto_front(fitting))
     if front:
         return front
@@ -142,7 +143,7 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
                 resident = list(_ways(call, Placement(mesh, strategy, engine), mesh_class, context))
                 yield from resident
                 for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
-                    yield from (_offloaded(call, option, part, context) for option in resident)
+                    yield from _offloaded(call, resident, part, context)
 
 
 def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
@@ -239,27 +240,30 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
     return Candidate(placement, mesh_class, seconds, 0.0, least, most, least.static)
 
 
-def _offloaded(call: Call, resident: Candidate, part: OffloadPart, context: CostContext) -> Candidate:
-    """The candidate with a part of its copy of weights in host memory between calls."""
-    placement, strategy = replace(resident.placement, offload=part), resident.placement.strategy
-    sizes, trains = ModelSizes.of(context.graph.model(call.role or "")), call.kind == "train_step"
-    stages = [static_bytes(Execution(strategy), sizes, trains, stage) for stage in (0, strategy.pp - 1)]
+def _offloaded(
+    call: Call, resident: Sequence[Candidate], part: OffloadPart, context: CostContext
+) -> Iterator[Candidate]:
+    """Yield candidates of one strategy and mesh with a part of their copy of weights in host memory between calls."""
+    if not resident:
+        return
+    placement, trains = replace(resident[0].placement, offload=part), call.kind == "train_step"
+    sizes, sources = ModelSizes.of(context.graph.model(call.role or "")), context.site.sources
+    stages = [static_bytes(Execution(placement.strategy), sizes, trains, end) for end in (0, placement.strategy.pp - 1)]
     moved = max(stage.optimizer + (stage.weights if part == "all" else 0) for stage in stages)
-    sources = context.site.sources
     seconds = sources.links((placement.mesh,)).seconds(moved, "host") + sources.orchestration_seconds
     graphs, _ = call_overhead(call, placement, context.graph.model(call.role or ""), context.site.backend)
     staying = [graphs + (stage.weights if part == "optimizer" else 0) for stage in stages]
-    least, most = replace(resident.least, static=min(staying)), replace(resident.most, static=max(staying))
-    copy_bytes = min(staying) if part == "optimizer" else resident.copy_bytes
-    return replace(
-        resident,
-        placement=placement,
-        host_seconds=seconds,
-        least=least,
-        most=most,
-        copy_bytes=copy_bytes,
-        surely_comes=_comes_for(call, placement, context),
-    )
+    comes = _comes_for(call, placement, context)
+    for option in resident:
+        yield replace(
+            option,
+            placement=replace(option.placement, offload=part),
+            host_seconds=seconds,
+            least=MemoryBounds(min(staying), option.least.peak),
+            most=MemoryBounds(max(staying), option.most.peak),
+            copy_bytes=min(staying) if part == "optimizer" else option.copy_bytes,
+            surely_comes=comes,
+        )
 
 
 def stops_devices(placement: Placement, context: CostContext) -> bool:

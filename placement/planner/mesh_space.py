@@ -11,6 +11,7 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.search.problem import Interval
 
 EVERY_COUNT = 32  # nodes of a lease up to which a mesh may have any number of them
+THREE_DIGITS = 64  # nodes of a lease up to which it may have numbers of three binary digits and zeros, beyond of two
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,18 @@ class MeshSpace:
 def node_counts(num_nodes: int) -> list[int]:
     """Return the numbers of nodes that a mesh may have: all of them, or of a large lease round ones and its halves.
 
-    Round are those of three binary digits and then zeros: each is at most a quarter larger than any number below it.
+    Round are those of three binary digits and then zeros, each at most a quarter larger than any number below it; of
+    more nodes than can be searched so in half a minute, those of two digits, each at most a half larger.
 
     >>> node_counts(5), node_counts(50)[7:]
     ([1, 2, 3, 4, 5], [8, 10, 12, 13, 14, 16, 20, 24, 25, 28, 32, 40, 48, 50])
+    >>> node_counts(128)
+    [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128]
     """
     if num_nodes <= EVERY_COUNT:
         return list(range(1, num_nodes + 1))
-    counts = {digits << zeros for digits in range(1, 8) for zeros in range(num_nodes.bit_length())}
+    most_digits = 3 if num_nodes <= THREE_DIGITS else 2
+    counts = {digits << zeros for digits in range(1, 1 << most_digits) for zeros in range(num_nodes.bit_length())}
     parts = {num_nodes}
     while parts - {0}:
         counts |= parts

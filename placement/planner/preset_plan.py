@@ -89,7 +89,7 @@ def preset_result(question: Question, space: PlanSpace, name: str, budget_second
     """Search the best strategies of those that a preset admits, on the meshes that it gives to the calls."""
     try:
         for problem in preset_problems(preset_named(name), question.site.mesh, space):
-            plan = solve_fitting(question, problem, budget_seconds, name=name, shares=TIGHTER)
+            plan = solve_fitting(question, problem, budget_seconds, name=name, shares=TIGHTER, repair=False)
             if plan is not None:
                 return PresetResult(name, plan, question.estimate(plan))
     except RlhfError as error:

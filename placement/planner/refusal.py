@@ -33,6 +33,8 @@ def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate
     """Say what fills the devices under the plan that comes nearest, and how large they would have to be for it."""
     peak = certificate.fullest
     assert peak is not None  # an empty plan fits
+    if peak.num_bytes <= peak.device_bytes:
+        return refusal(plan, certificate, [])  # its hosts are too small
     backend = question.site.backend
     filled = max(peak.num_bytes - sum(base_bytes(peak.device_bytes, backend).values()) for peak in certificate.peaks)
     enough = enough_bytes(filled, backend)

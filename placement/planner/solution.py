@@ -8,7 +8,9 @@ from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_parts
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.repair import repaired
 from prefect_rlhf.placement.search.driver import Method, SearchResult, search
+from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 
 TIGHTER = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.85, 0.8)
 """Shares of memory to search in, where a problem counts nearly all that a certificate does."""
@@ -16,11 +18,17 @@ TIGHTER = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.85, 0.8)
 
 def fitting(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
     """Return the plan if it fits, else without prefetch if that does, else None."""
-    for prefetch in (True, False):
-        changed = with_prefetch(question, plan, prefetch)
-        if question.fits(changed):
-            return changed
-    return None
+    late = with_prefetch(question, plan, prefetch=False)
+    return next((changed for changed in (plan, late) if question.fits(changed)), None)
+
+
+def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
+    """Return the plan if it fits, else the faster of it without prefetch and it repaired, else None."""
+    fitted = fitting(question, plan)
+    if fitted == plan:
+        return plan
+    others = (other for other in (fitted, repaired(question, plan)) if other is not None)
+    return min(others, key=question.seconds, default=None)
 
 
 def with_prefetch(question: Question, plan: ExecutionPlan, prefetch: bool) -> ExecutionPlan:
@@ -44,11 +52,23 @@ def solve_fitting(
     method: Method = "exact",
     name: str = "auto",
     shares: Sequence[float] = (1.0,),
+    repair: bool = True,
 ) -> ExecutionPlan | None:
-    """Search a problem in ever smaller shares of the memory until its plan fits; None where it never does."""
+    """Search a problem in ever smaller shares of the memory until its plan fits, with prefetch or without; None: never.
+
+    With `repair` the fastest of that plan and those before it, made to fit.
+    """
+    found: list[ExecutionPlan] = []
     for share in shares:
         result = search(problem.with_memory(share).problem, budget_seconds / len(shares), method)
         plan = solution(question, problem, result, name)
-        if plan is not None and (fitted := fitting(question, plan)):
-            return fitted
-    return None
+        if result.outcome is SearchOutcome.INFEASIBLE:
+            break  # so it is in less memory
+        if plan is None:
+            continue
+        fitted = fitting(question, plan)
+        changed = made_to_fit(question, plan) if repair else fitted
+        found += [changed] if changed is not None else []
+        if fitted is not None:
+            break
+    return min(found, key=question.seconds, default=None)

@@ -6,14 +6,20 @@ from random import Random
 
 import pytest
 
-from benchmarks.referee import QUESTIONS, judge
+from benchmarks.referee import judge, questions
 
-LINES = [line for line in QUESTIONS.read_text().splitlines() if line.strip()]
+LINES = questions()
 SMALL = [line for line in LINES if "1x8:h100" in line and not line.startswith("grpo")]
 
 
 def test_the_small_questions_are_with_and_without_older_weights():
     assert {True, False} == {"staleness" in line for line in SMALL}
+
+
+def test_a_file_of_questions_may_have_comments(tmp_path):
+    file = tmp_path / "questions.txt"
+    file.write_text("# prefect-rlhf plan ...\ndpo --cluster 1x8:h100   # bound 1.7\n\nppo --cluster 2x8:h100\n")
+    assert questions(file) == ["dpo --cluster 1x8:h100", "ppo --cluster 2x8:h100"]
 
 
 @pytest.mark.parametrize("line", SMALL)

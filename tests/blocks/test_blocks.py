@@ -21,7 +21,7 @@ from prefect_rlhf.placement.model import TransformerShape
 BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock, RatedAnswersBlock]
 
 FIELDS = {
-    Cluster: "cluster num_nodes devices_per_node device_memory_gib kind lease_directory",
+    Cluster: "cluster num_nodes devices_per_node device_memory_gib host_memory_gib kind lease_directory",
     ModelBlock: "path head dtype new_head",
     PromptsBlock: "path split_column split chat_template columns prompt_column last_answer system_prompt"
     " max_prompt_length overlong_prompts",
@@ -36,8 +36,8 @@ FIELDS = {
     Preferences: "path split_column split chat_template columns prompt_column chosen_column rejected_column saved",
     Chats: "path split_column split chat_template columns form messages_column prompt_column completion_column"
     " text_column saved",
-    GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib kind"
-    " lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds working_dir"
+    GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib host_memory_gib"
+    " kind lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds working_dir"
     " stream_output",
 }
 """Saved blocks, deployments and work pools hold these names: renaming one breaks them."""

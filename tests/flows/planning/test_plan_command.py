@@ -329,6 +329,7 @@ CASES = {
     "GPUs beside none": (["--cluster", "1x8:h100+1x8:cpu", *LENGTHS, *MODELS], "all GPUs"),
     "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
+    "no host memory": ([*ONE, "--host-memory-gib", "0", *LENGTHS, *MODELS], "host_memory_gib"),
     "an unknown algorithm": ([*ONE, *LENGTHS, "--model", "actor=llama-7b"], "no_such"),
     "an unknown model": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "critic=llama-7b"], "llama-8b"),
     "an unknown model and none for another role": ([*ONE, *LENGTHS, "--model", "actor=llama-8b"], "models.actor: got 'llama-8b'"),

@@ -1,0 +1,55 @@
+"""Host memory of a plan: what leaves the devices of a node has to have room in its host's memory, pinned."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prefect_rlhf.placement.graph import DataflowGraph
+from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.memory.holdings import ResidentBytes
+from prefect_rlhf.placement.mesh import Device
+from prefect_rlhf.placement.plan import ExecutionPlan, offloaded_parts
+
+COPIED = frozenset({"weights", "optimizer"})
+"""What goes to the host: gradients come back as zeros, a key-value cache and packed weights are made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """What a node's host keeps for its devices; `host_bytes` is its room for that, 0 where nobody says."""
+
+    node: int
+    num_bytes: int
+    host_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        """Bytes that the host has no room for."""
+        return max(0, self.num_bytes - self.host_bytes) if self.host_bytes else 0
+
+    def __str__(self) -> str:
+        room = f" of the {byte_size(self.host_bytes)} it has for that" if self.host_bytes else ""
+        return f"the host of n{self.node} keeps {byte_size(self.num_bytes)}{room}"
+
+
+def host_loads(
+    graph: DataflowGraph, plan: ExecutionPlan, held: Mapping[Device, Sequence[ResidentBytes]]
+) -> tuple[HostLoad, ...]:
+    """Count what each host keeps of a plan whose devices hold `held`; a host that keeps nothing is left out.
+
+    Each rank has a pinned buffer for what it offloads, from its first offload to the end of the run.
+    """
+    parts, kept = offloaded_parts(graph, plan), Counter[int]()
+    for device, of_device in held.items():
+        for one in of_device:
+            part = parts.get(one.instance)
+            if part is not None and one.what in COPIED and one.moves_with(part):
+                kept[device.node] += one.num_bytes
+    return tuple(HostLoad(node, kept[node], plan.cluster.host_memory_bytes) for node in sorted(kept))
+
+
+def fullest_host(loads: Iterable[HostLoad]) -> HostLoad | None:
+    """Return the host that keeps most, the first of equal ones; None where none keeps anything."""
+    return max(loads, key=lambda load: load.num_bytes, default=None)

@@ -1,0 +1,64 @@
+"""Plans that do not fit, with as little of their weights taken away between uses as makes them fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.graph import Call
+from prefect_rlhf.placement.memory.certificate import Certificate
+from prefect_rlhf.placement.memory.remedies import with_changes
+from prefect_rlhf.placement.plan import ExecutionPlan, instances
+from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.plans.check import check_plan
+
+STEPS = 10
+
+
+def repaired(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
+    """Return the plan with copies offloaded, or brought back later, until it fits; None where that does not suffice.
+
+    One copy at a time, the largest at the fullest moment first, as long as less is missing with it than without.
+    """
+    for _ in range(STEPS):
+        certificate = question.certificate(plan)
+        if certificate.fits:
+            return plan
+        changes = _changes(question, plan, certificate)
+        better = (changed for changed in changes if _missing(question, changed) < certificate.excess_bytes)
+        changed = next(better, None)
+        if changed is None:
+            return None
+        plan = changed
+    return plan if question.fits(plan) else None
+
+
+def _missing(question: Question, plan: ExecutionPlan) -> int:
+    return question.certificate(plan).excess_bytes
+
+
+def _changes(question: Question, plan: ExecutionPlan, certificate: Certificate) -> Iterator[ExecutionPlan]:
+    """Legal plans that keep less of one copy that is there at the fullest moment."""
+    assert certificate.fullest is not None  # it does not fit
+    largest_first = sorted(certificate.fullest.shares, key=lambda share: -share.num_bytes)
+    by_name = {instance.name: calls for instance, calls in instances(question.graph, plan).items()}
+    for name in dict.fromkeys(share.owner for share in largest_first if share.owner in by_name):
+        calls = by_name[name]
+        now = plan[calls[0].name]
+        for part in ("optimizer", "all") if _trains(calls) else ("all",):
+            for prefetch in (True, False):
+                changed = with_changes(plan, calls, offload=part, prefetch=prefetch)
+                if (now.offload, now.prefetch) != (part, prefetch) and _is_legal(question, changed):
+                    yield changed
+
+
+def _trains(calls: tuple[Call, ...]) -> bool:
+    return any(call.kind == "train_step" for call in calls)
+
+
+def _is_legal(question: Question, plan: ExecutionPlan) -> bool:
+    try:
+        check_plan(plan, question.graph, question.site.mesh)
+    except RlhfError:
+        return False
+    return True

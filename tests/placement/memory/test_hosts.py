@@ -1,0 +1,60 @@
+"""What leaves the devices has room in the memory of their hosts, or the plan does not fit and the error says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from prefect_rlhf.placement.cost.sizes import ModelSizes
+from prefect_rlhf.placement.errors import PlanDoesNotFit
+from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.memory.fit import check_fits
+from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plan import ExecutionPlan
+from tests.placement.planner.test_planner import GRAPHS, WORKLOAD
+from tests.strategies import GIB, on, placed
+
+GRAPH = GRAPHS["dpo"]
+TWO_NODES = ClusterShape("two", 2, 2, 80 * GIB)
+APART = ExecutionPlan(
+    "apart",
+    TWO_NODES,
+    (
+        ("ref_inference", on("n1:0-1", "megatron", dp=2)),
+        ("actor_train_step", on("n0:0-1", "megatron", dp=2)),
+    ),
+)
+REFERENCE = placed(APART, "ref_inference", offload="all")
+WEIGHTS = ModelSizes.of(GRAPH.model("ref")).num_parameters * 2
+
+
+def with_room(plan: ExecutionPlan, num_bytes: int) -> ExecutionPlan:
+    return replace(plan, cluster=replace(plan.cluster, host_memory_bytes=num_bytes))
+
+
+def test_where_nothing_is_offloaded_hosts_keep_nothing():
+    certificate = check_fits(with_room(APART, 1), GRAPH, WORKLOAD, "cuda")
+    assert certificate.hosts == () and "host" not in certificate.table()
+
+
+def test_each_replica_has_a_copy_on_its_host():
+    certificate = check_fits(REFERENCE, GRAPH, WORKLOAD, "cuda")
+    (host,) = certificate.hosts
+    assert (host.node, host.host_bytes) == (1, 0)
+    assert 2 * WEIGHTS <= host.num_bytes <= 2 * WEIGHTS * 1.01  # padding
+    assert f"the host of n1 keeps {byte_size(host.num_bytes)}" in certificate.table()
+
+
+def test_gradients_stay_out_of_the_hosts_memory():
+    """Main weights and two moments, 12 bytes a parameter, are shared over dp; the weights stay on the devices."""
+    certificate = check_fits(placed(APART, "actor_train_step", offload="optimizer"), GRAPH, WORKLOAD, "cuda")
+    (host,) = certificate.hosts
+    assert host.node == 0 and WEIGHTS * 6 <= host.num_bytes <= WEIGHTS * 6 * 1.01
+
+
+def test_a_host_that_is_full_is_enough_and_one_byte_less_is_refused():
+    (host,) = check_fits(REFERENCE, GRAPH, WORKLOAD, "cuda").hosts
+    assert check_fits(with_room(REFERENCE, host.num_bytes), GRAPH, WORKLOAD, "cuda").excess_bytes == 0
+    with pytest.raises(PlanDoesNotFit, match=r"memory of the host of n1.*offloaded"):
+        check_fits(with_room(REFERENCE, host.num_bytes - 1), GRAPH, WORKLOAD, "cuda")
