@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 
 from prefect_rlhf.engines.gang.messages import ProcessSettings
 from prefect_rlhf.engines.gang.node_ranks import NodeRanks
@@ -25,6 +26,27 @@ DISTRIBUTIONS = ("prefect-rlhf", "torch", "megatron-core")
 def versions() -> dict[str, str]:
     """Return what must be the same on every node."""
     return {"Python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}}
+
+
+def write_marker(folder: Path, name: str) -> str | None:
+    """Write a file named `name`, with that content, into a folder that is there; return what went wrong, if so."""
+    try:
+        (folder / name).write_text(name)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None
+
+
+def unseen(folder: Path, names: Sequence[str]) -> list[str]:
+    """Return the markers that this machine cannot read in the folder."""
+
+    def is_seen(name: str) -> bool:
+        try:
+            return (folder / name).read_text() == name
+        except OSError:
+            return False
+
+    return [name for name in names if not is_seen(name)]
 
 
 class NodeAgent:
@@ -52,6 +74,14 @@ class NodeAgent:
             except OSError as error:
                 found.append((address, str(error)))
         return found
+
+    def write_marker(self, folder: Path, name: str) -> str | None:
+        """Write a marker into a folder that is there; return why that cannot be, None if it can."""
+        return write_marker(folder, name)
+
+    def unseen(self, folder: Path, names: Sequence[str]) -> list[str]:
+        """See `unseen`."""
+        return unseen(folder, names)
 
     def start(
         self,

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any, final
 
 from prefect_rlhf.engines.gang.local import message_pipe
 from prefect_rlhf.engines.gang.messages import GangSettings, Start
-from prefect_rlhf.engines.gang.node_agent import CONTROL, NodeAgent, versions
+from prefect_rlhf.engines.gang.node_agent import CONTROL, NodeAgent, unseen, versions, write_marker
 from prefect_rlhf.engines.gang.node_ranks import CLOSE_SECONDS, Deaths
 from prefect_rlhf.engines.gang.process_gang import ProcessGang
 from prefect_rlhf.engines.gang.wires import CONNECT_SECONDS, Address, Hello, reach
@@ -51,17 +52,20 @@ class RayGang(ProcessGang):
         ranks_of_nodes: Sequence[int],
         address: str | None = None,
         say: Callable[[str], object] = print,
+        shared: Path | None = None,
     ) -> None:
         """Start as many ranks on each node, in order; `address` is Ray's, by default that of RAY_ADDRESS.
 
         Tells `say` every minute that it waits, where others hold the nodes. Raises InvalidInput for a cluster that does
-        not answer, has too little, or whose nodes differ or cannot reach each other; RankLost where a node is lost
-        meanwhile.
+        not answer, has too little, or whose nodes differ, cannot reach each other or do not all see the folder
+        `shared`; RankLost where a node is lost meanwhile.
         """
         cluster = address or os.environ.get("RAY_ADDRESS", "auto")
         own = join_cluster(cluster)
         placed = _Placed.on(cluster, ranks_of_nodes, settings.device, say)
         try:
+            if shared is not None:
+                _check_shared(placed, shared)
             processes, store = _launch(settings, ranks_of_nodes, placed, own)
         except BaseException:
             placed.release()
@@ -257,6 +261,30 @@ def _check_reach(placed: _Placed, addresses: Sequence[Address]) -> None:
                 f"a network in which nodes reach each other on any port: {node} cannot reach {host}:{port} ({reason})"
             )
             raise InvalidInput("cluster", ", ".join(placed.addresses), expected)
+
+
+def _check_shared(placed: _Placed, folder: Path) -> None:
+    """Let this machine and each node write a marker into the folder, and all of them read all markers."""
+    where = ("the controller's machine", *(f"node {address}" for address in placed.addresses))
+    markers = [f".seen-by-all-{uuid.uuid4().hex}" for _ in where]
+    try:
+        wrong = [write_marker(folder, markers[0])]
+        wrong += placed.ask("write_marker", lambda node: (folder, markers[1 + node]))
+        for machine, reason in zip(where, wrong, strict=True):
+            if reason is not None:
+                expected = f"a folder that every node may write: {machine} cannot ({reason})"
+                raise InvalidInput("output_dir", str(folder), expected)
+        readers = zip(
+            where, (unseen(folder, markers), *placed.ask("unseen", lambda node: (folder, markers))), strict=True
+        )
+        for machine, lacking in readers:
+            if lacking:
+                writer = where[markers.index(lacking[0])]
+                expected = f"storage that all machines of the run share: {machine} does not see what {writer} writes"
+                raise InvalidInput("output_dir", str(folder), expected)
+    finally:
+        for marker in markers:
+            (folder / marker).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True)

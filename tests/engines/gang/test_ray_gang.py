@@ -16,20 +16,21 @@ from prefect_rlhf.engines.gang.ray import RayGang, join_cluster
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
 from tests.engines.gang.test_gang import Probe, call
 from tests.ray_nodes import joined, ray_nodes, why_not
+from tests.small_disk import small_disk
 
 OVER_NODES = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.all, pytest.mark.slow]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 PRELOAD = ("torch.distributed",)
 
 
-def opened(nodes, *ranks_of_nodes, say=print):
-    settings = GangSettings(sum(ranks_of_nodes), Probe, environment=ENVIRONMENT, preload=PRELOAD)
-    return closing(RayGang(settings, ranks_of_nodes, nodes.address, say))
+def opened(nodes, *ranks_of_nodes, **settings):
+    gang = GangSettings(sum(ranks_of_nodes), Probe, environment=ENVIRONMENT, preload=PRELOAD)
+    return closing(RayGang(gang, ranks_of_nodes, nodes.address, **settings))
 
 
-def refused(nodes, *ranks_of_nodes, say=print):
+def refused(nodes, *ranks_of_nodes, **settings):
     """The one line that tells why such a gang cannot be."""
-    with pytest.raises(InvalidInput) as caught, opened(nodes, *ranks_of_nodes, say=say):
+    with pytest.raises(InvalidInput) as caught, opened(nodes, *ranks_of_nodes, **settings):
         pass
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -64,7 +65,7 @@ class TestTwoMachines:
             with monkeypatch.context() as patch:
                 patch.setattr(ray_gang, "PLACE_SECONDS", 2.0)
                 patch.setattr(ray_gang, "HELD_SECONDS", 3.0)
-                assert "which others hold" in refused(nodes, 1, 1, say=lines.append)
+                assert "held by others for" in refused(nodes, 1, 1, say=lines.append)
             assert "held by others" in lines[0]
             assert call(first, "place") == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
         with opened(nodes, 1, 1) as then:
@@ -96,6 +97,16 @@ class TestTwoMachines:
             assert f"{one} cannot reach {other}:" in refused(nodes, 1, 1)
         finally:
             nodes.unblock(0, other)
+
+    def test_a_folder_that_not_every_machine_sees_is_named(self, nodes, tmp_path):
+        """A disk that is mounted here alone, a folder that is not there, and one that all see."""
+        with small_disk(tmp_path / "own", 1 << 20) as folder:
+            said = refused(nodes, 1, 1, shared=folder)
+            assert f"output_dir: got '{folder}', expected storage that all machines of the run share" in said
+            assert "does not see what" in said and not list(folder.iterdir())
+        assert "cannot (No such file or directory)" in refused(nodes, 1, 1, shared=tmp_path / "none")
+        with opened(nodes, 1, 1, shared=tmp_path) as gang:
+            assert gang.size == 2 and not [path for path in tmp_path.iterdir() if path.is_file()]
 
 
 HOLDER = """
