@@ -49,7 +49,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     },
     "tasks": {
         "reporting": "running checkpoints server",
-        "trackers": "running .",
+        "trackers": "running data .",
         "trial": "running .",
         "running": "checkpoints data server .",
         "data": ".",

@@ -134,8 +134,9 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
     if run.best is not None:
         carry_over_best(run.best, _begin(request.checkpoint, run_dir)[1], run_dir)
     report.resumed(run, before)
+    parameters = to_jsonable_python(flow_run.parameters, fallback=str)
     try:
-        with followed(journal, before, options.tracking, to_jsonable_python(flow_run.parameters), log_warning):
+        with followed(journal, before, options.tracking, parameters, log_warning):
             stop = train(run, journal, report, options.steps_per_group)
     except BaseException as error:  # a cancellation too
         clear_unfinished(run_dir)

@@ -38,16 +38,21 @@ def followed(
     threads = [TrackerThread(each, partial(_opener, each), run, tracking, warn, before) for each in tracking.report_to]
     for thread in threads:
         journal.follow(thread.tell)
-    seconds = SECONDS_AFTER_ERROR
     try:
         yield
-        seconds = SECONDS_AT_END
-    finally:
-        for thread in threads:
-            thread.end()
-        until = time.monotonic() + seconds
-        for thread in threads:
-            thread.wait(until - time.monotonic())
+    except BaseException:  # a cancellation too
+        _leave(threads, SECONDS_AFTER_ERROR, has_failed=True)
+        raise
+    _leave(threads, SECONDS_AT_END, has_failed=False)
+
+
+def _leave(threads: Sequence[TrackerThread], seconds: float, *, has_failed: bool) -> None:
+    """Let all of them end within `seconds`."""
+    for thread in threads:
+        thread.end(has_failed=has_failed)
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.wait(until - time.monotonic())
 
 
 def _opener(name: TrackerName) -> Opener:

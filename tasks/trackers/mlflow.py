@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from typing import Any, final
 
 from mlflow import MlflowClient
@@ -16,6 +17,7 @@ DATABASE = "mlflow.db"
 ARTIFACTS = "mlflow"
 FOLDER_TAG = "prefect_rlhf.run_dir"
 TABLES_TAG = "mlflow.loggedArtifacts"  # where MLflow's own log_table says which artifacts its UI shows as tables
+UNUSUAL = re.compile(r"[^\w/. :-]")  # what MLflow takes in no name
 MOST_PARAMS = 100  # of a batch, as MLflow takes it
 MOST_CHARACTERS = 500  # of a parameter's value
 
@@ -35,7 +37,9 @@ class MLflow:
             self._client.delete_run(earlier.info.run_id)
         tags = {FOLDER_TAG: folder}
         self._id = self._client.create_run(experiment, tags=tags, run_name=run.name).info.run_id
-        params = [Param(name, value[:MOST_CHARACTERS]) for name, value in flat(run.parameters).items()]
+        params = [
+            Param(UNUSUAL.sub("_", name), value[:MOST_CHARACTERS]) for name, value in flat(run.parameters).items()
+        ]
         for first in range(0, len(params), MOST_PARAMS):
             self._client.log_batch(self._id, params=params[first : first + MOST_PARAMS])
         self._tables: list[dict[str, str]] = []
@@ -57,6 +61,6 @@ class MLflow:
             self._tables.append({"path": path, "type": "table"})
             self._client.log_batch(self._id, tags=[RunTag(TABLES_TAG, json.dumps(self._tables))])
 
-    def close(self) -> None:
-        """Say that the run has ended."""
-        self._client.set_terminated(self._id)
+    def close(self, *, has_failed: bool) -> None:
+        """Say how the run has ended."""
+        self._client.set_terminated(self._id, "FAILED" if has_failed else "FINISHED")

@@ -42,9 +42,17 @@ PEERS: Mapping[str, tuple[str | None, str | None]] = {
     "actor_train.margin": (None, "rewards/margins"),
     "actor_train.chosen_reward": (None, "rewards/chosen"),
     "actor_train.rejected_reward": (None, "rewards/rejected"),
+    "record_evaluation.score": (None, "eval_reward"),
+    "record_evaluation.response_tokens": (None, "eval_completions/mean_length"),
+    "preference_accuracy.accuracy": (None, "eval_rewards/accuracies"),
+    "preference_accuracy.margin": (None, "eval_rewards/margins"),
+    "token_loss.loss": (None, "eval_loss"),
     "seconds": ("timing_s/step", "step_time"),
 }
 """Of a metric of ours, the name of verl and that of TRL."""
+
+NAMED_REWARD = "grpo_advantages.score_"
+"""How the metric of one reward among several begins; TRL has `rewards/NAME/mean`."""
 
 
 def tracked_values(line: Mapping[str, float], names: Names) -> dict[str, float]:
@@ -63,6 +71,8 @@ def tracked_name(name: str, names: Names) -> str:
     >>> tracked_name("gae.value", "verl"), tracked_name("gae.value", "trl"), tracked_name("gae.value", "own")
     ('critic/values/mean', 'gae/value', 'gae/value')
     """
+    if names == "trl" and name.startswith(NAMED_REWARD):
+        return f"rewards/{name.removeprefix(NAMED_REWARD)}/mean"
     peers = dict(zip(TRAINERS, PEERS.get(name, (None, None)), strict=True))
     return peers.get(names) or own_name(name)
 

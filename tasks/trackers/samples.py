@@ -9,6 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from prefect_rlhf.tasks.data.rollouts import ROLLOUTS
+
 TEXTS = ("prompt", "response")
 
 
@@ -24,14 +26,18 @@ class Table:
         return [list(self.columns), *([_text(value) for value in row] for row in self.rows)]
 
 
-def read_samples(run_dir: Path, step: int, number: int) -> Mapping[str, Table]:
+def read_samples(run_dir: Path, step: int, number: int, *, of_rollouts: bool = True) -> Mapping[str, Table]:
     """Return the first `number` rows of each file that a step wrote, by its folder: `rollouts`, `evaluation`.
 
     Columns are those of `TEXTS` and all floating-point numbers; a file without those texts has no samples.
     """
     files = sorted(run_dir.glob(f"*/step-{step:06d}.parquet")) if number else []
-    tables = {file.parent.name: _first_rows(file, number) for file in files}
+    tables = {file.parent.name: _first_rows(file, number) for file in files if of_rollouts or _is_rare(file)}
     return {folder: table for folder, table in tables.items() if table is not None}
+
+
+def _is_rare(file: Path) -> bool:
+    return file.parent.name != ROLLOUTS
 
 
 def _first_rows(file: Path, number: int) -> Table | None:

@@ -25,8 +25,7 @@ class TrackedStep:
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """What a tracker knows of a run: its folder, its name, the project in which it is compared with others, what it was
-    asked to do.
+    """What a tracker knows of a run: its folder, its name, and the project in which it is compared with others.
 
     `parameters` are those of the flow run, as JSON has them.
     """
@@ -43,8 +42,8 @@ class Tracker(Protocol):
     def add(self, step: TrackedStep) -> None:
         """Show a step; steps come in order, each once."""
 
-    def close(self) -> None:
-        """Write what is left."""
+    def close(self, *, has_failed: bool) -> None:
+        """Write what is left; `has_failed` says that an error ended the run."""
 
 
 def flat(parameters: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

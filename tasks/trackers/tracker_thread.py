@@ -19,7 +19,10 @@ Line = Mapping[str, float]
 
 
 class TrackerThread:
-    """Opens a tracker and hands it lines, first those `before` it was there; `warn` is called at most once."""
+    """Opens a tracker and hands it lines, first those `before` it was there.
+
+    `warn` is called once at most, by who calls `tell` or `wait`: as soon as an error is known, else at the end.
+    """
 
     def __init__(
         self,
@@ -38,7 +41,8 @@ class TrackerThread:
         self._dropped: list[int] = []
         self._doing: int | None = None  # the step that the tracker has in hand
         self._error: BaseException | None = None
-        self._is_closed = False
+        self._has_warned = False
+        self._is_closed, self._has_failed = False, False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
@@ -51,31 +55,41 @@ class TrackerThread:
             else:
                 self._waiting.append((time.time(), line))
                 self._changed.notify()
+            error, lost = self._error, self._lost()
+        if error is not None:
+            self._warn_once(f"{self.name} lacks step {min(lost)} and what follows: {described(error)}")
 
-    def end(self) -> None:
-        """Say that no line follows."""
+    def end(self, *, has_failed: bool) -> None:
+        """Say that no line follows, and whether an error ended the run."""
         with self._changed:
-            self._is_closed = True
+            self._is_closed, self._has_failed = True, has_failed
             self._changed.notify()
 
     def wait(self, seconds: float) -> None:
         """Wait until all is shown, `seconds` at most, then leave the tracker; warns of what it does not show."""
         self._thread.join(max(0.0, seconds))
         with self._changed:
-            left = [*([] if self._doing is None else [self._doing]), *(int(line["step"]) for _, line in self._waiting)]
-            self._dropped = [*left, *self._dropped]
+            error, lost = self._error, self._lost()
+            is_whole = not lost and error is None and not self._thread.is_alive()
             self._waiting.clear()
-            why = described(self._error) if self._error else "it is slower than the run"
-            is_over = not self._thread.is_alive() and self._error is None
-        if self._dropped or not is_over:
-            self._warn(f"{self.name} {lacks(self._dropped)}: {why}; metrics.jsonl has every step")
+        if not is_whole:
+            self._warn_once(f"{self.name} {lacks(lost)}: {described(error) if error else 'it is slower than the run'}")
+
+    def _lost(self) -> list[int]:
+        in_hand = [] if self._doing is None else [self._doing]
+        return [*in_hand, *(int(line["step"]) for _, line in self._waiting), *self._dropped]
+
+    def _warn_once(self, text: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{text}; the run is not affected, metrics.jsonl has every step")
 
     def _work(self) -> None:
         try:
             tracker = self._opener()(self._run)
             while (item := self._next()) is not None:
                 tracker.add(self._tracked(*item))
-            tracker.close()
+            tracker.close(has_failed=self._has_failed)
         except BaseException as error:  # noqa: BLE001  whatever a tracker raises, the run goes on
             with self._changed:
                 self._error = error
@@ -89,10 +103,10 @@ class TrackerThread:
             return item
 
     def _tracked(self, at: float, line: Line) -> TrackedStep:
-        step = int(line["step"])
-        number = self._tracking.samples if step % self._tracking.samples_every == 0 else 0
-        values = tracked_values(line, self._tracking.names)
-        return TrackedStep(step, at, values, read_samples(self._run.run_dir, step, number))
+        step, tracking = int(line["step"]), self._tracking
+        is_due = step % tracking.samples_every == 0
+        samples = read_samples(self._run.run_dir, step, tracking.samples, of_rollouts=is_due)
+        return TrackedStep(step, at, tracked_values(line, tracking.names), samples)
 
 
 def lacks(steps: Sequence[int]) -> str:

@@ -21,7 +21,9 @@ class Tracking(Settings):
     names: Names = Field("verl", description="Whose names metrics have: verl's, trl's, or own. Others keep their own.")
     project: str = Field("prefect-rlhf", min_length=1, max_length=200, description="What runs are compared within.")
     samples: int = Field(4, ge=0, le=100, description="Rows of a step shown with prompt, response and reward.")
-    samples_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between two tables of samples.")
+    samples_every: int = Field(
+        10, ge=1, le=MOST_STEPS, description="Steps between rollouts; all evaluations are shown."
+    )
 
     @field_validator("report_to")
     @classmethod
@@ -32,7 +34,11 @@ class Tracking(Settings):
 
 
 def check_trackers(tracking: Tracking) -> None:
-    """Raise InvalidInput for a tracker that is not installed: its extra has its name."""
+    """Raise InvalidInput for a tracker that is not installed: its extra has its name.
+
+    A folder of that name in the working folder, such as W&B's users have, is no package.
+    """
     for name in tracking.report_to:
-        if find_spec(name) is None:
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
             raise InvalidInput("tracking.report_to", name, f"one that is installed: pip install 'prefect-rlhf[{name}]'")

@@ -15,6 +15,7 @@ from prefect_rlhf.tasks.trackers.tracker import TrackedRun, TrackedStep
 FOLDER = "wandb"
 HOST = "api.wandb.ai"
 FINISH_SECONDS = 15.0  # for what is not sent at the end; less than a run waits for its trackers
+INIT_SECONDS = 30.0  # for W&B to answer at the start; a process that ends before stays for the rest of it
 
 
 @final
@@ -24,7 +25,12 @@ class WandB:
     def __init__(self, run: TrackedRun) -> None:
         shutil.rmtree(run.run_dir / FOLDER, ignore_errors=True)
         settings = wandb.Settings(
-            console="off", silent=True, x_disable_stats=True, x_disable_meta=True, finish_timeout=FINISH_SECONDS
+            console="off",
+            silent=True,
+            x_disable_stats=True,
+            x_disable_meta=True,
+            init_timeout=INIT_SECONDS,
+            finish_timeout=FINISH_SECONDS,
         )
         self._run = wandb.init(
             project=run.project,
@@ -45,9 +51,9 @@ class WandB:
         }
         self._run.log({**step.values, **tables}, step=step.step)
 
-    def close(self) -> None:
+    def close(self, *, has_failed: bool) -> None:
         """Send or write what is left."""
-        self._run.finish()
+        self._run.finish(exit_code=int(has_failed))
 
 
 def mode() -> Literal["online", "offline", "disabled", "shared"]:

@@ -12,7 +12,7 @@ from prefect_rlhf.flows.grpo import grpo
 from prefect_rlhf.flows.remax import remax
 from prefect_rlhf.tasks.running.journal import read_spans
 from prefect_rlhf.tasks.trackers.names import own_name
-from tests.trackers_read_back import READ_BACK
+from tests.trackers_read_back import READ_BACK, kept
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
 REWARDS = Path(__file__).parent / "rewards.py"
@@ -71,11 +71,11 @@ def test_scores_are_the_weighted_sum_of_functions_that_see_their_rows_columns(gr
         for name in ("evaluation.jsonl", "metrics.jsonl")  # after the last step there is an evaluation alone
         for line in map(json.loads, (run_dir / name).read_text().splitlines())
     }
-    for read_back in READ_BACK.values():
+    for tracker, read_back in READ_BACK.items():
         scalars, tables = read_back(run_dir)
         shown = {(name, step): value for name, step, value in scalars}
         assert shown == {
-            (own_name(name), step): value
+            (own_name(name), step): kept(tracker, value)
             for step, line in lines.items()
             for name, value in line.items()
             if name != "step"

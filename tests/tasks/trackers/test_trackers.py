@@ -1,24 +1,31 @@
 """Trackers show what metrics.jsonl has, each step once, and never hold a run up."""
 
+import re
 import threading
 from collections import defaultdict
 from functools import partial
+from importlib.machinery import PathFinder
+from pathlib import Path
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.trackers import follow, tracking
 from prefect_rlhf.tasks.trackers.follow import followed
-from prefect_rlhf.tasks.trackers.names import PEERS, tracked_values
+from prefect_rlhf.tasks.trackers.names import PEERS, tracked_name, tracked_values
 from prefect_rlhf.tasks.trackers.tracker_thread import MOST_WAITING
 from prefect_rlhf.tasks.trackers.tracking import Tracking, check_trackers
-from tests.trackers_read_back import READ_BACK
+from tests.tiny import ppo_parameters
+from tests.trackers_read_back import READ_BACK, kept, of_mlflow
 
 LINES = [
     {"step": step, "actor_train.loss": 0.1 / (step + 1), "kl_penalised_rewards.kl": 1e-9 * step, "seconds": 3.0}
@@ -27,24 +34,26 @@ LINES = [
 PARAMETERS = {"algo": {"optimizer": {"lr": 1e-5}}, "steps": 3}
 
 
-def show(run_dir, *, lines=LINES, before=(), warn=pytest.fail, **settings):
-    """Tell trackers of a run's lines as its journal would."""
+def show(run_dir, *, lines=LINES, before=(), warn=pytest.fail, ends=lambda: None, **settings):
+    """Tell trackers of a run's lines as its journal would, then have it end."""
     run_dir.mkdir(parents=True, exist_ok=True)
     journal = Journal(run_dir)
     with followed(journal, before, Tracking(**settings), PARAMETERS, warn):
         for line in lines:
             for tell in journal._followers:
                 tell(line)
+        ends()
 
 
-def write_rollouts(run_dir, step):
-    (run_dir / "rollouts").mkdir(parents=True, exist_ok=True)
+def write_rollouts(run_dir, step, folder="rollouts"):
+    (run_dir / folder).mkdir(parents=True, exist_ok=True)
     columns = {"prompt": ["what", "why"], "response": ["a film", "it"], "scores": [0.5, None], "row_id": [0, 1]}
-    pq.write_table(pa.table(columns), run_dir / "rollouts" / f"step-{step:06d}.parquet")
+    pq.write_table(pa.table(columns), run_dir / folder / f"step-{step:06d}.parquet")
 
 
-def expected(lines, names="own"):
-    return sorted((name, line["step"], value) for line in lines for name, value in tracked_values(line, names).items())
+def expected(tracker, lines, names="own"):
+    values = [(line["step"], tracked_values(line, names)) for line in lines]
+    return sorted((name, step, kept(tracker, value)) for step, named in values for name, value in named.items())
 
 
 @pytest.fixture(autouse=True)
@@ -61,14 +70,40 @@ def test_what_is_read_back_is_what_was_told_each_step_once_and_so_when_a_run_goe
     write_rollouts(run_dir, 2)
     show(run_dir, report_to=[tracker], names="own", samples_every=2)
     scalars, tables = READ_BACK[tracker](run_dir)
-    assert sorted(scalars) == expected(LINES)
+    assert sorted(scalars) == expected(tracker, LINES)
     (heading, *rows) = tables["samples/rollouts", 2]
     assert (heading, len(rows), rows[0][:2]) == (["prompt", "response", "scores"], 2, ["what", "a film"])
     assert float(rows[0][2]) == 0.5 and not rows[1][2]
 
     again = {**LINES[2], "actor_train.loss": 7.0}
     show(run_dir, before=LINES[:2], lines=[again], report_to=[tracker], names="verl")
-    assert sorted(READ_BACK[tracker](run_dir)[0]) == expected([*LINES[:2], again], "verl")
+    assert sorted(READ_BACK[tracker](run_dir)[0]) == expected(tracker, [*LINES[:2], again], "verl")
+
+
+def test_all_evaluations_have_samples_and_rollouts_those_that_are_due(tmp_path):
+    pytest.importorskip("tensorboard")
+    for step in range(3):
+        write_rollouts(tmp_path, step)
+        write_rollouts(tmp_path, step, "evaluation")
+    show(tmp_path, report_to=["tensorboard"], samples_every=2)
+    _, tables = READ_BACK["tensorboard"](tmp_path)
+    shown = {key for key in tables if key[0].startswith("samples/")}
+    assert shown == {("samples/rollouts", 0), ("samples/rollouts", 2), *(("samples/evaluation", n) for n in range(3))}
+    assert tables["parameters", 0][1:] == [["algo.optimizer.lr", "1e-05"], ["steps", "3"]]
+
+
+def test_a_run_that_fails_is_shown_as_failed_with_what_it_did(tmp_path):
+    """And its error is that of the run."""
+    pytest.importorskip("mlflow")
+
+    def fail():
+        raise ZeroDivisionError
+
+    follow_seconds = patch.object(follow, "SECONDS_AFTER_ERROR", 60.0)  # the time is not what is tested
+    with follow_seconds, pytest.raises(ZeroDivisionError):
+        show(tmp_path / "amber-fox", ends=fail, report_to=["mlflow"])
+    scalars, _ = of_mlflow(tmp_path / "amber-fox", status="FAILED")
+    assert sorted(scalars) == expected("mlflow", LINES, "verl")
 
 
 def test_every_name_of_a_peer_stands_for_one_metric_of_a_call_at_most():
@@ -79,6 +114,25 @@ def test_every_name_of_a_peer_stands_for_one_metric_of_a_call_at_most():
             if peers[trainer]:
                 found[peers[trainer]].add(own.rpartition(".")[0])
         assert all(len(calls) <= 2 for calls in found.values())
+
+
+def test_one_of_several_rewards_has_the_name_of_trl():
+    assert tracked_values({"grpo_advantages.score_exact": 0.5}, "trl") == {"rewards/exact/mean": 0.5}
+
+
+def test_metrics_that_would_have_one_name_keep_their_own():
+    shown = tracked_values({"kl_penalised_rewards.score": 1.0, "grpo_advantages.score": 2.0, "seconds": 3.0}, "verl")
+    assert shown == {"kl_penalised_rewards/score": 1.0, "grpo_advantages/score": 2.0, "timing_s/step": 3.0}
+
+
+def test_the_page_has_every_name_that_is_not_our_own():
+    table = (Path(__file__).parents[3] / "docs" / "trackers.md").read_text().partition("| ours |")[2]
+    rows = re.findall(r"^\| `([\w.]+)` \| `?([^`|]+?)`? \| `?([^`|]+?)`? \|$", table, re.MULTILINE)
+    said = {name: peers for name, *peers in rows}
+    assert said.keys() == PEERS.keys() | {"grpo_advantages.score_NAME"}
+    for name, peers in said.items():
+        for trainer, peer in zip(("verl", "trl"), peers, strict=True):
+            assert tracked_name(name, trainer) == (tracked_name(name, "own") if peer == "-" else peer)
 
 
 @given(st.dictionaries(st.sampled_from([*PEERS, "a.b", "a.b.c", "critic_train.x"]), st.floats(allow_nan=False)))
@@ -95,20 +149,31 @@ class Broken:
         if step.step == self._at:
             raise OSError("no room")
 
-    def close(self):
+    def close(self, *, has_failed):
         if self._at is None:
             raise OSError("no room")
 
 
-@pytest.mark.parametrize(
-    ("at", "says"), [(0, "lacks 3 steps (of 0 to 2)"), (2, "lacks step 2"), (None, "may lack its last step")]
-)
+@pytest.mark.parametrize(("at", "says"), [(0, "lacks "), (2, "lacks step 2"), (None, "may lack its last step")])
 def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(at, says, tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "_opener", lambda name: partial(Broken, at=at))
     said = []
     show(tmp_path, warn=said.append, report_to=["tensorboard"])
     (line,) = said
     assert says in line and "no room" in line and "metrics.jsonl has every step" in line
+
+
+def test_a_tracker_that_fails_is_told_of_at_the_next_step_and_not_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "_opener", lambda name: partial(Broken, at=1))
+    said, journal = [], Journal(tmp_path)
+    with followed(journal, LINES[:2], Tracking(report_to=["tensorboard"]), PARAMETERS, said.append):
+        for thread in [one for one in threading.enumerate() if one.name == "tracker tensorboard"]:
+            thread.join(60)
+        for tell in journal._followers:
+            tell(LINES[2])
+        assert len(said) == 1
+    (line,) = said
+    assert line.startswith("tensorboard lacks step 1 and what follows: OSError: no room")
 
 
 def test_a_tracker_that_hangs_is_left_with_a_line_and_keeps_so_many_lines(tmp_path, monkeypatch):
@@ -127,8 +192,35 @@ def test_a_tracker_that_hangs_is_left_with_a_line_and_keeps_so_many_lines(tmp_pa
     assert opened.is_set()
     assert said == [
         f"tensorboard lacks {MOST_WAITING + 5} steps (of 0 to {MOST_WAITING + 4}): it is slower than the run;"
-        " metrics.jsonl has every step"
+        " the run is not affected, metrics.jsonl has every step"
     ]
+
+
+def test_a_folder_of_its_name_is_no_tracker(monkeypatch, tmp_path):
+    """`python -m` has the working folder on its path, where W&B leaves one."""
+    (tmp_path / "wandb").mkdir()
+    monkeypatch.setattr(tracking, "find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)]))
+    with pytest.raises(InvalidInput, match=r"prefect-rlhf\[wandb\]"):
+        check_trackers(Tracking(report_to=["wandb"]))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["tracking.report_to=[tensorbord]"], "tracking.report_to.0: got 'tensorbord', expected"),
+        (["tracking.report_to=[wandb,wandb]"], "each tracker once"),
+        (["tracking.names=openrlhf"], "tracking.names: got 'openrlhf', expected"),
+        (["tracking.sample=3"], "tracking.sample: got 3, expected"),
+        (["tracking.samples=-1"], "tracking.samples: got -1, expected"),
+    ],
+)
+def test_a_wrong_option_costs_a_line(given, says, capsys, tmp_path):
+    (tmp_path / "parameters.yaml").write_text(yaml.safe_dump(ppo_parameters(tmp_path)))
+    capsys.readouterr()
+    words = ["ppo", "--parameters", str(tmp_path / "parameters.yaml"), "--dry-run"]
+    assert main([*words, *(word for one in given for word in ("-p", one))]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert says in line
 
 
 def test_a_tracker_that_is_not_installed_or_said_twice_is_refused_in_one_line(monkeypatch):
