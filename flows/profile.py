@@ -14,13 +14,13 @@ from pydantic import Field
 
 from prefect_rlhf.blocks.cluster import MOST_DEVICES
 from prefect_rlhf.blocks.lease import leased_devices
-from prefect_rlhf.flows.hardware.profiles import Machine, keep_profile, profile_file
+from prefect_rlhf.flows.hardware.profiles import Machine, devices_and_nodes, keep_profile, profile_file
 from prefect_rlhf.flows.training.log import log_info
 from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.layout.layout import splits_key_value_heads
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import Backend
+from prefect_rlhf.placement.mesh import Backend, DeviceMesh
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import runnable_shape
@@ -62,7 +62,7 @@ def profile(
     try:
         with leased_devices() as leased, _progress() as say:
             sizes = Sizes(most_rows, longest)
-            request = profile_request(model, dtype, leased.kind, leased.mesh.num_devices, sizes, tensor_parallel)
+            request = profile_request(model, dtype, leased.kind, leased.mesh, sizes, tensor_parallel)
             return str(measure_profile(leased, request, say))
     except RlhfError as error:
         return failed(error)
@@ -86,23 +86,24 @@ class ProfileRequest:
 
 
 def profile_request(
-    model: str, dtype: Dtype, kind: Backend, num_devices: int, sizes: Sizes, tensor_parallel: list[int] | None
+    model: str, dtype: Dtype, kind: Backend, mesh: DeviceMesh, sizes: Sizes, tensor_parallel: list[int] | None
 ) -> ProfileRequest:
     """Read the model's shape. Raises InvalidInput for sizes or degrees that it has not, and for unknown devices."""
     shape = runnable_shape("model", model)
-    degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, num_devices)
+    degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, mesh.devices_per_node)
     if min(degrees) < 1:
         raise InvalidInput("tensor_parallel", list(degrees), "degrees of 1 or more")
-    subject = Machine.read(kind).subject(shape, dtype, num_devices)
+    subject = Machine.read(kind).subject(shape, dtype, *devices_and_nodes(mesh))
     request = ProfileRequest(subject, replace(sizes, tensor_parallel=degrees))
     check_sizes(request.subject, request.sizes)
     return request
 
 
 def measure_profile(leased: Lease, request: ProfileRequest, say: Say) -> Path:
-    """Measure on a lease's devices and keep the profile; returns its file."""
-    if leased.mesh.num_nodes > 1:
-        raise InvalidInput("mesh", leased.mesh.name, "devices of one node: each kind of node is profiled by itself")
+    """Measure on a lease's devices and keep the profile; returns its file.
+
+    Of several nodes, which are taken to be alike, layers are timed on the first and messages between all.
+    """
     return keep_profile(measure(request.subject, request.sizes, say), request.file)
 
 

@@ -5,6 +5,7 @@ Ranks of a gang time the same thing at the same moment, as a call's ranks work: 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,10 @@ class ProfilingRank:
         )
         write_folder(model.path, model, tensors, Path(model.path))
 
+    def remove_model(self, model: ModelSpec) -> None:
+        """Remove that folder."""
+        shutil.rmtree(model.path, ignore_errors=True)
+
     def build(self, command: BuildCommand) -> RankReport:
         """Build as a run does."""
         return self._work.build(command)
@@ -144,6 +149,14 @@ class ProfilingRank:
         outgoing, incoming = _bytes(num_bytes), _bytes(num_bytes)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         return self._median(lambda: send_receive({after: [outgoing]}, {before: [incoming]}), repeats)
+
+    def send_one_way(self, num_bytes: int, repeats: int) -> float:
+        """Measure seconds to send so many bytes from each even rank to the next one."""
+        message = [_bytes(num_bytes)]
+        other = self.rank + 1 if self.rank % 2 == 0 else self.rank - 1
+        pairs = {other: message} if other < self.size else {}
+        sent, received = (pairs, {}) if self.rank % 2 == 0 else ({}, pairs)
+        return self._median(lambda: send_receive(sent, received), repeats)
 
     def all_reduce(self, num_bytes: int, size: int, repeats: int) -> float:
         """Measure seconds to add up so many bytes of bfloat16 over each `size` consecutive ranks."""

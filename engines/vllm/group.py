@@ -23,10 +23,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from vllm.distributed import parallel_state
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.model_executor.layers import utils as vllm_layers
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from prefect_rlhf.engines.process_groups import ensure_world, name_groups_by_members
+from prefect_rlhf.engines.weights.read_peer_memory import NODE
 
 _GLOBALS = tuple(name for name in vars(parallel_state) if re.fullmatch(r"_[A-Z][A-Z_]*", name))
 _ENTERED = threading.RLock()  # those globals are the process's: copies to the host wait while another engine generates
@@ -99,6 +101,7 @@ class RankGroup:
             (dist, "new_group", partial(dist.new_group, use_local_synchronization=True, sort_ranks=False)),
             (dist, "get_world_size", lambda group=None: len(self.ranks) if group is None else size(group)),
             (vllm_layers, "dispatch_cpu_unquantized_gemm", _keep_plain),
+            (CpuCommunicator, "_all_group_ranks_share_shm_group_name", _is_on_one_node),
         )
 
     def _executor(self) -> type[ExecutorWithExternalLauncher]:
@@ -120,6 +123,13 @@ class RankGroup:
         name = getattr(getattr(communicator, "dist_module", None), "group_name", None)
         if name is not None:
             Path(f"/dev/shm/{name}_{self.index}").unlink()
+
+
+def _is_on_one_node(communicator: CpuCommunicator) -> bool:
+    """Stand in for vLLM's check of names, always the same here: shared memory joins ranks of one node alone."""
+    nodes: list[str | None] = [None] * communicator.world_size
+    dist.all_gather_object(nodes, os.environ.get(NODE), group=communicator.device_group)
+    return len(set(nodes)) == 1
 
 
 def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES, Cluster
+from prefect_rlhf.blocks.cluster import MOST_DEVICES, MOST_NODES, Cluster
 from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, print_error, read_numbers, whole_number
 from prefect_rlhf.flows.profile import MOST_ROWS, MOST_TOKENS, measure_profile, profile_request
@@ -28,6 +28,9 @@ class ProfileFlags:
     devices: Annotated[
         int, whole_number(1, MOST_DEVICES), Parameter(help="Devices of this machine, which all work at once.")
     ] = 1
+    nodes: Annotated[
+        int, whole_number(1, MOST_NODES), Parameter(help="Nodes of the Ray cluster of RAY_ADDRESS, each with as many.")
+    ] = 1
     kind: Annotated[Backend, Parameter(help="What the devices are.", show_default=True)] = "cpu"
     dtype: Annotated[Dtype, Parameter(help="Compute format.", show_default=True)] = "bfloat16"
     rows: Annotated[int, whole_number(1, MOST_ROWS), Parameter(help="Most rows of a micro-batch.")] = 32
@@ -39,21 +42,21 @@ class ProfileFlags:
 
 
 def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
-    """Measure a model's layers on this machine's devices; minutes.
+    """Measure a model's layers on devices of this machine, or of several; minutes.
 
     Plans and predictions of later runs of a model of this shape, on as many
     devices of this kind, use what was found:
 
       prefect-rlhf profile models/smollm2 --devices 2
     """
-    cluster = Cluster(devices_per_node=flags.devices).shape
+    cluster = Cluster(num_nodes=flags.nodes, devices_per_node=flags.devices).shape
     degrees = read_numbers("--tensor-parallel", flags.tensor_parallel, "degrees, such as 1,2")
     sizes = Sizes(flags.rows, flags.longest)
-    request = profile_request(flags.model, flags.dtype, flags.kind, flags.devices, sizes, degrees)
+    request = profile_request(flags.model, flags.dtype, flags.kind, cluster.whole, sizes, degrees)
     if flags.dry_run:
         print(f"{request.num_measurements} measurements of {flags.model}, to be kept in {request.file}")
         return 0
-    with lease(cluster, flags.devices, kind=flags.kind, say=print_error) as leased:
+    with lease(cluster, cluster.whole.num_devices, kind=flags.kind, say=print_error) as leased:
         print(measure_profile(leased, request, progress()))
     return 0
 

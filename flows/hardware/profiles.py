@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.hardware import datasheet
 from prefect_rlhf.placement.cost.profile import Profile, Subject
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import Backend
+from prefect_rlhf.placement.mesh import Backend, DeviceMesh
 from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
 
 PROFILES = Path("~/.prefect-rlhf/profiles")
@@ -43,9 +43,9 @@ class Machine:
             return cls(kind, "cpu", processor(), versions)
         return cls(kind, datasheet(gpu_name(), "kind").name, "", versions)
 
-    def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int) -> Subject:
-        """Return the subject of a profile: a model on `num_devices` of this machine's devices."""
-        return Subject(shape, dtype, self.kind, self.device, num_devices, self.processor, self.versions)
+    def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int, num_nodes: int = 1) -> Subject:
+        """Return the subject of a profile: a model on `num_devices` devices, this machine's or its like."""
+        return Subject(shape, dtype, self.kind, self.device, num_devices, self.processor, self.versions, num_nodes)
 
 
 def installed_version(package: str) -> str:
@@ -68,7 +68,8 @@ def profile_file(subject: Subject) -> Path:
     """Return where the profile of `subject` is, whatever software it was made with."""
     question = (subject.shape, subject.dtype, subject.device, subject.num_devices, subject.processor)
     name = hashlib.sha256(repr(question).encode()).hexdigest()[:16]
-    return PROFILES.expanduser() / f"{subject.device}-{subject.num_devices}-{name}.json"
+    nodes = f"{subject.num_nodes}x" if subject.num_nodes > 1 else ""
+    return PROFILES.expanduser() / f"{subject.device}-{nodes}{subject.num_devices}-{name}.json"
 
 
 def keep_profile(profile: Profile, file: Path) -> Path:
@@ -82,7 +83,13 @@ def read_profile(subject: Subject) -> Profile | None:
     if not file.is_file():
         return None
     return Profile.read(file).check(
-        subject.shape, subject.dtype, subject.device, dict(subject.versions), subject.processor, subject.num_devices
+        subject.shape,
+        subject.dtype,
+        subject.device,
+        dict(subject.versions),
+        subject.processor,
+        subject.num_devices,
+        subject.num_nodes,
     )
 
 
@@ -94,9 +101,14 @@ def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
     """
     machine = Machine.read(leased.kind)
     shapes = dict.fromkeys((model.shape, model.dtype) for model in models)
-    profiles = [read_profile(machine.subject(*shape, leased.mesh.num_devices)) for shape in shapes]
+    profiles = [read_profile(machine.subject(*shape, *devices_and_nodes(leased.mesh))) for shape in shapes]
     measured = () if None in profiles else tuple(profile for profile in profiles if profile)
     return cost_sources(leased, machine.device, measured)
+
+
+def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:
+    """Return how many devices of a node a mesh has, and how many nodes."""
+    return mesh.devices_per_node, mesh.num_nodes
 
 
 def describe_sources(sources: CostSources) -> str:
@@ -105,6 +117,7 @@ def describe_sources(sources: CostSources) -> str:
         return "times: the datasheet's; prefect-rlhf profile measures them"
     measured = (
         f"{profile.shape.num_layers} layers of {profile.shape.hidden_size} on {profile.num_devices} x {profile.device}"
+        + (f", {profile.num_nodes} nodes" if profile.num_nodes > 1 else "")
         for profile in sources.profiles
     )
     return f"times: measured, {', '.join(measured)}"

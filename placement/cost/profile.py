@@ -51,7 +51,10 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a profile: a shape and format, on `num_devices` devices of one kind, by the cost model's name."""
+    """The subject of a profile: a shape and format, on `num_devices` devices of one kind, by the cost model's name.
+
+    With `num_nodes` above 1 each of so many nodes has as many devices, and the network between them is measured too.
+    """
 
     shape: TransformerShape
     dtype: Dtype
@@ -60,6 +63,7 @@ class Subject:
     num_devices: int
     processor: str
     versions: tuple[tuple[str, str], ...]
+    num_nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class Profile:
     """Measurements of one model's layers on one kind of device, and of the links between devices.
 
     `versions` are the software packages and their versions that the times depend on. `processor` is the machine's,
-    where that is the device; `num_devices` is how many of them worked at once, since they share memory and links.
+    where that is the device; `num_devices` is how many of them worked at once, since they share memory and links, on
+    each of `num_nodes` nodes; the network between these is of `links`.
     `call_seconds` is what a call of each kind in each engine takes besides its layers. Per parameter: `adam_seconds` of
     one optimizer step, `written_seconds` of a fingerprint, `packed_seconds` of vLLM's packing, where it does.
     `slow_downs` say what the same takes with fewer devices busy; without them it takes as long.
@@ -88,6 +93,7 @@ class Profile:
     processor: str = ""
     num_devices: int = 1
     slow_downs: tuple[SlowDown, ...] = ()
+    num_nodes: int = 1
 
     def slow_down(self, work: SharedWork, engine: EngineKind) -> SlowDown | None:
         """Return what was measured of one kind of work; None where nothing was."""
@@ -123,15 +129,17 @@ class Profile:
         versions: Mapping[str, str],
         processor: str | None = None,
         num_devices: int | None = None,
+        num_nodes: int | None = None,
     ) -> Profile:
         """Return itself, or raise InvalidInput when it was measured with something else. `versions` are today's.
 
-        `processor` and `num_devices` are those of the run, where there is one.
+        `processor`, `num_devices` and `num_nodes` are those of the run, where there is one.
         """
         for field, seen, right in (
             ("profile.device", self.device, device),
             ("profile.processor", self.processor, self.processor if processor is None else processor),
             ("profile.num_devices", self.num_devices, self.num_devices if num_devices is None else num_devices),
+            ("profile.num_nodes", self.num_nodes, self.num_nodes if num_nodes is None else num_nodes),
             ("profile.dtype", self.dtype, dtype),
             ("profile.shape", _brief(self.shape), _brief(shape)),
             *((f"profile.versions.{name}", seen, versions.get(name, "none")) for name, seen in self.versions),

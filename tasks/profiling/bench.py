@@ -166,7 +166,15 @@ def open_bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Cal
     size = subject.num_devices
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder,
-        closing(open_gang((size,), rank_factory=ProfilingRank, device=subject.kind, engines=ENGINES)) as gang,
+        closing(
+            open_gang(
+                (size,),
+                rank_factory=ProfilingRank,
+                device=subject.kind,
+                engines=ENGINES,
+                through_ray=subject.num_nodes > 1,
+            )
+        ) as gang,
     ):
         path = str(Path(folder, "model"))
         model = ModelSpec("model", path, "lm", part, subject.dtype, optimizer=OptimizerSpec())
@@ -176,3 +184,4 @@ def open_bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Cal
             bench.build(engine, sizes)
         bench.build("megatron", sizes, "copy")
         yield bench
+        bench.call("remove_model", {0: (model,)})  # of another machine nobody else would

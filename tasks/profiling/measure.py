@@ -20,6 +20,7 @@ from prefect_rlhf.placement.layout.parameters import num_parameters
 from prefect_rlhf.placement.plan import EngineKind
 from prefect_rlhf.tasks.profiling.bench import ENGINES, Bench, Sizes, open_bench, part_of
 from prefect_rlhf.tasks.profiling.contention import number_of_probes, time_contention
+from prefect_rlhf.tasks.profiling.network import NETWORK_MESSAGES, time_network
 
 FEW_TOKENS = 256  # up to which what is around the layers of a call is taken as what it always is
 MESSAGE_BYTES = tuple(1 << power for power in range(12, 25, 2))
@@ -62,6 +63,8 @@ def measure(subject: Subject, sizes: Sizes, say: Say) -> Profile:
                 time_messages(bench, findings)
                 findings.slow_downs = time_contention(bench, sizes)
             time_layers(bench, tp, sizes, findings)  # last: it trains behind the back of those who move weights
+    if subject.num_nodes > 1:
+        findings.network = time_network(subject, steps)
     return findings.profile(subject)
 
 
@@ -69,8 +72,9 @@ def number_of_measurements(subject: Subject, sizes: Sizes) -> int:
     """Return how many measurements `measure` makes."""
     layers = len(PASSES) * len(sizes.rows) * len(sizes.lengths)
     groups = len(group_sizes(subject.num_devices))
+    between = NETWORK_MESSAGES if subject.num_nodes > 1 else 0
     messages = groups * (len(MESSAGE_BYTES) + len(SHARED_PARAMETERS))
-    return len(sizes.tensor_parallel) * layers + 4 + messages + number_of_probes(subject.num_devices)
+    return len(sizes.tensor_parallel) * layers + 4 + messages + number_of_probes(subject.num_devices) + between
 
 
 @dataclass(slots=True)
@@ -104,6 +108,7 @@ class Findings:
     heads: dict[tuple[ModelPiece, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     samples: dict[tuple[EngineKind, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     latency: float = 0.0
+    network: tuple[float, float] = (0.0, 0.0)  # bytes per second, and seconds of a message
     slow_downs: tuple[SlowDown, ...] = ()
 
     def keep(
@@ -116,7 +121,8 @@ class Findings:
         """Return all of it as a profile."""
         device = median(self.bandwidths["device"])
         node = median(self.bandwidths["node"] or [device])
-        links = Links(device, node, 0.0, median(self.bandwidths["host"]), self.latency)
+        network, network_latency = self.network
+        links = Links(device, node, network, median(self.bandwidths["host"]), self.latency, network_latency)
         calls = tuple((kind, engine, median(seconds)) for (kind, engine), seconds in self.calls.items())
         return Profile(
             shape=subject.shape,
@@ -131,6 +137,7 @@ class Findings:
             packed_seconds=median(self.packed),
             processor=subject.processor,
             num_devices=subject.num_devices,
+            num_nodes=subject.num_nodes,
             slow_downs=self.slow_downs,
         )
 

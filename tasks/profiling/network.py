@@ -1,0 +1,35 @@
+"""Measuring what messages between nodes take: their bandwidth and their latency."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+from prefect_rlhf.engines.gang.open import open_gang
+from prefect_rlhf.engines.profiling.profiling_rank import ProfilingRank
+from prefect_rlhf.placement.cost.profile import Subject
+from prefect_rlhf.tasks.profiling.bench import DEADLINE_SECONDS
+
+LARGE_BYTES = 16 << 20  # takes 1.3 s at 100 Mbit/s
+REPEATS = 5
+NETWORK_MESSAGES = 2  # that `time_network` times
+
+
+def time_network(subject: Subject, step: Callable[[str], None]) -> tuple[float, float]:
+    """Return the bytes per second of a device to another node, and the seconds of a message there.
+
+    One device of every second node sends to the next node, all at once, as weights to another device are timed; the
+    slowest counts.
+    """
+    ranks = (1,) * subject.num_nodes
+    gang = open_gang(ranks, rank_factory=ProfilingRank, device=subject.kind, engines=(), through_ray=True)
+    with closing(gang):
+
+        def seconds(num_bytes: int) -> float:
+            step(f"a message of {num_bytes} bytes to another node")
+            orders = dict.fromkeys(range(gang.size), (num_bytes, REPEATS))
+            sent = gang.call("send_one_way", orders, doing="profile: send", deadline_seconds=DEADLINE_SECONDS)
+            return float(max(sent.values()))
+
+        latency = seconds(1)
+        return LARGE_BYTES / max(1e-9, seconds(LARGE_BYTES) - latency), latency
