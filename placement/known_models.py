@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.families.known import FAMILIES
-from prefect_rlhf.placement.model import RopeScaling, SlidingWindow, TransformerShape
+from prefect_rlhf.placement.model import Experts, RopeScaling, SlidingWindow, TransformerShape
 
 _TABLE = """
 llama     llama3-7b              4096  14336   32  32   8  128  128256    8192
@@ -68,6 +68,13 @@ mistral   mistral-7b-v0.3        4096  14336   32  32   8  128   32768   32768
 mistral   mistral-7b             4096  14336   32  32   8  128   32768   32768
 mistral   mistral-nemo-2407      5120  14336   40  32   8  128  131072  131072
 mistral   mistral-small-24b-2501 5120  32768   40  32   8  128  131072   32768
+mixtral   mixtral-8x7b           4096  14336   32  32   8  128   32000   32768 2/8
+mixtral   mixtral-8x22b          6144  16384   56  48   8  128   32768   65536 2/8
+qwen3_moe qwen3-30b-a3b          2048    768   48  32   4  128  151936   40960 8/128
+qwen3_moe qwen3-235b-a22b        4096   1536   94  64   4  128  151936   40960 8/128
+qwen3_moe qwen3-30b-a3b-base     2048    768   48  32   4  128  151936   32768 8/128
+qwen3_moe qwen3-30b-a3b-2507     2048    768   48  32   4  128  151936  262144 8/128
+qwen3_moe qwen3-235b-a22b-2507   4096   1536   94  64   4  128  151936  262144 8/128
 gemma     gemma-2b               2048  16384   18   8   1  256  256000    8192 tied
 gemma     gemma-7b               3072  24576   28  16  16  256  256000    8192 tied
 gemma2    gemma-2-2b             2304   9216   26   8   4  256  256000    8192 tied
@@ -79,13 +86,15 @@ gemma3    gemma-3-4b             2560  10240   34   8   4  256  262208  131072 t
 gemma3    gemma-3-12b            3840  15360   48  16   8  256  262208  131072 tied
 gemma3    gemma-3-27b            5376  21504   62  32  16  128  262208  131072 tied
 """
-"""Kind, name, hidden, feed-forward, layers, heads, key-value heads, width of a head, vocabulary, context, `tied`.
+"""Kind, name, hidden, feed-forward, layers, heads, key-value heads, width of a head, vocabulary, context, `tied`; of a
+mixture of experts feed-forward is the width of one, and the last says how many of how many each token takes.
 
 The first four are ReaL's (appendix table 1), the next Llama 2 and Code Llama as HybridFlow has them, and the first
 Llama's larger sizes, which APP uses. Of Gemma 3 it is the text model.
 """
 _OF_KIND: Mapping[str, tuple[str, float]] = MappingProxyType(
     {"llama": ("meta-llama", 1e4), "llama3.1": ("meta-llama", 5e5), "qwen2": ("qwen", 1e6), "qwen3": ("qwen", 1e6)}
+    | {"mixtral": ("mistralai", 1e6), "qwen3_moe": ("qwen", 1e6)}
     | {"mistral": ("mistralai", 1e6), "gemma": ("google", 1e4), "gemma2": ("google", 1e4), "gemma3": ("google", 1e6)}
 )
 """Organisation on the hub, and the base of rotary embeddings."""
@@ -94,13 +103,29 @@ _NOT_RUN = {"mistral-7b-v0.1": "sliding_window 4096"} | dict.fromkeys(
     ("gemma-3-4b", "gemma-3-12b", "gemma-3-27b"), "Gemma3ForConditionalGeneration, which sees pictures"
 )
 _ALIASES = {f"llama-2-{size}": f"llama-{size}" for size in ("7b", "13b", "70b")}
-_DECORATIONS = {"meta", "instruct", "chat", "it", "base", "pt", "hf"}  # parts of a name that leave the shape as it is
+_ALIASES["mixtral-8x7b-v0.1"] = "mixtral-8x7b"
+_DECORATIONS = {
+    "meta",
+    "instruct",
+    "thinking",
+    "chat",
+    "it",
+    "base",
+    "pt",
+    "hf",
+}  # parts of a name that leave the shape as it is
 
 
 def _gemma3_window(layers: int, hidden: int) -> SlidingWindow:
     """Five layers of six; 512 tokens in the models without pictures."""
     local = tuple(layer for layer in range(layers) if (layer + 1) % 6)
     return SlidingWindow(512 if hidden < 2560 else 1024, local, 1e4)
+
+
+def _experts(row: list[str]) -> Experts | None:
+    """Read `8/128`: eight of 128."""
+    per_token, _, count = row[-1].partition("/")
+    return Experts(int(count), int(per_token)) if count else None
 
 
 def _shape(kind: str, name: str, row: list[str]) -> TransformerShape:
@@ -116,7 +141,7 @@ def _shape(kind: str, name: str, row: list[str]) -> TransformerShape:
         vocab_size=vocab,
         max_position_embeddings=context,
         rope_theta=5e5 if vocab == 128256 else _OF_KIND[kind][1],
-        rms_norm_eps=1e-5 if kind in ("llama", "llama3.1", "mistral") else 1e-6,
+        rms_norm_eps=1e-5 if kind in ("llama", "llama3.1", "mistral", "mixtral") else 1e-6,
         tied_embeddings="tied" in row,
         biases=family.always_biases,
         qk_norm=family.qk_norm,
@@ -125,6 +150,7 @@ def _shape(kind: str, name: str, row: list[str]) -> TransformerShape:
         family=family.model_type,
         window=_gemma3_window(layers, hidden) if kind == "gemma3" else None,
         score_width=168 if name == "gemma-3-27b" else None,
+        experts=_experts(row),
         rope_scaling=RopeScaling(32.0 if "3.2" in name else 8.0, 1.0, 4.0, 8192) if kind == "llama3.1" else None,
     )
 

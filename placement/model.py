@@ -46,13 +46,22 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Feed-forward layers side by side in every layer; a router gives each token to `per_token` of them."""
+
+    count: int
+    per_token: int
+
+
+@dataclass(frozen=True, slots=True)
 class TransformerShape:
-    """The shape of a dense decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms.
+    """The shape of a decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms.
 
     `family` is its `model_type`, which says what its weights are called. `biases` are the matrices of a layer that have
     one. With `qk_norm` queries and keys have a norm over the width of a head; with `norms_after` attention and
     feed-forward layer have one each after them too (Gemma 2). Scores are divided by the root of `score_width`, or of a
-    head's width. `not_run` says what our engines do not compute of it; empty: they run it. Such a model can be planned.
+    head's width. With `experts`, `intermediate_size` is the width of each. `not_run` says what our engines do not
+    compute of it; empty: they run it. Such a model can be planned.
     """
 
     hidden_size: int
@@ -74,6 +83,7 @@ class TransformerShape:
     rope_scaling: RopeScaling | None = None
     window: SlidingWindow | None = None
     score_width: int | None = None
+    experts: Experts | None = None
 
 
 @dataclass(frozen=True, slots=True)

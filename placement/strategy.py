@@ -1,4 +1,4 @@
-"""A parallelization strategy (dp, tp, pp) and where each of its coordinates sits on a mesh."""
+"""A parallelization strategy (dp, tp, pp, ep) and where each of its coordinates sits on a mesh."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from itertools import product
 
 @dataclass(frozen=True, slots=True, order=True)
 class Strategy:
-    """Degrees of data, tensor and pipeline parallelism.
+    """Degrees of data, tensor, pipeline and expert parallelism.
 
-    >>> str(Strategy(dp=2)), Strategy(dp=2, tp=4, pp=2).num_devices
-    ('dp2', 16)
+    Expert parallelism divides dp and takes no devices of its own (as in Megatron): `ep` neighbouring replicas of a
+    stage share its experts out, each a part of every expert, split by tp, and dp / ep groups of them hold the same.
+
+    >>> str(Strategy(dp=2)), Strategy(dp=2, tp=4, pp=2).num_devices, str(Strategy(dp=8, ep=4))
+    ('dp2', 16, 'dp8 ep4')
     """
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    ep: int = 1
 
     @property
     def num_devices(self) -> int:
         return self.dp * self.tp * self.pp
 
     def __str__(self) -> str:
-        degrees = (("dp", self.dp), ("tp", self.tp), ("pp", self.pp))
+        degrees = (("dp", self.dp), ("tp", self.tp), ("pp", self.pp), ("ep", self.ep))
         return " ".join(f"{axis}{degree}" for axis, degree in degrees if degree > 1) or "dp1"
 
     def coordinates(self) -> tuple[Coordinate, ...]:
@@ -54,6 +58,8 @@ def _coordinates(strategy: Strategy) -> tuple[Coordinate, ...]:
 
 def strategies(num_devices: int) -> Iterator[Strategy]:
     """Yield all strategies for so many devices: most data parallelism first, then tensor before pipeline parallelism.
+
+    All of them have ep 1.
 
     >>> [str(strategy) for strategy in strategies(4)]
     ['dp4', 'dp2 tp2', 'dp2 pp2', 'tp4', 'tp2 pp2', 'pp4']

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Operation, Port
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import QUERY_BIASES, ModelSpec, SlidingWindow, TransformerShape
+from prefect_rlhf.placement.model import QUERY_BIASES, Experts, ModelSpec, SlidingWindow, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement, instances
 from prefect_rlhf.placement.plans.check import ENGINES, violations
 from prefect_rlhf.placement.row_set import RowSet
@@ -40,6 +40,7 @@ GEMMA3 = replace(
     num_kv_heads=1,
     window=SlidingWindow(64, (0, 1, 2), 1e4),
 )
+MIXTURE = replace(QWEN3, family="qwen3_moe", intermediate_size=64, experts=Experts(count=8, per_token=2))
 """As small, with the weights of other families; of one key-value head tp makes copies."""
 SMOLLM2 = replace(
     SMALL,
@@ -197,9 +198,10 @@ def dependency_graph(augmented: AugmentedGraph) -> nx.DiGraph[str]:
 
 
 def placed(plan: ExecutionPlan, name: str, **changes) -> ExecutionPlan:
-    """`plan` with some fields of one call's placement changed; mesh as a name, dp, tp, pp as numbers."""
+    """`plan` with some fields of one call's placement changed; mesh as a name, dp, tp, pp, ep as numbers."""
     old = plan[name]
-    strategy = replace(old.strategy, **{axis: changes.pop(axis) for axis in ("dp", "tp", "pp") if axis in changes})
+    axes = [axis for axis in ("dp", "tp", "pp", "ep") if axis in changes]
+    strategy = replace(old.strategy, **{axis: changes.pop(axis) for axis in axes})
     if "mesh" in changes:
         changes["mesh"] = DeviceMesh.parse(changes["mesh"])
     new = replace(old, strategy=strategy, **changes)
@@ -226,12 +228,16 @@ def meshes(cluster: ClusterShape) -> st.SearchStrategy[DeviceMesh]:
 
 
 @st.composite
-def degrees(draw, num_devices: int) -> Strategy:
-    """Any dp, tp, pp whose product is the number of devices."""
-    tp = draw(st.sampled_from([n for n in range(1, num_devices + 1) if num_devices % n == 0]))
+def degrees(draw, num_devices: int, experts: bool = False) -> Strategy:
+    """Any dp, tp, pp whose product is the number of devices; with experts any ep that divides dp."""
+    tp = draw(st.sampled_from(divisors(num_devices)))
     rest = num_devices // tp
-    pp = draw(st.sampled_from([n for n in range(1, rest + 1) if rest % n == 0]))
-    return Strategy(rest // pp, tp, pp)
+    pp = draw(st.sampled_from(divisors(rest)))
+    return Strategy(rest // pp, tp, pp, draw(st.sampled_from(divisors(rest // pp))) if experts else 1)
+
+
+def divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 @st.composite
@@ -244,7 +250,8 @@ def plans(draw, graph: DataflowGraph, cluster: ClusterShape, offload: bool = Tru
             placements.append((each.name, Placement(mesh, Strategy(), "python")))
             continue
         mesh = draw(meshes(cluster))
-        options = degrees(mesh.num_devices).map(lambda s, m=mesh, e=ENGINES[each.kind][0]: Placement(m, s, e))
+        experts = graph.model(each.role or "").shape.experts is not None
+        options = degrees(mesh.num_devices, experts).map(lambda s, m=mesh, e=ENGINES[each.kind][0]: Placement(m, s, e))
         legal = options.filter(lambda placement, e=each: not list(violations(e, placement, graph)))
         placements.append((each.name, draw(legal)))
     plan = ExecutionPlan("drawn", cluster, tuple(placements))

@@ -1,4 +1,4 @@
-"""The shape in a Hugging Face config.json: of any dense decoder that can be planned, whether engines run it or not."""
+"""The shape in a Hugging Face config.json: of any decoder that can be planned, whether engines run it or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
 from prefect_rlhf.placement.families.family import Family
 from prefect_rlhf.placement.families.known import FAMILIES, RUN
-from prefect_rlhf.placement.model import QUERY_BIASES, RopeScaling, SlidingWindow, TransformerShape
+from prefect_rlhf.placement.model import QUERY_BIASES, Experts, RopeScaling, SlidingWindow, TransformerShape
 
 MOST_LAYERS = 10_000
 MOST_WIDE = 1 << 20  # of a matrix, and of heads
@@ -19,6 +19,8 @@ MOST_TOKENS = 1 << 30  # of a vocabulary or a context
 LOCAL, WHOLE = "sliding_attention", "full_attention"
 """Kinds of layers, as transformers calls them."""
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok")
+SHARED_EXPERTS = ("num_shared_experts", "n_shared_experts", "shared_expert_intermediate_size")
+MOST_EXPERTS = 10_000
 
 
 def read_config(folder: Path, role: str) -> dict[str, Any]:
@@ -40,11 +42,11 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
 def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
     """Return the shape of a model that can be planned; of one that sees pictures, of its text model.
 
-    Raises InvalidInput for a mixture of experts and for what is no dense decoder that is known.
+    Raises InvalidInput for a mixture of experts of another family, and for what is no decoder that is known.
     """
     if isinstance(config.get("text_config"), dict) and config.get("model_type") == "gemma3":
         config, field = {"model_type": "gemma3_text"} | config["text_config"], f"{field}.text_config"
-    family = _family(config, field, FAMILIES, "a dense decoder")
+    family = _family(config, field, FAMILIES, "a decoder")
     refuse_other_weights(config, field)
     reasons = (f"{error.field.rpartition('.')[2]} {error.seen}" for error in not_run(config, field, family))
     return shape_of(config, field, family, ", ".join((family.not_run,) if family.not_run else reasons))
@@ -69,9 +71,10 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
     theta = {"rope_theta": config.get("rope_theta") or family.rope_theta} | _rope_settings(config, field)
     head_dim = _size(config, "head_dim", field, MOST_WIDE, family.head_dim or hidden // heads)
     num_layers = _size(config, "num_hidden_layers", field, MOST_LAYERS)
+    width_key = "intermediate_size" if family.experts is None else family.experts.width_key
     return TransformerShape(
         hidden_size=hidden,
-        intermediate_size=_size(config, "intermediate_size", field, MOST_WIDE),
+        intermediate_size=_size(config, width_key, field, MOST_WIDE),
         num_layers=num_layers,
         num_attention_heads=heads,
         num_kv_heads=kv_heads,
@@ -89,6 +92,7 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
         rope_scaling=_rope_scaling(config, field),
         window=_window(config, field, family, num_layers),
         score_width=_score_width(config, field, family, head_dim),
+        experts=_experts(config, field, family),
     )
 
 
@@ -128,13 +132,17 @@ def refuse_other_weights(config: dict[str, Any], field: str) -> None:
 
 
 def _family(config: dict[str, Any], field: str, among: Mapping[str, Family], what: str) -> Family:
-    for key in EXPERTS:
-        if isinstance(count := config.get(key), int) and count > 1:
-            raise InvalidInput(f"{field}.{key}", count, "a dense model: no plan is made for a mixture of experts")
     kind = config.get("model_type", _architecture(config).partition("For")[0].lower())
-    if not isinstance(kind, str) or kind not in among:
+    family = among.get(kind) if isinstance(kind, str) else None
+    if family is None or family.experts is None:
+        for key in EXPERTS:
+            if isinstance(count := config.get(key), int) and count > 1:
+                mixtures = " and ".join(one.model_type for one in FAMILIES.values() if one.experts)
+                right = f"a dense model: of mixtures of experts {mixtures} are planned, and none runs"
+                raise InvalidInput(f"{field}.{key}", count, right)
+    if family is None:
         raise InvalidInput(f"{field}.model_type", kind, f"{what}: {', '.join(among)}")
-    return among[kind]
+    return family
 
 
 def _architecture(config: dict[str, Any]) -> str:
@@ -192,6 +200,24 @@ def _local_rope(config: dict[str, Any]) -> dict[str, Any]:
     settings = config.get("rope_parameters")
     of_local = settings.get(LOCAL) if isinstance(settings, dict) else None
     return of_local if isinstance(of_local, dict) else {}
+
+
+def _experts(config: dict[str, Any], field: str, family: Family) -> Experts | None:
+    """Return the experts of every layer. Raises InvalidInput where layers differ, or tokens share an expert."""
+    keys = family.experts
+    if keys is None:
+        return None
+    for key, right in keys.uniform.items():
+        if config.get(key) is not None and config[key] != right:
+            raise InvalidInput(
+                f"{field}.{key}", config[key], f"{right!r}: plans have experts in every layer or in none"
+            )
+    for key in SHARED_EXPERTS:
+        if not is_off(config.get(key)):
+            raise InvalidInput(f"{field}.{key}", config[key], f"no such key: {family.name} has no shared experts")
+    count_key = next((key for key in keys.count_keys if config.get(key) is not None), keys.count_keys[0])
+    count = _size(config, count_key, field, MOST_EXPERTS, keys.count)
+    return Experts(count, _size(config, "num_experts_per_tok", field, count, keys.per_token))
 
 
 def _score_width(config: dict[str, Any], field: str, family: Family, head_dim: int) -> int | None:

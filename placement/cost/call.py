@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from prefect_rlhf.placement.cost.collectives import CollectiveGroup
+from prefect_rlhf.placement.cost.collectives import CollectiveGroup, all_to_all_seconds
 from prefect_rlhf.placement.cost.execution import Execution
 from prefect_rlhf.placement.cost.layer_times import LayerTimes
 from prefect_rlhf.placement.cost.paged_cache import in_flight, mean_context
@@ -111,7 +111,8 @@ class _CallSeconds:
         """
         tp = self.execution.strategy.tp
         graphs = self.work.workload.cuda_graphs and self.execution.replays_graphs
-        layer = self.times.decode(rows, context, tp, graphs) + self._tp_reduces(rows)
+        layer = self.times.decode(rows, context, tp, graphs, self.execution.strategy.ep)
+        layer = layer + self._tp_reduces(rows) + self._to_experts(rows)
         slowest, around = self._stages(layer, self._to_next_stage(rows), self.times.sample(rows, tp))
         idle = max(0.0, around - pieces * slowest.total)
         host = pieces * rows * self.execution.row_step_seconds
@@ -132,28 +133,36 @@ class _CallSeconds:
         return max(first, last, key=lambda stage: stage.total), (pp - 1) * first.total + last.total
 
     def _forward(self, rows: float, length: float) -> Seconds:
-        """Run one layer forward, with its two all-reduces."""
-        layer = self.times.forward(rows, length, self.execution.strategy.tp, self.execution.sequence_split)
-        return layer + self._tp_reduces(rows * length)
+        """Run one layer forward, with its two all-reduces, and tokens on their way to experts and back."""
+        strategy = self.execution.strategy
+        layer = self.times.forward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
+        return layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
 
     def _backward(self, rows: float, length: float) -> Seconds:
         """Run one layer backward. Full recomputation runs its forward once more (Chen et al. 2016)."""
-        layer = self.times.backward(rows, length, self.execution.strategy.tp, self.execution.sequence_split)
-        layer = layer + self._tp_reduces(rows * length)
+        strategy = self.execution.strategy
+        layer = self.times.backward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
+        layer = layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
         return layer + self._forward(rows, length) if self.execution.recompute else layer
 
     def _update(self) -> Seconds:
         """Sum gradients over replicas, step, and give every replica the new weights (ZeRO 1: Rajbhandari et al. 2020).
 
+        Of experts, those replicas that hold the same.
         The first stage and the last each have a copy of a tied embedding, whose gradients they add up (Megatron).
         """
         execution, strategy, sizes = self.execution, self.execution.strategy, self.times.sizes
-        parameters, tied = sizes.fullest_stage_parameters(strategy), 0.0
+        stage, tied = sizes.fullest_stage(strategy), 0.0
+        experts = sizes.stage_experts(strategy, stage)
+        parameters = sizes.stage_parameters(strategy, stage) - experts
         if strategy.pp > 1 and sizes.tied and "lm" in sizes.head:
             num_bytes = sizes.table / strategy.tp * execution.gradient_bytes
             tied = self.times.all_reduce(num_bytes, CollectiveGroup(2, execution.pp_span(), 1))
         shared = execution.replicas_seconds(parameters, self.times) + tied
-        return Seconds(dp_communication=shared, optimizer=self.times.adam(parameters / strategy.dp))
+        if experts:
+            shared += self.times.share(experts, execution.same_experts_group())
+        stepped = parameters / strategy.dp + experts * strategy.ep / strategy.dp
+        return Seconds(dp_communication=shared, optimizer=self.times.adam(stepped))
 
     def _tp_reduces(self, tokens: float) -> Seconds:
         """Reduce [tokens, hidden] over the tensor-parallel group, twice a layer."""
@@ -161,6 +170,18 @@ class _CallSeconds:
             return Seconds()
         num_bytes = tokens * self.times.sizes.hidden * self.times.sizes.item
         return Seconds(tp_communication=2 * self.times.all_reduce(num_bytes, self.execution.tp_group()))
+
+    def _to_experts(self, tokens: float) -> Seconds:
+        """Send a copy of [tokens, hidden] to each of a token's experts, and what they make of it back.
+
+        Experts are taken to have equally many tokens.
+        """
+        if self.execution.strategy.ep == 1:
+            return Seconds()
+        sizes = self.times.sizes
+        num_bytes = tokens * sizes.experts_per_token * sizes.hidden * sizes.item
+        one_way = all_to_all_seconds(num_bytes, self.execution.ep_group(), self.times.links)
+        return Seconds(ep_communication=2 * one_way)
 
     def _to_next_stage(self, tokens: float) -> Seconds:
         if self.execution.strategy.pp == 1:

@@ -3,7 +3,8 @@
 Static bytes are there between calls too: weights, gradients, optimizer states. Active bytes come and go with the call.
 The counts follow the tensors that our engines keep: in training a layer keeps what its backward reads (norms' inputs
 and outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
-without dropout and masks, and in the compute format.
+without dropout and masks, and in the compute format. Of a mixture of experts a token has the feed-forward layers of its
+experts, and copies of its hidden state there and back; all devices are taken to have equally many.
 """
 
 from __future__ import annotations
@@ -108,11 +109,12 @@ def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: 
     weights = parameters * sizes.item
     if not trained:
         return CallBytes(weights=weights)
-    state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0)
+    state, strategy = ADAM_BYTES + (MAIN_WEIGHT_BYTES if sizes.dtype != "float32" else 0), execution.strategy
+    experts = sizes.stage_experts(strategy, stage)  # the same in every ep-th replica alone
     return CallBytes(
         weights=weights,
         gradients=parameters * execution.gradient_bytes,
-        optimizer=parameters * state // execution.strategy.dp,
+        optimizer=(parameters - experts) * state // strategy.dp + experts * state // (strategy.dp // strategy.ep),
     )
 
 
@@ -221,19 +223,37 @@ class _Active:
     def _saved_bytes(self) -> int:
         """Bytes that a token keeps in a layer: two norms' inputs and outputs, heads, attention twice, feed-forward."""
         sizes = self.sizes
-        split = 3 * sizes.queries + 2 * sizes.keys + 3 * sizes.inner
+        inner = self._inner
+        split = 3 * sizes.queries + 2 * sizes.keys + 3 * inner
         if sizes.qk_norm:  # what their norms were given
             split += sizes.queries + sizes.keys
         if not self.on_cpu:  # torch's kernels keep the rotated queries and keys, and silu(gate), besides
-            split += sizes.queries + sizes.keys + sizes.inner
+            split += sizes.queries + sizes.keys + inner
             split += sizes.queries if sizes.heads > sizes.kv_heads else 0  # apart from the keys that several share
         if sizes.window is not None and self._length > sizes.window and self.on_cpu:  # by torch's kernels, as on CUDA
             split += sizes.queries + sizes.keys
         heads = sizes.heads + (sizes.heads + sizes.kv_heads if sizes.qk_norm else 0)
         num_norms = 4 if sizes.norms_after else 2
         small = num_norms * 4 + 4 * heads / self._tp  # the norms' and attention's float32 statistics
+        small += 2 * 4 * sizes.num_experts  # the router's logits and shares
         whole = (num_norms + 2) * sizes.hidden / self.execution.sequence_split  # of those after, the inputs alone
-        return int((whole + split / self._tp) * sizes.item + small)
+        return int((whole + self._copies + split / self._tp) * sizes.item + small)
+
+    @property
+    def _inner(self) -> int:
+        """Width of the feed-forward layers that a token goes through, all together."""
+        return self.sizes.inner * max(1, self.sizes.experts_per_token)
+
+    @property
+    def _copies(self) -> int:
+        """Elements of a token's copies for its experts, and of what they make of it."""
+        return 2 * self.sizes.experts_per_token * self.sizes.hidden
+
+    @property
+    def _largest_weight(self) -> float:
+        """Elements of gate and up on a device, of all its experts as one."""
+        held = max(1, self.sizes.num_experts // self.execution.strategy.ep)
+        return held * 2 * self.sizes.inner * self.sizes.hidden / self._tp
 
     @property
     def _forward_bytes(self) -> int:
@@ -241,9 +261,9 @@ class _Active:
         sizes = self.sizes
         if self.on_cpu:  # attention spreads packed rows and works on a copy
             attention = 2 * sizes.hidden + (5 * sizes.queries + 6 * sizes.keys) / self._tp
-            return int(max(attention, 4 * sizes.hidden + 3 * sizes.inner / self._tp) * sizes.item)
-        attention, feed_forward = 4 * sizes.queries + 6 * sizes.keys, 3 * sizes.inner
-        return int((3 * sizes.hidden + max(attention, feed_forward) / self._tp) * sizes.item)
+            return int(max(attention, 4 * sizes.hidden + self._copies + 3 * self._inner / self._tp) * sizes.item)
+        attention, feed_forward = 4 * sizes.queries + 6 * sizes.keys, 3 * self._inner
+        return int((3 * sizes.hidden + self._copies + max(attention, feed_forward) / self._tp) * sizes.item)
 
     def _layer_backward(self, rows: int, tokens: int) -> float:
         """Count gradients of the larger of feed-forward and attention while the last layer's backward computes.
@@ -253,12 +273,12 @@ class _Active:
         kept is gone.
         """
         sizes, tp = self.sizes, self._tp
-        of_weight = 2 * sizes.inner * sizes.hidden / tp
+        inner, hidden, of_weight = self._inner, 3 * sizes.hidden + self._copies, self._largest_weight
         if not self.on_cpu:
-            attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * sizes.inner
-            return (tokens * (3 * sizes.hidden + max(attention, feed_forward) / tp) + of_weight) * sizes.item
-        feed_forward_bytes = (tokens * (2 * sizes.hidden + 2 * sizes.inner / tp) + of_weight) * sizes.item
-        change = (2 * sizes.queries + 2 * sizes.keys - 3 * sizes.inner) / tp - sizes.hidden
+            attention, feed_forward = 4 * sizes.queries + 4 * sizes.keys, 4 * inner
+            return (tokens * (hidden + max(attention, feed_forward) / tp) + of_weight) * sizes.item
+        feed_forward_bytes = (tokens * (hidden - sizes.hidden + 2 * inner / tp) + of_weight) * sizes.item
+        change = (2 * sizes.queries + 2 * sizes.keys - 3 * inner) / tp - sizes.hidden
         return max(feed_forward_bytes, self._scores(rows) + tokens * change * sizes.item)
 
     def _scores(self, rows: int) -> int:

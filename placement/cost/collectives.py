@@ -1,4 +1,4 @@
-"""Seconds of ring collectives over a group of devices.
+"""Seconds of collectives over a group of devices: rings, and the all-to-all of experts.
 
 A ring over n devices sends (n - 1) / n of the data over every link for a reduce-scatter or an all-gather, and twice
 that for an all-reduce (Patarasuk and Yuan 2009; Thakur et al. 2005). Where a group spans nodes, its members on a node
@@ -42,6 +42,22 @@ def replicas_seconds(num_parameters: float, item_bytes: int, group: CollectiveGr
     """Return the seconds to sum gradients, each replica its share, and to give every replica new weights (ZeRO 1)."""
     gradients = share_seconds(num_parameters * GRADIENT_BYTES, group, links)
     return gradients + share_seconds(num_parameters * item_bytes, group, links)
+
+
+def all_to_all_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
+    """Return the seconds until every device has sent `num_bytes` in equal parts to all of the group, itself included.
+
+    Every device has its own share of the network, and uses both kinds of links at once: the busier one counts.
+
+    >>> all_to_all_seconds(1e9, CollectiveGroup(4, "network", 2), Links(2e12, 1e11, 1e10, 2e10))
+    0.05
+    """
+    if group.size == 1:
+        return 0.0
+    near = group.size if group.span == "node" else group.per_node
+    far_bytes = num_bytes * (group.size - near) / group.size
+    near_bytes = num_bytes * (near - 1) / group.size
+    return max(links.seconds(near_bytes, "node"), links.seconds(far_bytes, "network"))
 
 
 def _ring_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:

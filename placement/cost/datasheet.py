@@ -22,6 +22,7 @@ LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and 
 LOGIT_BYTES = 4
 LAYER_LAUNCHES = 60  # kernels of an eager layer of Megatron's
 EXCHANGE_LAUNCHES = 10  # a batch of a send and a receive, what groups and awaits them, and Megatron's synchronisation
+COPY_PASSES = 4  # over each copy of a token's hidden state that an expert gets: made and read, its result the same
 ADAM_PASS_BYTES = 32  # per parameter: main weight, two moments, each read and written; gradient read for norm and step
 
 
@@ -59,13 +60,13 @@ class DatasheetTimes:
         """See LayerTimes. The same for every kind."""
         return self.call_seconds
 
-    def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+    def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
         """See LayerTimes."""
-        return self._layer(rows, length, tp, split, passes=1)
+        return self._layer(rows, length, tp, split, ep, passes=1)
 
-    def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+    def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
         """See LayerTimes. Twice the FLOPs and traffic of the forward (Narayanan et al. 2021, appendix)."""
-        return self._layer(rows, length, tp, split, passes=2)
+        return self._layer(rows, length, tp, split, ep, passes=2)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
         """See LayerTimes. A scalar head is as good as free."""
@@ -75,13 +76,13 @@ class DatasheetTimes:
         """See LayerTimes."""
         return self._head(tokens, tp, passes=2)
 
-    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
         """See LayerTimes. Weights and cache are read once per token: memory-bound (ReaL, section 8.4)."""
         sizes, bandwidth = self.sizes.on(tp), self.links.device
-        weights = sizes.layer_matrices / tp * sizes.item / bandwidth
+        weights = (sizes.layer_matrices / tp + self._experts_read(rows, tp, ep)) * sizes.item / bandwidth
         cache = rows * context * sizes.cache_bytes_per_token(tp) / bandwidth
-        moved = self.passes * rows * sizes.hidden * sizes.item / bandwidth
-        products = rows * 2 * sizes.layer_matrices / tp / self.flops
+        moved = self._moved_passes * rows * sizes.hidden * sizes.item / bandwidth
+        products = rows * 2 * sizes.layer_products / tp / self.flops + rows * 2 * sizes.router / self.flops
         launches = self.graph_layer_seconds if cuda_graphs else self.eager_layer_seconds
         return Seconds(compute=max(0.0, products - weights), memory_traffic=weights + cache + moved, launch=launches)
 
@@ -115,12 +116,22 @@ class DatasheetTimes:
         """See LayerTimes."""
         return replicas_seconds(num_parameters, self.sizes.item, group, self.links)
 
-    def _layer(self, rows: float, length: float, tp: int, split: int, passes: int) -> Seconds:
+    @property
+    def _moved_passes(self) -> float:
+        """Passes over [tokens, hidden] outside of products, those of copies for experts among them."""
+        return self.passes + COPY_PASSES * self.sizes.experts_per_token
+
+    def _experts_read(self, tokens: float, tp: int, ep: int) -> float:
+        """Elements of the router and of the experts on one device that so many tokens of each of ep replicas need."""
+        return self.sizes.experts_touched(tokens * ep) / ep * self.sizes.feed_forward / tp + self.sizes.router
+
+    def _layer(self, rows: float, length: float, tp: int, split: int, ep: int, passes: int) -> Seconds:
         sizes, tokens = self.sizes.on(tp), rows * length
-        flops = tokens * (2 * sizes.layer_matrices + 4 * self.attended * sizes.queries * length) / tp
-        compute = passes * flops / self.flops
-        weights = passes * sizes.layer_matrices / tp * sizes.item / self.links.device
-        moved = passes * self.passes * tokens * sizes.hidden * sizes.item / split / self.links.device
+        flops = tokens * (2 * sizes.layer_products + 4 * self.attended * sizes.queries * length) / tp
+        compute = passes * (flops + tokens * 2 * sizes.router) / self.flops
+        read = passes * sizes.layer_matrices / tp + passes * self._experts_read(tokens, tp, ep)
+        weights = read * sizes.item / self.links.device
+        moved = passes * self._moved_passes * tokens * sizes.hidden * sizes.item / split / self.links.device
         traffic = moved + max(0.0, weights - compute)
         return Seconds(compute, traffic, max(0.0, passes * self.eager_layer_seconds - compute - traffic))
 

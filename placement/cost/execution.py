@@ -96,6 +96,14 @@ class Execution:
     def dp_group(self) -> CollectiveGroup:
         return self._group(self.strategy.dp, self.strategy.tp)
 
+    def ep_group(self) -> CollectiveGroup:
+        """Return the replicas of a stage that share its experts out."""
+        return self._group(self.strategy.ep, self.strategy.tp)
+
+    def same_experts_group(self) -> CollectiveGroup:
+        """Return the replicas of a stage that hold the same experts."""
+        return self._group(self.strategy.dp // self.strategy.ep, self.strategy.tp * self.strategy.ep)
+
     def pp_span(self) -> LinkSpan:
         """Return the link between neighbouring stages."""
         stage = self.strategy.tp * self.strategy.dp

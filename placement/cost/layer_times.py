@@ -14,7 +14,8 @@ from prefect_rlhf.placement.cost.workload import ModelCallKind
 class LayerTimes(Protocol):
     """One model on one kind of device. Times are of one layer's tp-th part, without communication.
 
-    `rows` of `length` tokens each pass through together; `context` is the tokens that a decoded token attends to.
+    `rows` of `length` tokens each pass through together; `context` is the tokens that a decoded token attends to. The
+    experts that a device has, of every `ep`-th, serve the tokens of `ep` replicas with as many each.
     """
 
     @property
@@ -27,11 +28,11 @@ class LayerTimes(Protocol):
         """Return what a call of that kind takes besides its layers, once."""
         ...
 
-    def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+    def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
         """Run one layer forward; [tokens, hidden] is in `split` parts outside of matrix products."""
         ...
 
-    def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+    def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
         """Run one layer backward, without its forward again."""
         ...
 
@@ -41,7 +42,7 @@ class LayerTimes(Protocol):
 
     def head_backward(self, tokens: float, tp: int) -> Seconds: ...
 
-    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
         """Run one layer for one new token per row."""
         ...
 

@@ -20,12 +20,13 @@ from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
 _TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last
 DISK_BYTES_PER_SECOND = 0.5e9
 """Of one rank on a local disk, as measured (docs/measured.md): the slowest that a checkpoint should meet."""
+_Part = tuple[int, ...]  # stage and tp part of what a device holds; of experts which of them, too
 _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per row; others have one per token
 
 
@@ -121,29 +122,31 @@ def disk_seconds(num_bytes: float) -> float:
 
 
 def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> Loads:
-    """Return what `reshard` would move between two instances' devices, in closed form per pair of stages and tp parts.
+    """Return what `reshard` would move between two instances' devices, in closed form.
+
+    By pairs of stages, of tp parts, and of shares of experts.
 
     A device keeps what it holds already; the rest comes from holders on its node, equally from each, or from holders on
     other nodes where its own has none.
     """
-    holders: dict[tuple[int, int], list[Device]] = defaultdict(list)
-    parts = {device: _parts_held(at.pp, at.tp, source.strategy, sizes) for device, at in device_coordinates(source)}
+    holders: dict[_Part, list[Device]] = defaultdict(list)
+    parts = {device: _parts_held(at, source.strategy, sizes) for device, at in device_coordinates(source)}
     for device, held in parts.items():
         for part in held:
             holders[part].append(device)
 
     @cache
-    def needed(stage: int, part: int) -> Mapping[tuple[int, int], float]:
-        return _needed(stage, part, source.strategy, target.strategy, sizes)
+    def needed(stage: int, part: int, experts: int) -> Mapping[_Part, float]:
+        return _needed(Coordinate(experts, part, stage), source.strategy, target.strategy, sizes)
 
     @cache
-    def on_node(part: tuple[int, int], node: int) -> Sequence[Device]:
+    def on_node(part: _Part, node: int) -> Sequence[Device]:
         return [holder for holder in holders[part] if holder.node == node]
 
     loads, item, sizes = Loads.none(), sizes.item, sizes.held_by(target.engine)
-    asked: dict[tuple[tuple[int, int], int | None], float] = defaultdict(float)  # of a node's holders; None: of all
+    asked: dict[tuple[_Part, int | None], float] = defaultdict(float)  # of a node's holders; None: of all
     for device, at in device_coordinates(target):
-        for part, elements in needed(at.pp, at.tp).items():
+        for part, elements in needed(at.pp, at.tp, at.dp % target.strategy.ep).items():
             if part in parts.get(device, ()):
                 loads.sent["device"][device] += elements * item
                 loads.received["device"][device] += elements * item
@@ -158,23 +161,25 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     return loads
 
 
-def _parts_held(stage: int, part: int, strategy: Strategy, sizes: ModelSizes) -> set[tuple[int, int]]:
-    """Return what a device at a stage and tp part of an instance can give."""
+def _parts_held(at: Coordinate, strategy: Strategy, sizes: ModelSizes) -> set[_Part]:
+    """Return what a device at a coordinate of an instance can give."""
+    stage, part = at.pp, at.tp
     keys_part = _keys_part(part * min(strategy.tp, sizes.kv_heads) // strategy.tp)
-    held = {(stage, part), (stage, _UNSPLIT), (stage, keys_part)}
+    held: set[_Part] = {(stage, part), (stage, _UNSPLIT), (stage, keys_part), (stage, part, at.dp % strategy.ep)}
     return held | {(_TABLE, part)} if stage in (0, strategy.pp - 1) else held
 
 
-def _needed(
-    stage: int, part: int, source: Strategy, target: Strategy, sizes: ModelSizes
-) -> Mapping[tuple[int, int], float]:
-    """Return the elements that a (stage, tp part) of the target takes from each of the source."""
-    taken: dict[tuple[int, int], float] = {}
-    keys = sizes.keys_and_values
+def _needed(at: Coordinate, source: Strategy, target: Strategy, sizes: ModelSizes) -> Mapping[_Part, float]:
+    """Return the elements that a coordinate of the target takes from each part of the source."""
+    taken: dict[_Part, float] = {}
+    keys, stage, part = sizes.keys_and_values, at.pp, at.tp
+    of_experts = _overlaps(at.dp % target.ep, target.ep, source.ep)
     of_target, of_source = (min(strategy.tp, sizes.kv_heads) for strategy in (target, source))
     for other, (layers, ends) in _shared_stages(stage, source.pp, target.pp, sizes).items():
         for giver, share in _overlaps(part, target.tp, source.tp).items():
             taken[other, giver] = share * (layers * (sizes.layer_matrices - keys) + ends.split)
+            for expert, of_these in of_experts.items():
+                taken[other, giver, expert] = share * of_these * layers * sizes.layer_experts
         for giver, share in _overlaps(part * of_target // target.tp, of_target, of_source).items():
             taken[other, _keys_part(giver)] = share * layers * keys
         taken[other, _UNSPLIT] = layers * sizes.layer_norms + ends.whole

@@ -225,14 +225,14 @@ class ProfiledTimes:
         """See LayerTimes."""
         return self._call_seconds.get(kind, 0.0)
 
-    def forward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
-        """See LayerTimes. Raises InvalidInput for a split: our engines, which it measures, have none."""
-        _check_whole(split)
+    def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
+        """See LayerTimes. Raises InvalidInput for a split, or for ep: our engines, which it measures, have none."""
+        _check_whole(split, ep)
         return self._at("forward", tp, rows, length)
 
-    def backward(self, rows: float, length: float, tp: int, split: int = 1) -> Seconds:
+    def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
         """See LayerTimes and `forward`."""
-        _check_whole(split)
+        _check_whole(split, ep)
         return self._at("backward", tp, rows, length)
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
@@ -243,8 +243,9 @@ class ProfiledTimes:
         """See LayerTimes."""
         return Seconds() if self.sizes.head == "scalar" else self._at("head_backward", tp, tokens, 1)
 
-    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool) -> Seconds:
-        """See LayerTimes. Without a measurement of graphs (on CPU there are none), the eager one."""
+    def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
+        """See LayerTimes and `forward`. Without a measurement of graphs (on CPU there are none), the eager one."""
+        _check_whole(1, ep)
         graphs = cuda_graphs and ("decode_graphs", tp) in self._grids
         return self._at("decode_graphs" if graphs else "decode", tp, rows, context)
 
@@ -294,6 +295,8 @@ class ProfiledTimes:
         return Seconds(compute=grid.at(rows, length))
 
 
-def _check_whole(split: int) -> None:
+def _check_whole(split: int, ep: int) -> None:
+    if ep > 1:
+        raise InvalidInput("expert parallelism", f"ep {ep}", "ep 1: no profile measures experts")
     if split > 1:
         raise InvalidInput("sequence parallelism", f"{split} parts", "1 part: no profile measures layers that split it")

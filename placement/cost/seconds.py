@@ -22,6 +22,7 @@ class Seconds(NamedTuple):
     launch: float = 0.0
     tp_communication: float = 0.0
     pp_communication: float = 0.0
+    ep_communication: float = 0.0
     pipeline_bubble: float = 0.0
     dp_communication: float = 0.0
     optimizer: float = 0.0
@@ -60,6 +61,8 @@ SOURCES: Mapping[str, str] = MappingProxyType(
         "tp_communication": "two ring all-reduces of [tokens, hidden] per layer, forward and backward (Shoeybi et al. "
         "2019; ReaL, section 2.2)",
         "pp_communication": "[tokens, hidden] between neighbouring stages (Narayanan et al. 2021, section 2.2)",
+        "ep_communication": "two all-to-alls of [tokens, hidden] for each expert of a token, per layer, forward and "
+        "backward (Lepikhin et al. 2021, section 3.1)",
         "pipeline_bubble": "(pp - 1) micro-batches of a stage's time (Narayanan et al. 2021, section 2.2)",
         "dp_communication": "reduce-scatter of gradients, all-gather of weights (Rajbhandari et al. 2020, section 7)",
         "optimizer": "Adam's passes over gradients, weights and moments at memory bandwidth",

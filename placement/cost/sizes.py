@@ -13,7 +13,10 @@ from prefect_rlhf.placement.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths."""
+    """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths.
+
+    With experts `inner` is the width of one; a dense model has none.
+    """
 
     hidden: int
     inner: int
@@ -29,6 +32,8 @@ class ModelSizes:
     qk_norm: bool = False
     norms_after: bool = False
     window: int | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
 
     @classmethod
     def of(cls, model: ModelSpec) -> ModelSizes:
@@ -53,6 +58,7 @@ class ModelSizes:
             shape.qk_norm,
             shape.norms_after,
             None if shape.window is None else shape.window.tokens,
+            *((shape.experts.count, shape.experts.per_token) if shape.experts else ()),
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
@@ -81,20 +87,50 @@ class ModelSizes:
 
     @property
     def matrices(self) -> int:
-        """Elements of a layer's matrices alone."""
-        return 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.inner
+        """Elements of a layer's matrices alone, without those of experts."""
+        return 2 * self.hidden * (self.queries + self.keys) + (0 if self.num_experts else self.feed_forward)
+
+    @property
+    def feed_forward(self) -> int:
+        """Elements of the feed-forward layer, or of one expert."""
+        return 3 * self.hidden * self.inner
+
+    @property
+    def layer_experts(self) -> int:
+        """Elements of all experts of a layer, which tp splits and ep shares out."""
+        return self.num_experts * self.feed_forward
+
+    @property
+    def router(self) -> int:
+        """Elements of a layer's router, which every device has."""
+        return self.num_experts * self.hidden
+
+    @property
+    def layer_products(self) -> int:
+        """Elements of a layer that tp splits and that each token is multiplied with."""
+        return self.layer_matrices + self.experts_per_token * self.feed_forward
+
+    def experts_touched(self, tokens: float) -> float:
+        """Return how many of a layer's experts so many tokens need, on average, if all are equally likely.
+
+        Each token leaves an expert out with probability 1 - k / E.
+        """
+        if not self.num_experts:
+            return 0.0
+        left_out: float = (1 - self.experts_per_token / self.num_experts) ** tokens
+        return self.num_experts * (1 - left_out)
 
     @property
     def layer_matrices(self) -> int:
-        """Elements of a layer's matrices, and of biases on their rows: what tp splits."""
+        """Elements of a layer's matrices, and of biases on their rows: what tp splits of all but experts."""
         split = sum(rows for name, rows in self._rows.items() if name in self.biases) if self.biases else 0
         return self.matrices + split
 
     @property
     def layer_norms(self) -> int:
-        """Elements of a layer's norms, and of biases on what tp ranks add up: what every tp rank holds."""
+        """Elements of a layer's norms, of biases on what tp ranks add up, and its router: what every tp rank holds."""
         norms = (4 if self.norms_after else 2) * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return norms + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
+        return norms + self.router + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
 
     def bias_tensors(self, tp: int) -> tuple[int, ...]:
         """Return the elements of a layer's biases on one of tp devices, fused as the matrices are."""
@@ -126,7 +162,12 @@ class ModelSizes:
         """All elements of the model."""
         ends = self.table + self.hidden + (self.hidden if "scalar" in self.head else 0)
         output = self.table if "lm" in self.head and not self.tied else 0
-        return self.num_layers * (self.layer_matrices + self.layer_norms) + ends + output
+        return self.num_layers * (self.layer_matrices + self.layer_experts + self.layer_norms) + ends + output
+
+    @property
+    def active_parameters(self) -> int:
+        """Elements that a token goes through: all but the experts that it does not take."""
+        return self.num_parameters - self.num_layers * (self.num_experts - self.experts_per_token) * self.feed_forward
 
     def stage_layers(self, pp: int, stage: int = 0) -> int:
         """Count the layers of a pipeline stage; see `stages`."""
@@ -140,6 +181,7 @@ class ModelSizes:
         first, last = stage == 0, stage == strategy.pp - 1
         layers = self.stage_layers(strategy.pp, stage)
         elements = layers * (-(-self.on(strategy.tp).layer_matrices // strategy.tp) + self.layer_norms)
+        elements += self.stage_experts(strategy, stage)
         table = -(-self.vocab // strategy.tp) * self.hidden
         if first:
             elements += table
@@ -149,9 +191,17 @@ class ModelSizes:
                 elements += table
         return elements
 
+    def stage_experts(self, strategy: Strategy, stage: int) -> int:
+        """Count the elements of experts that a device of a pipeline stage holds: of every ep-th, its tp-th part."""
+        return self.stage_layers(strategy.pp, stage) * -(-self.layer_experts // (strategy.tp * strategy.ep))
+
+    def fullest_stage(self, strategy: Strategy) -> int:
+        """Return the stage whose devices hold most: the first has the embedding, the last the head."""
+        return max((0, strategy.pp - 1), key=lambda stage: self.stage_parameters(strategy, stage))
+
     def fullest_stage_parameters(self, strategy: Strategy) -> int:
-        """Count the elements on a device of the fullest stage: the first has the embedding, the last the head."""
-        return max(self.stage_parameters(strategy, stage) for stage in {0, strategy.pp - 1})
+        """Count the elements on a device of the fullest stage."""
+        return self.stage_parameters(strategy, self.fullest_stage(strategy))
 
     def cache_bytes_per_token(self, tp: int) -> int:
         """Return the bytes of a token's keys and values in one layer on one device; a head is never split."""

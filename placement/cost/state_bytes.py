@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.engine_constants import ADAM_BYTES, MAIN_WEIGHT_BYTES
@@ -26,9 +27,15 @@ def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
 
 def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
     """Return by device what a trained instance's ranks copy: main weights and moments, which replicas share out."""
-    strategy = instance.strategy
-    per_element = MAIN_WEIGHT_BYTES + ADAM_BYTES
+    strategy, per_element = instance.strategy, MAIN_WEIGHT_BYTES + ADAM_BYTES
+
+    @cache
+    def elements(stage: int) -> int:
+        experts = sizes.stage_experts(strategy, stage)
+        others = sizes.stage_parameters(strategy, stage) - experts
+        return -(-others // strategy.dp) + -(-experts * strategy.ep // strategy.dp)
+
     return {
-        device: -(-sizes.stage_parameters(strategy, at.pp) // strategy.dp) * per_element
+        device: elements(at.pp) * per_element
         for device, at in zip(instance.devices, strategy.coordinates(), strict=True)
     }

@@ -25,11 +25,16 @@ Part = Literal[
     "up",
     "down",
     "norm_after_feed_forward",
+    "router",
+    "expert_gates",
+    "expert_ups",
+    "expert_downs",
 ]
-"""The parts of a layer that engines know."""
+"""The parts of a layer: those that engines know, and of a mixture of experts, which is planned only."""
 Activation = Literal["silu", "gelu_tanh"]
-Axis = Literal["hidden", "queries", "keys", "inner", "head"]
-"""The length of an axis: the hidden size, all query heads, all key-value heads, the feed-forward layer, one head."""
+Axis = Literal["hidden", "queries", "keys", "inner", "head", "experts"]
+"""The length of an axis: the hidden size, all query heads, all key-value heads, the feed-forward layer or one expert's,
+one head, the number of experts."""
 
 ATTENTION_BIASES = (*QUERY_BIASES, "self_attn.o_proj")
 MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
@@ -37,12 +42,19 @@ MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight of a layer: its part, its name in a checkpoint's layer, its axes, and the axis that tp splits."""
+    """A weight of a layer: its part, its name in a checkpoint's layer, its axes, and the axis that tp splits.
+
+    What all experts have is one weight, whose first axis expert parallelism shares out.
+    """
 
     part: Part
     name: str
     axes: tuple[Axis, ...]
     split_axis: int | None = None
+
+    @property
+    def of_experts(self) -> bool:
+        return self.part in ("expert_gates", "expert_ups", "expert_downs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,21 @@ class LocalLayers:
     tokens: int
     every: int
     rope_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertKeys:
+    """Where a config says how many experts a layer has, how many each token takes, and how wide one is.
+
+    `count_keys` are names of the same, of which the first that is there counts; the numbers are what transformers
+    takes where it says nothing. `uniform` are keys whose other values give some layers no experts.
+    """
+
+    count_keys: tuple[str, ...]
+    count: int
+    per_token: int
+    width_key: str
+    uniform: Mapping[str, Any] = field(default_factory=dict)
 
 
 LOCAL_KEYS = (
@@ -109,6 +136,7 @@ class Family:
     only: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     not_run: str = ""
+    experts: ExpertKeys | None = None
 
     def architecture(self, head: Head) -> str:
         """Return the name of transformers' class that ends so; a scalar head beside the other has a file of its own."""
@@ -146,4 +174,5 @@ def axis_length(axis: Axis, shape: TransformerShape) -> int:
         "keys": shape.num_kv_heads * shape.head_dim,
         "inner": shape.intermediate_size,
         "head": shape.head_dim,
+        "experts": shape.experts.count if shape.experts else 0,
     }[axis]

@@ -10,11 +10,13 @@ from prefect_rlhf.placement.families.gemma import GEMMA, GEMMA2
 from prefect_rlhf.placement.families.gemma3 import GEMMA3
 from prefect_rlhf.placement.families.llama import LLAMA
 from prefect_rlhf.placement.families.mistral import MISTRAL
+from prefect_rlhf.placement.families.mixtral import MIXTRAL
 from prefect_rlhf.placement.families.qwen2 import QWEN2
 from prefect_rlhf.placement.families.qwen3 import QWEN3
+from prefect_rlhf.placement.families.qwen3_moe import QWEN3_MOE
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3)}
+    {family.model_type: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, QWEN3_MOE, MIXTRAL)}
 )
 RUN = tuple(family for family in FAMILIES.values() if not family.not_run)
 """Those that engines run."""

@@ -27,7 +27,7 @@ from prefect_rlhf.placement.plan import (
     instances,
     trained_instance,
 )
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 
 def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
@@ -78,29 +78,36 @@ def _gains(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) ->
     unit = int(np.gcd.reduce(overlaps, axis=None)) or 1  # keeps the sums exact in float64
     trained_at = dict(device_coordinates(trained))
     coordinates = instance.strategy.coordinates()
-    stages, parts = [at.pp for at in coordinates], [at.tp for at in coordinates]
+    stages, parts = [at.pp for at in coordinates], [_shard(at, instance.strategy) for at in coordinates]
     gains = np.zeros((size, size))
     for position, device in enumerate(devices):
         if device in trained_at:
             at = trained_at[device]
-            gains[position] = overlaps[at.pp, at.tp, stages, parts] // unit
+            gains[position] = overlaps[at.pp, _shard(at, trained.strategy), stages, parts] // unit
     gains *= (size + 1) ** 2
     nodes = np.array([device.node for device in devices])
     gains += (size + 1) * np.equal.outer(nodes, nodes)
     return gains + np.eye(size)
 
 
+def _shard(at: Coordinate, strategy: Strategy) -> int:
+    """Return which part of its stage a coordinate has: the tp part, of each share of experts in turn."""
+    return at.dp % strategy.ep * strategy.tp + at.tp
+
+
 def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
     """Return [stage, part, stage, part]: elements that a shard of one instance and a shard of the other share.
 
-    The stage of a shard decides which parameters it has, its tp part how much of each.
+    The stage of a shard decides which parameters it has, its part (see `_shard`) how much of each.
     """
     model = held_model(model, other.engine)
     (a, b), (in_a, in_b) = (one.strategy, other.strategy), (_stages(one, model), _stages(other, model))
     both = (in_a[:, None] & in_b[None, :]).reshape(a.pp * b.pp, -1)
-    parts = _split(one.engine, Strategy(tp=a.tp), model), _split(other.engine, Strategy(tp=b.tp), model)
-    shared = _shared_parts(*parts, a.tp, b.tp)
-    return (both @ shared).reshape(a.pp, b.pp, a.tp, b.tp).transpose(0, 2, 1, 3)
+    shared_out = (Strategy(each.ep, each.tp, ep=each.ep) for each in (a, b))
+    held, wanted = (_split(of.engine, parts, model) for of, parts in zip((one, other), shared_out, strict=True))
+    num_parts = a.ep * a.tp, b.ep * b.tp
+    shared = _shared_parts(held, wanted, *num_parts)
+    return (both @ shared).reshape(a.pp, b.pp, *num_parts).transpose(0, 2, 1, 3)
 
 
 def _stages(instance: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:

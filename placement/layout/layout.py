@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.parameters import Parameter, parameters
 from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -56,7 +57,8 @@ def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> L
 def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
     """Split heads, feed-forward columns and vocabulary over tp, and the layers over pp as `stages` says.
 
-    With more tp ranks than key-value heads, neighbours hold copies of a head.
+    With more tp ranks than key-value heads, neighbours hold copies of a head. Of experts, neighbouring replicas share
+    them out over ep, and tp splits each.
 
     `ranks` are in the order of coordinates. The vocabulary is padded to a multiple of tp, so the last ranks may hold
     less of it. The first stage has the embedding, the last the final norm and the output; with tied embeddings and a
@@ -100,10 +102,8 @@ def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
     the same head, as in Megatron and vLLM.
     """
     shape = model.shape
-    counts = {
-        "attention heads": shape.num_attention_heads,
-        "columns of the feed-forward layer": shape.intermediate_size,
-    }
+    columns = "columns of an expert" if shape.experts else "columns of the feed-forward layer"
+    counts = {"attention heads": shape.num_attention_heads, columns: shape.intermediate_size}
     if engine == "vllm":  # pads without asking for tp
         counts["tokens of the padded vocabulary"] = padded_vocabulary(model, engine, 1)
     for what, count in counts.items():
@@ -144,6 +144,8 @@ def vocabulary_rows(model: ModelSpec, engine: EngineKind, tp: int, index: int) -
 def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
     if right := wrong_tp(model, engine, strategy.tp):
         raise InvalidInput("tp", strategy.tp, right)
+    if right := wrong_ep(model, engine, strategy):
+        raise InvalidInput("ep", strategy.ep, right)
     if engine == "vllm" and strategy.pp != 1:
         raise InvalidInput("pp", strategy.pp, "1: vllm runs no pipeline here")
     if strategy.pp > model.shape.num_layers:
@@ -155,7 +157,7 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
     for parameter in parameters(held_model(model, engine)):
         shapes[parameter.name] = parameter.shape
         by_rank = {
-            rank: _region(parameter, at.tp, strategy.tp, vocabulary)
+            rank: _region(parameter, at, strategy, vocabulary)
             for rank, at in coordinates.items()
             if _on_stage(parameter, at, strategy, model)
         }
@@ -165,9 +167,11 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
     return Layout(shapes, regions, (model, engine, strategy, ranks))
 
 
-def _region(parameter: Parameter, index: int, tp: int, padded_vocab: int) -> Region:
-    """Return the region of the index-th of tp ranks; empty where all of it is padding."""
-    region = [(0, size) for size in parameter.shape]
+def _region(parameter: Parameter, at: Coordinate, strategy: Strategy, padded_vocab: int) -> Region:
+    """Return the region of the rank at a coordinate; empty where all of it is padding."""
+    region, index, tp = [(0, size) for size in parameter.shape], at.tp, strategy.tp
+    if parameter.over_experts:
+        region[0] = _part(at.dp % strategy.ep, parameter.shape[0] // strategy.ep, parameter.shape[0])
     if parameter.split_axis is not None:
         size = parameter.shape[parameter.split_axis]
         parts = min(tp, parameter.most_parts or tp)

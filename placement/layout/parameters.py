@@ -1,4 +1,4 @@
-"""The parameters of a dense decoder under their Hugging Face names."""
+"""The parameters of a decoder under their Hugging Face names; those of a layer's experts are stacked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Parameter:
     """One weight: its global shape, the axis that tensor parallelism splits, and the layer it belongs to.
 
     `most_parts`, where given, is into how many parts it can be cut: keys and values by whole heads. More tp ranks hold
-    copies of parts, neighbours the same.
+    copies of parts, neighbours the same. The first axis of what is `over_experts` is shared out by ep.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Parameter:
     layer: int | None = None
     over_vocabulary: bool = False
     most_parts: int | None = None
+    over_experts: bool = False
 
     @property
     def num_elements(self) -> int:
@@ -53,7 +54,8 @@ def _layer(shape: TransformerShape, layer: int) -> Iterator[Parameter]:
     for weight in FAMILIES[shape.family].layer:
         size, name = tuple(axis_length(axis, shape) for axis in weight.axes), f"model.layers.{layer}.{weight.name}"
         most = shape.num_kv_heads if weight.axes[0] == "keys" else None
-        yield Parameter(f"{name}.weight", size, weight.split_axis, layer, most_parts=most)
+        split, of_experts = weight.split_axis, weight.of_experts
+        yield Parameter(f"{name}.weight", size, split, layer, most_parts=most, over_experts=of_experts)
         if weight.name in shape.biases:
             axis = 0 if weight.split_axis == 0 else None
             yield Parameter(f"{name}.bias", size[:1], axis, layer, most_parts=most)

@@ -22,6 +22,7 @@ from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 from prefect_rlhf.placement.rows.partition import counts
 from prefect_rlhf.placement.rows.shares import replica_speeds
+from prefect_rlhf.placement.strategy import Strategy
 
 OPTIMIZER_PART = frozenset({"gradients", "optimizer"})
 """The bytes that `offload: optimizer` moves."""
@@ -69,7 +70,7 @@ def instance_holdings(
     for device, at in zip(instance.devices, instance.strategy.coordinates(), strict=True):
         if instance.engine == "vllm":
             whole = whole_cache_bytes(rows[at.dp], max_length, ModelSizes.of(model), instance.strategy.tp)
-            kept = _vllm(model, instance.strategy.tp, whole if cache_bytes is None else cache_bytes, backend)
+            kept = _vllm(model, instance.strategy, whole if cache_bytes is None else cache_bytes, backend)
         else:
             kept = _megatron(model, instance, at.pp, trained)
         held += [ResidentBytes(device, instance, what, size) for what, size in kept if size]
@@ -78,11 +79,15 @@ def instance_holdings(
 
 @cache
 def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bool) -> tuple[tuple[str, int], ...]:
-    """Weights; with training in flat buffers, whose padding counts, and optimizer states shared out over dp."""
+    """Weights; with training in flat buffers, whose padding counts, and optimizer states shared out over dp.
+
+    Experts have a buffer of their own, whose states those replicas share out that hold the same.
+    """
     sizes, strategy = ModelSizes.of(model), instance.strategy
     tensors = list(_tensors(sizes, strategy.tp, padded_vocabulary(model, "megatron", strategy.tp), strategy.pp, stage))
+    experts = list(_expert_tensors(sizes, strategy, stage))
     if not trained:
-        return (("weights", sum(tensors) * sizes.item),)
+        return (("weights", (sum(tensors) + sum(experts)) * sizes.item),)
     ends = [_padded(size, _START) for size in tensors]
     buckets = [sum(ends)]
     if strategy.pp > 1 and sizes.tied and "lm" in sizes.head and stage in (0, strategy.pp - 1):
@@ -90,24 +95,28 @@ def _megatron(model: ModelSpec, instance: ModelInstance, stage: int, trained: bo
         after = ends[-2] if "scalar" in sizes.head and stage > 0 else 0  # and so has what comes after it
         buckets = [sum(ends) - table - after, table, after]
     buffer = sum(_padded(size, lcm(strategy.dp, _BUCKET)) for size in buckets)
+    replicas = strategy.dp // strategy.ep
+    of_experts = _padded(sum(_padded(size, _START) for size in experts), lcm(replicas, _BUCKET))
     state = ADAM_BYTES + (MAIN_WEIGHT_BYTES if model.dtype != "float32" else 0)
+    states = buffer * state // strategy.dp + of_experts * state // replicas
     return (
-        ("weights", buffer * sizes.item),
-        ("gradients", buffer * GRADIENT_BYTES),
-        ("optimizer", buffer * state // strategy.dp + _STEP_BYTES * len(tensors)),
+        ("weights", (buffer + of_experts) * sizes.item),
+        ("gradients", (buffer + of_experts) * GRADIENT_BYTES),
+        ("optimizer", states + _STEP_BYTES * (len(tensors) + len(experts))),
     )
 
 
 @cache
-def _vllm(model: ModelSpec, tp: int, cache_bytes: int, backend: Backend) -> tuple[tuple[str, int], ...]:
+def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backend) -> tuple[tuple[str, int], ...]:
     """Weights with rotary tables, the cache, and on CPU the copies that products are made from."""
-    sizes, shape = ModelSizes.of(model).held_by("vllm"), model.shape
+    sizes, shape, tp = ModelSizes.of(model).held_by("vllm"), model.shape, strategy.tp
     vocabulary = padded_vocabulary(model, "vllm", tp)
-    tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0))
+    experts = sum(_expert_tensors(sizes, strategy, 0))
+    tensors = sum(_tensors(sizes, tp, vocabulary, 1, 0)) + experts
     bases = 1 if shape.window is None else 2
     tables = bases * shape.max_position_embeddings * shape.head_dim * sizes.item + _SCALE_BYTES * sizes.num_layers
     tables += _NORMALIZER_BYTES if FAMILIES[shape.family].scaled_embedding else 0
-    linear = sizes.num_layers * sizes.on(tp).matrices // tp + vocabulary // tp * sizes.hidden
+    linear = sizes.num_layers * sizes.on(tp).matrices // tp + experts + vocabulary // tp * sizes.hidden
     packed = linear * sizes.item if backend == "cpu" else 0
     return (("weights", tensors * sizes.item + tables), ("packed weights", packed), ("key-value cache", cache_bytes))
 
@@ -123,13 +132,23 @@ def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -
         yield from (sizes.head_dim,) * (2 if sizes.qk_norm else 0)
         yield from sizes.bias_tensors(tp)
         yield from ((sizes.queries + 2 * sizes.keys) * sizes.hidden // tp, sizes.queries * sizes.hidden // tp)
-        yield from (2 * sizes.inner * sizes.hidden // tp, sizes.inner * sizes.hidden // tp)
+        if sizes.num_experts:
+            yield sizes.router
+        else:
+            yield from (2 * sizes.inner * sizes.hidden // tp, sizes.inner * sizes.hidden // tp)
     if last:
         yield sizes.hidden
         if "scalar" in sizes.head:
             yield sizes.hidden
         if "lm" in sizes.head and not (sizes.tied and first):
             yield table
+
+
+def _expert_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:
+    """Elements of each tensor of the experts of a stage on one device: gate and up are one, down another."""
+    column = sizes.inner * sizes.hidden // strategy.tp
+    for _ in range(sizes.stage_layers(strategy.pp, stage) * (sizes.num_experts // strategy.ep)):
+        yield from (2 * column, column)
 
 
 def _padded(size: int, multiple: int) -> int:

@@ -63,6 +63,9 @@ def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: B
     strategy = placement.strategy
     graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if placement.engine == "vllm" else 0
     sizes = [strategy.tp, strategy.pp]
+    if strategy.ep > 1:
+        sizes += [strategy.ep] if strategy.ep < strategy.dp or call.kind != "train_step" else []
+        sizes += [strategy.dp // strategy.ep] if call.kind == "train_step" else []
     if call.kind == "train_step":
         sizes.append(strategy.dp)
         if strategy.num_devices not in sizes:
@@ -83,27 +86,34 @@ def communicator_bytes(size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Coordinates that a group shares; it runs over the others."""
+    """Coordinates that a group shares; it runs over the others.
+
+    `experts` is which of ep shares of them a replica has, `same` which of the groups that have all.
+    """
 
     shared: tuple[str, ...]
 
-    def of(self, at: Coordinate) -> tuple[int, ...]:
-        return tuple(getattr(at, name) for name in self.shared)
+    def of(self, at: Coordinate, ep: int) -> tuple[int, ...]:
+        named = {"dp": at.dp, "tp": at.tp, "pp": at.pp, "experts": at.dp % ep, "same": at.dp // ep}
+        return tuple(named[name] for name in self.shared)
 
 
 _TP, _PP, _DP, _REPLICA, _MESH = map(_Axis, (("dp", "pp"), ("dp", "tp"), ("tp", "pp"), ("dp",), ()))
+_EP, _SAME_EXPERTS = _Axis(("same", "tp", "pp")), _Axis(("experts", "tp", "pp"))
 
 
 def _groups(instance: ModelInstance, calls: Sequence[Call], model: ModelSpec) -> Iterator[Members]:
     """Yield the groups of an instance that pass tensors of a GPU, each once.
 
-    Layers reduce over tp, stages send over pp. Training sums gradients over dp, their norm over the mesh, and a tied
-    embedding's over both ends. Generation in Megatron sends between neighbours and tells its replica each token.
+    Layers reduce over tp, stages send over pp, tokens go to experts over ep. Training sums gradients over dp, their
+    norm over the mesh, and a tied embedding's over both ends. Generation in Megatron sends between neighbours and tells
+    its replica each token.
     """
     kinds = {call.kind for call in calls}
-    axes = [_TP, _PP]
+    ep = instance.strategy.ep
+    axes = [_TP, _PP] if ep == 1 else [_TP, _PP, _EP]
     if "train_step" in kinds:
-        axes += [_DP, _MESH]
+        axes += [_DP, _MESH] if ep == 1 else [_DP, _MESH, _SAME_EXPERTS]
     if "generate" in kinds and instance.engine == "megatron":
         axes.append(_REPLICA)
     placed = tuple(zip(instance.devices, instance.strategy.coordinates(), strict=True))
@@ -111,11 +121,11 @@ def _groups(instance: ModelInstance, calls: Sequence[Call], model: ModelSpec) ->
     for axis in axes:
         by_shared: dict[tuple[int, ...], list[Device]] = defaultdict(list)
         for device, at in placed:
-            by_shared[axis.of(at)].append(device)
+            by_shared[axis.of(at, ep)].append(device)
         found |= dict.fromkeys(map(tuple, by_shared.values()))
     stages: dict[tuple[int, ...], list[Device]] = defaultdict(list)
     for device, at in placed:
-        stages[_PP.of(at)].append(device)
+        stages[_PP.of(at, ep)].append(device)
     for members in stages.values():
         if "train_step" in kinds and "lm" in model.head and model.shape.tied_embeddings:
             found[members[0], members[-1]] = None

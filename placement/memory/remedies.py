@@ -10,6 +10,7 @@ from prefect_rlhf.placement.cost.paged_cache import gib_above
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.experts import with_expert_degrees
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.memory.certificate import Certificate, certify_plan
 from prefect_rlhf.placement.memory.hosts import fullest_host
@@ -130,6 +131,9 @@ def _changes(
                 replace(strategy, dp=half, pp=2 * strategy.pp),
             ):
                 yield f"{split} for {names}", with_changes(plan, calls, strategy=split)
+        for spread in with_expert_degrees(strategy, graph.model(instance.role), instance.engine):
+            if spread.ep > strategy.ep:
+                yield f"{spread} for {names}", with_changes(plan, calls, strategy=spread)
         if instance.engine == "megatron":
             for call in calls:
                 count = 2 * plan[call.name].micro_batches

@@ -23,6 +23,8 @@ def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]
     Whatever else a plan decides has a column where some call does not have it as usual.
     """
     rows = [_plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} for call in graph]
+    if all(placement.strategy.ep == 1 for _, placement in plan.placements):
+        rows = [{title: cell for title, cell in row.items() if title != "ep"} for row in rows]
     decided = [_decided(plan[call.name]) for call in graph]
     shown = [title for title in decided[0] if any(row[title] for row in decided)] if decided else []
     return [row | {title: others[title] for title in shown} for row, others in zip(rows, decided, strict=True)]
@@ -65,6 +67,7 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "dp": str(strategy.dp),
         "tp": str(strategy.tp),
         "pp": str(strategy.pp),
+        "ep": str(strategy.ep),
         "rows": " + ".join(str(part.num_rows) for part in call.parts),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
         "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",

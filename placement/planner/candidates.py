@@ -16,6 +16,7 @@ from prefect_rlhf.placement.cost.uneven import different_works, least_cost
 from prefect_rlhf.placement.cost.workload import CallWork
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.layout.experts import with_expert_degrees
 from prefect_rlhf.placement.memory.bytes import usable_bytes
 from prefect_rlhf.placement.memory.overhead import call_overhead
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -136,14 +137,16 @@ def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
 
     Where a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step.
     """
+    model = context.graph.model(call.role or "")
     for mesh_class in range(len(context.space.classes)):
         mesh = context.space.first_of(mesh_class)
         for strategy in strategies_within_nodes(mesh):
             for engine in ENGINES[call.kind]:
-                resident = list(_ways(call, Placement(mesh, strategy, engine), mesh_class, context))
-                yield from resident
-                for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
-                    yield from _offloaded(call, resident, part, context)
+                for spread in with_expert_degrees(strategy, model, engine):
+                    resident = list(_ways(call, Placement(mesh, spread, engine), mesh_class, context))
+                    yield from resident
+                    for part in ("optimizer", "all") if call.kind == "train_step" else ("all",):
+                        yield from _offloaded(call, resident, part, context)
 
 
 def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:

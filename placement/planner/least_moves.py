@@ -63,8 +63,10 @@ def _network_seconds(
     """[trained, readers]: the least for what has to cross the network; `apart`: where the meshes share no node."""
     (trained_spreads, source), (reader_spreads, target) = _alike(trained), _alike(readers)
     layers = _network_table(trained_spreads, reader_spreads, sizes.num_layers, apart)
-    parts = np.array([reader.placement.strategy.tp for reader in readers])
-    num_bytes = layers[source][:, target] / parts * sizes.layer_matrices * sizes.item
+    parts, experts = np.array([(s.tp, s.tp * s.ep) for s in (reader.placement.strategy for reader in readers)]).T
+    crossing = layers[source][:, target]
+    num_bytes = crossing / parts * sizes.layer_matrices * sizes.item
+    num_bytes = num_bytes + crossing / experts * sizes.layer_experts * sizes.item
     rates = np.minimum.outer(_ways(trained, sources)[2], _ways(readers, sources)[2])
     seconds: Numbers = np.divide(num_bytes, rates, out=np.zeros_like(num_bytes), where=rates > 0)
     return seconds

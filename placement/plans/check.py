@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
+from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import wrong_tp
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
@@ -89,7 +90,7 @@ def _check_names(plan: ExecutionPlan, graph: DataflowGraph) -> None:
 
 def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     strategy, mesh = placement.strategy, placement.mesh
-    for axis in ("dp", "tp", "pp"):
+    for axis in ("dp", "tp", "pp", "ep"):
         if (degree := getattr(strategy, axis)) < 1:
             yield InvalidInput(_field(call.name, axis), degree, "1 or more")
             return  # what follows divides by it
@@ -100,6 +101,8 @@ def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
     elif strategy.num_devices != mesh.num_devices:
         right = f"{mesh.num_devices}, the devices of mesh {mesh.name}"
         yield InvalidInput(f"plan.calls.{call.name}", product, right)
+    if call.kind == "compute" and strategy.ep > 1:
+        yield InvalidInput(_field(call.name, "ep"), strategy.ep, "1: a computation has no experts")
     if placement.device_order and sorted(placement.device_order) != list(range(mesh.num_devices)):
         right = f"each of 0 to {mesh.num_devices - 1}, the devices of mesh {mesh.name}, once"
         yield InvalidInput(_field(call.name, "order"), list(placement.device_order), right)
@@ -132,6 +135,8 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
     shape, tp, pp = model.shape, placement.strategy.tp, placement.strategy.pp
     if right := wrong_tp(model, placement.engine, tp):
         yield InvalidInput(_field(call.name, "tp"), tp, f"{right} of {model.role}")
+    if right := wrong_ep(model, placement.engine, placement.strategy):
+        yield InvalidInput(_field(call.name, "ep"), placement.strategy.ep, right)
     if pp > shape.num_layers:
         yield InvalidInput(_field(call.name, "pp"), pp, f"at most {shape.num_layers}, the layers of {model.role}")
     if call.kind == "generate" and "lm" not in model.head:

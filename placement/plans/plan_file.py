@@ -28,6 +28,7 @@ class CallEntry(BaseModel):
     dp: int = Field(1, ge=1, le=MOST_DEVICES)
     tp: int = Field(1, ge=1, le=MOST_DEVICES)
     pp: int = Field(1, ge=1, le=MOST_DEVICES)
+    ep: int = Field(1, ge=1, le=MOST_DEVICES)
     micro_batches: int = Field(1, ge=1, le=MOST_DEVICES)
     offload: Offload = "none"
     prefetch: bool = True
@@ -37,7 +38,7 @@ class CallEntry(BaseModel):
     def placement(self, field: str, cluster: ClusterShape) -> Placement:
         """Return the placement it describes; its mesh must lie in `cluster`."""
         mesh = cluster.check_mesh(DeviceMesh.parse(self.mesh, f"{field}.mesh"), f"{field}.mesh")
-        strategy = Strategy(self.dp, self.tp, self.pp)
+        strategy = Strategy(self.dp, self.tp, self.pp, self.ep)
         order = tuple(self.order)
         return Placement(
             mesh, strategy, self.engine, self.micro_batches, self.offload, order, self.prefetch, self.cache_gib
@@ -52,6 +53,7 @@ class CallEntry(BaseModel):
             dp=strategy.dp,
             tp=strategy.tp,
             pp=strategy.pp,
+            ep=strategy.ep,
             micro_batches=placement.micro_batches,
             offload=placement.offload,
             prefetch=placement.prefetch,
@@ -62,6 +64,7 @@ class CallEntry(BaseModel):
     def line(self) -> str:
         """Return the entry on one line, without what is as usual or does not apply."""
         is_plain = {
+            "ep": self.ep == 1,
             "order": not self.order,
             "prefetch": self.prefetch,
             "cache_gib": self.cache_gib is None,
@@ -76,11 +79,11 @@ class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
-    Without it a run chooses the order that moves the least weights. With `prefetch: false` what is offloaded comes back
-    only when its devices have nothing else to do: later, but no other call needs room beside it. `cache_gib` is the
-    size of vLLM's key-value cache on each device; without it all rows have room at their longest. `node_speeds` are the
-    speeds of the devices of each node, relative to each other: replicas get rows in proportion. Without them all are as
-    fast.
+    Without it a run chooses the order that moves the least weights. `ep` divides dp: so many neighbouring replicas
+    share out the experts of a mixture. With `prefetch: false` what is offloaded comes back only when its devices have
+    nothing else to do: later, but no other call needs room beside it. `cache_gib` is the size of vLLM's key-value cache
+    on each device; without it all rows have room at their longest. `node_speeds` are the speeds of the devices of each
+    node, relative to each other: replicas get rows in proportion. Without them all are as fast.
 
     ```yaml
     name: mine

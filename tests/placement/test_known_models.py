@@ -35,11 +35,19 @@ PARAMETERS = {
     "gemma-2-2b": 2_614_341_888,
     "gemma-2-9b": 9_241_705_984,
     "gemma-2-27b": 27_227_128_320,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
     "gemma-3-270m": 268_098_176,
     "gemma-3-1b": 999_885_952,
 }
 """As the hub counts the parameters of their safetensors files."""
+ACTIVE = {"mixtral-8x7b": 12.9e9, "qwen3-30b-a3b": 3.3e9, "qwen3-235b-a22b": 22e9}
+"""Of a token, as their publishers say (Jiang et al. 2024, arXiv:2401.04088; Qwen3, arXiv:2505.09388)."""
 NAMES = {
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": "mixtral-8x7b",
+    "Qwen/Qwen3-30B-A3B": "qwen3-30b-a3b",
+    "Qwen/Qwen3-30B-A3B-Thinking-2507": "qwen3-30b-a3b-2507",
     "Qwen/Qwen2.5-7B": "qwen2.5-7b",
     "qwen/qwen2.5-0.5b-instruct": "qwen2.5-0.5b",
     "Qwen/Qwen2.5-7B-Instruct": "qwen2.5-7b-instruct",
@@ -55,6 +63,11 @@ NAMES = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_model_has_as_many_parameters_as_the_hub_says(name):
     assert ModelSizes.of_shape(KNOWN_SHAPES[name]).num_parameters == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_a_mixture_of_experts_has_as_many_active_parameters_as_its_publisher_says(name):
+    assert ModelSizes.of_shape(KNOWN_SHAPES[name]).active_parameters == pytest.approx(ACTIVE[name], rel=0.02)
 
 
 @pytest.mark.parametrize("name", NAMES)

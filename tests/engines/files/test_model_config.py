@@ -33,12 +33,29 @@ FAMILIES = {
     "gemma": {"head_dim": 32},
     "gemma2": {"head_dim": 32},
     "gemma3_text": {"head_dim": 32, "architectures": ["Gemma3ForCausalLM"]},
+    "qwen3_moe": {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "mixtral": {"num_local_experts": 4},
 }
 
 
 def written(folder, content):
     (folder / "config.json").write_text(json.dumps(content))
     return folder
+
+
+def as_transformers_stacks(shapes):
+    """Experts' gates and ups are one tensor there, without `.weight`."""
+    stacked = dict(shapes)
+    for name, (count, rows, columns) in ((n, s) for n, s in shapes.items() if ".experts." in n):
+        prefix, _, part = name.removesuffix("_proj.weight").rpartition(".")
+        del stacked[name]
+        if part != "up":
+            stacked[f"{prefix}.{'down' if part == 'down' else 'gate_up'}_proj"] = (
+                count,
+                rows if part == "down" else 2 * rows,
+                columns,
+            )
+    return stacked
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -50,7 +67,8 @@ def test_the_parameters_are_those_that_transformers_builds(kind, tmp_path):
         model = AutoModelForCausalLM.from_config(config)
     expected = {name: tuple(value.shape) for name, value in model.named_parameters()}  # a tied one once
     shape = read_shape("actor", tmp_path)
-    assert {p.name: p.shape for p in parameters(ModelSpec("actor", "", "lm", shape))} == expected
+    found = {p.name: p.shape for p in parameters(ModelSpec("actor", "", "lm", shape))}
+    assert as_transformers_stacks(found) == expected
     assert shape.max_position_embeddings == config.max_position_embeddings
     assert bool(shape.not_run) == (kind not in RUN)
 
@@ -60,6 +78,10 @@ def test_a_run_refuses_what_can_only_be_planned(kind, tmp_path):
     config = AutoConfig.for_model(kind, **SIZES, **FAMILIES[kind], architectures=["LlamaForCausalLM"])
     config.save_pretrained(tmp_path)
     right = "expected false: only" if kind == "llama" else "expected a family that runs: llama, mistral"
+    if kind in ("qwen3_moe", "mixtral"):
+        right = (
+            r"experts: got \d, expected a dense model: of mixtures of experts qwen3_moe and mixtral are planned, and"
+        )
     with pytest.raises(InvalidInput, match=right):
         read_model_spec("actor", tmp_path, "lm")
 
@@ -88,6 +110,7 @@ def test_what_a_config_says_nothing_of_is_as_transformers_has_it(tmp_path):
     assert shape.tied_embeddings and shape.max_position_embeddings == config.max_position_embeddings
 
 
+MOE = {"model_type": "qwen3_moe", "moe_intermediate_size": 32}
 SWITCHED_OFF = [
     {"attention_bias": False},
     {"mlp_bias": None},
@@ -111,10 +134,16 @@ def test_what_is_switched_off_in_a_config_is_not_refused(off, tmp_path):
 @pytest.mark.parametrize(
     ("other", "line"),
     [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts: got 8, expected a dense model"),
-        ({"model_type": "qwen3_moe", "num_experts": 128}, "num_experts: got 128, expected a dense model"),
-        ({"model_type": "gpt2"}, "model_type: got 'gpt2', expected a dense decoder: llama, mistral, qwen2"),
-        ({"model_type": ["llama"]}, "model_type: got .*, expected a dense decoder"),
+        ({"model_type": "llama", "num_local_experts": 8}, "num_local_experts: got 8, expected a dense model"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 256}, "n_routed_experts: got 256, expected a dense model"),
+        ({"model_type": "mixtral", "num_local_experts": 0}, "num_local_experts: got 0, expected a whole number of 1"),
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok: got 9, expected a whole number"),
+        (MOE | {"mlp_only_layers": [0]}, r"mlp_only_layers: got \[0\], expected \[\]: plans have experts in every"),
+        (MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step: got 2, expected 1: plans have experts in every"),
+        (MOE | {"shared_expert_intermediate_size": 64}, "size: got 64, expected no such key: Qwen3Moe has no shared"),
+        (MOE | {"moe_intermediate_size": None}, "moe_intermediate_size: got None, expected a whole number"),
+        ({"model_type": "gpt2"}, "model_type: got 'gpt2', expected a decoder: llama, mistral, qwen2"),
+        ({"model_type": ["llama"]}, "model_type: got .*, expected a decoder"),
         ({"model_type": "llama", "attention_bias": "no"}, "attention_bias: got 'no', expected true or false"),
         ({"model_type": "llama", "quantization_config": {"bits": 4}}, "quantization_config: .*no quantised weights"),
     ],

@@ -334,7 +334,7 @@ CASES = {
     "an unknown model": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "critic=llama-7b"], "llama-8b"),
     "an unknown model and none for another role": ([*ONE, *LENGTHS, "--model", "actor=llama-8b"], "models.actor: got 'llama-8b'"),
     "two unknown models": ([*ONE, *LENGTHS, "--model", "actor=llama-8b", "--model", "reward=bert"], "models: got 'actor=llama-8b, reward=bert'"),
-    "a mixture of experts": ([*ONE, *LENGTHS, "--model", "actor=mixtral-8x7b"], "mixtral-8x7b"),
+    "a mixture of experts of a family that is not planned": ([*ONE, *LENGTHS, "--model", "actor=deepseek-v3"], "deepseek-v3"),
     "a pin of no call": ([*ONE, *LENGTHS, *MODELS, "--pin", "judge=n0:0"], "pins.judge: got 'n0:0', expected a call with a model"),
     "a pin on no mesh": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=n0:1-2"], "pins.ref_inference: got 'n0:1-2', expected whole nodes"),
     "a pin that is none": ([*ONE, *LENGTHS, *MODELS, "--pin", "ref_inference=first"], "pins.ref_inference: got 'first', expected a mesh such as"),

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.layout.layout import megatron_layout
 from prefect_rlhf.placement.layout.regions import num_elements
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.strategy import Strategy
-from tests.strategies import SMALL
+from tests.strategies import MIXTURE, SMALL
 
 LLAMA = ModelSizes.of_shape(KNOWN_SHAPES["llama-7b"])
 WORKLOAD = Workload.fixed(512, 512)
@@ -31,10 +31,12 @@ def train(execution, rows=64, mini_batches=1):
     st.builds(Strategy, st.sampled_from([1, 2]), DEGREES, st.integers(1, 5)),
     st.booleans(),
     st.sampled_from(["lm", "scalar"]),
+    st.booleans(),
 )
-def test_weights_are_those_of_the_layout(strategy, tied, head):
-    """Elements that a rank of each stage holds, counted from regions."""
-    shape = replace(SMALL, num_layers=5, num_kv_heads=4, tied_embeddings=tied)
+def test_weights_are_those_of_the_layout(strategy, tied, head, mixture):
+    """Elements that a rank of each stage holds, counted from regions; experts are over all replicas."""
+    shape = replace(MIXTURE if mixture else SMALL, num_layers=5, num_kv_heads=4, tied_embeddings=tied)
+    strategy = replace(strategy, ep=strategy.dp if mixture else 1)
     model = ModelSpec("actor", "", head, shape)
     layout = megatron_layout(model, strategy, tuple(range(strategy.num_devices)))
     for rank, at in enumerate(strategy.coordinates()):

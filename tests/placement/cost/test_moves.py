@@ -28,7 +28,7 @@ from prefect_rlhf.placement.model import QUERY_BIASES, ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
 from prefect_rlhf.placement.strategy import Strategy
-from tests.strategies import GEMMA3, SMALL
+from tests.strategies import GEMMA3, MIXTURE, SMALL, divisors
 
 LINKS = Links(device=1e12, node=1e11, network=1e10, host=2e10)
 CLUSTER = DeviceMesh(0, 2, 0, 4)
@@ -39,8 +39,9 @@ SHAPES = [
     replace(SHAPE, num_kv_heads=2, biases=QUERY_BIASES, family="qwen2"),
     replace(SHAPE, num_kv_heads=1, qk_norm=True, family="qwen3"),
     replace(GEMMA3, num_layers=6),
+    replace(MIXTURE, num_layers=6),
 ]
-"""Key-value heads that tp splits, and that several of its ranks have copies of."""
+"""Key-value heads that tp splits, and that several of its ranks have copies of; experts."""
 
 
 @st.composite
@@ -51,12 +52,20 @@ def placed(draw, generates=False):
     pp = draw(st.sampled_from([d for d in (1, 2, 4) if mesh.num_devices // tp % d == 0]))
     order = tuple(draw(st.permutations(range(mesh.num_devices))))
     engine = draw(st.sampled_from(["megatron", "vllm"])) if pp == 1 and generates else "megatron"
-    return ModelInstance("actor", engine, mesh, Strategy(mesh.num_devices // tp // pp, tp, pp), order)
+    dp = mesh.num_devices // tp // pp
+    ep = draw(st.sampled_from(divisors(dp) if engine == "megatron" else [1, dp]))
+    return ModelInstance("actor", engine, mesh, Strategy(dp, tp, pp, ep), order)
+
+
+def with_experts_of(shape, *instances):
+    """The instances as a model of this shape may be placed: a dense one has ep 1."""
+    return [i if shape.experts else replace(i, strategy=replace(i.strategy, ep=1)) for i in instances]
 
 
 @given(placed(), placed(generates=True), st.sampled_from(["lm", "scalar", "lm+scalar"]), st.sampled_from(SHAPES))
 def test_the_closed_form_moves_what_reshard_moves(source, target, head, shape):
     """To every device as many bytes from itself, from its node and from other nodes."""
+    source, target = with_experts_of(shape, source, target)
     model = ModelSpec("actor", "", head, shape)
     devices = CLUSTER.devices()
     held = held_model(model, target.engine)
@@ -75,6 +84,7 @@ def test_the_closed_form_moves_what_reshard_moves(source, target, head, shape):
 @given(placed(), placed(), st.sampled_from(SHAPES))
 def test_both_give_about_the_same_seconds(source, target, shape):
     """`reshard` chooses one holder for each piece, the closed form spreads them: at most a busier link by chance."""
+    source, target = with_experts_of(shape, source, target)
     model = ModelSpec("actor", "", "lm", shape)
     devices = CLUSTER.devices()
     plan = reshard(*(layout_of(instance, model, CLUSTER) for instance in (source, target)), devices)

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.layout.layout import layout_of
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.layout.reshard import reshard
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
-from prefect_rlhf.placement.model import TransformerShape
+from prefect_rlhf.placement.model import Experts, TransformerShape
 from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
 from tests.strategies import GIB, SMALL, degrees, model, on, ppo
@@ -21,6 +21,7 @@ from tests.strategies import GIB, SMALL, degrees, model, on, ppo
 MESH = DeviceMesh(0, 2, 0, 4)
 FOUR_KV = replace(SMALL, num_kv_heads=4)
 TINY = TransformerShape(8, 8, 3, 4, 4, 2, 8, 16, 1e4, 1e-5, tied_embeddings=False)
+TINY_MIXTURE = replace(TINY, family="mixtral", experts=Experts(4, 2))
 
 
 def instance(engine, mesh=MESH, order=(), **degrees):
@@ -80,10 +81,11 @@ def test_figure_8_in_the_plain_order():
 
 
 @settings(max_examples=40, deadline=None)
-@given(degrees(4), degrees(4), st.permutations(range(4)), st.booleans())
-def test_no_order_on_one_node_overlaps_more(train, infer, held_order, narrower):
+@given(degrees(4, experts=True), degrees(4, experts=True), st.permutations(range(4)), st.booleans(), st.booleans())
+def test_no_order_on_one_node_overlaps_more(train, infer, held_order, narrower, mixture):
     """Against all orders; of those that overlap most it has most devices in their plain place."""
-    spec = model("actor", shape=TINY)
+    spec = model("actor", shape=TINY_MIXTURE if mixture else TINY)
+    train, infer = (one if mixture else replace(one, ep=1) for one in (train, infer))
     lease = DeviceMesh(0, 1, 0, 4)
     if train.pp > 3 or infer.pp > 3:
         return

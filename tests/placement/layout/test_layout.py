@@ -14,7 +14,7 @@ from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import QUERY_BIASES
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.strategy import Strategy
-from tests.strategies import GEMMA3, QWEN2, QWEN3, SMALL, SMOLLM2, model
+from tests.strategies import GEMMA3, MIXTURE, QWEN2, QWEN3, SMALL, SMOLLM2, model
 
 UNTIED = replace(SMALL, tied_embeddings=False)
 
@@ -83,6 +83,7 @@ def test_the_last_stage_has_the_tied_embedding_only_for_a_language_models_output
             QWEN2,
             QWEN3,
             GEMMA3,
+            MIXTURE,
         ]
     ),
 )
@@ -98,13 +99,24 @@ def test_every_replica_holds_every_element_once(tp, dp, pp, head, shape):
             for index, rank in enumerate(ranks):
                 if index // tp % dp == replica and rank in layout.regions[name]:
                     painted[tuple(slice(*span) for span in layout.regions[name][rank])] += 1
-            is_whole = len(size) == 1 and not name.endswith("proj.bias")
+            is_whole = len(size) == 1 and not name.endswith("proj.bias") or name.endswith("mlp.gate.weight")
             copies = tp if is_whole or name == "score.weight" else 1
             if "k_proj" in name or "v_proj" in name:
                 copies = max(1, tp // shape.num_kv_heads)
             if name == "model.embed_tokens.weight" and pp > 1 and "lm" in head and shape.tied_embeddings:
                 copies = 2
             assert (painted == copies).all(), name
+
+
+def test_neighbouring_replicas_share_experts_out_and_tp_splits_each():
+    """dp 4, tp 2, ep 2 of eight experts of 64 columns: rank 3 is the second of tp, in the second replica."""
+    layout = megatron_layout(model("actor", shape=MIXTURE), Strategy(dp=4, tp=2, ep=2), tuple(range(8)))
+    experts = "model.layers.0.mlp.experts."
+    held = layout.of_rank(3)
+    assert held[f"{experts}gate_proj.weight"] == held[f"{experts}up_proj.weight"] == ((4, 8), (32, 64), (0, 128))
+    assert held[f"{experts}down_proj.weight"] == ((4, 8), (0, 128), (32, 64))
+    assert held["model.layers.0.mlp.gate.weight"] == ((0, 8), (0, 128))
+    assert layout.of_rank(7) == held and layout.of_rank(1) != held
 
 
 @pytest.mark.parametrize(("layers", "pp", "sizes"), [(30, 4, [8, 8, 7, 7]), (5, 2, [3, 2]), (4, 4, [1] * 4)])

@@ -21,7 +21,7 @@ from prefect_rlhf.placement.memory.holdings import instance_holdings
 from prefect_rlhf.placement.mesh import ClusterShape, Device
 from prefect_rlhf.placement.plan import instances, offloaded_parts
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GEMMA3, GIB, QWEN2, QWEN3, SMALL, TWO_DEVICES, dpo, graphs, placed, plans, ppo
+from tests.strategies import GEMMA3, GIB, MIXTURE, QWEN2, QWEN3, SMALL, TWO_DEVICES, dpo, graphs, placed, plans, ppo
 
 WORK = Workload.fixed(8, 8)
 ONE = ClusterShape("one", 1, 1, 8 * GIB)
@@ -65,7 +65,7 @@ def test_generation_keeps_weights_tables_and_a_cache_for_its_rows(kind):
     assert found.get(("actor", "vllm", "packed weights"), 0) == (2 * (ELEMENTS - norms) if kind == "cpu" else 0)
 
 
-@given(st.data(), st.sampled_from([SMALL, QWEN2, QWEN3, GEMMA3]))
+@given(st.data(), st.sampled_from([SMALL, QWEN2, QWEN3, GEMMA3, MIXTURE]))
 @settings(max_examples=90, deadline=None)
 def test_the_weights_of_a_device_are_those_of_its_layout(data, shape):
     """Each device has at least the bytes that its layout shows, and no more than padding beyond."""

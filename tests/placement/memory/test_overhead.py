@@ -13,7 +13,7 @@ from prefect_rlhf.placement.memory.overhead import call_overhead, communicator_b
 from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plan import instances
 from prefect_rlhf.placement.planner.preset_plan import preset
-from tests.strategies import GIB, dpo, graphs, placed, plans, ppo
+from tests.strategies import GIB, MIXTURE, SMALL, dpo, graphs, placed, plans, ppo
 
 EIGHT = ClusterShape("eight", 1, 8, 80 * GIB)
 WORK = Workload.fixed(8, 8)
@@ -24,6 +24,10 @@ def beside(plan, graph):
     found = overhead(graph, plan, "cuda")
     first = min(found)
     return {(share.owner, share.what): share.num_bytes for share in found[first]}
+
+
+def of_shape(graph, shape):
+    return replace(graph, models=tuple(replace(one, shape=shape) for one in graph.models))
 
 
 def eight(graph, **placements):
@@ -63,10 +67,18 @@ def test_vllm_has_graphs_and_groups_of_its_own_and_the_move_of_weights_one_of_al
     assert int(groups.split()[0]) >= 2
 
 
-@given(st.data())
-def test_a_call_alone_never_brings_more_than_its_plan_has(data):
+def test_experts_have_groups_of_their_own():
+    """dp 8 in twos: pairs that share experts out, four replicas that hold the same, and all."""
+    graph = of_shape(dpo(), MIXTURE)
+    strategy = {"dp": 8, "tp": 1, "pp": 1, "ep": 2}
+    found = beside(eight(graph, **dict.fromkeys(["actor_train_step", "ref_inference"], strategy)), graph)
+    assert found == {("device", "3 NCCL communicators"): sum(map(communicator_bytes, [2, 4, 8]))}
+
+
+@given(st.data(), st.booleans())
+def test_a_call_alone_never_brings_more_than_its_plan_has(data, mixture):
     """The search may count it as a lower bound."""
-    graph = data.draw(graphs())
+    graph = of_shape(data.draw(graphs()), MIXTURE if mixture else SMALL)
     plan = data.draw(plans(graph, EIGHT))
     held = overhead(graph, plan, "cuda")
     for call in graph:

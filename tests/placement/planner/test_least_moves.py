@@ -1,5 +1,7 @@
 """The least that a move of weights takes is never more than the move takes, wherever and in whatever order it goes."""
 
+from dataclasses import replace
+
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -7,12 +9,13 @@ from prefect_rlhf.placement.cost.hardware import Links
 from prefect_rlhf.placement.cost.moves import reallocation_seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.placement.model import TransformerShape
+from prefect_rlhf.placement.model import Experts, TransformerShape
 from prefect_rlhf.placement.plan import ModelInstance
 from prefect_rlhf.placement.planner.least_moves import Spread, network_layers
 from prefect_rlhf.placement.strategy import Strategy
 
-SIZES = ModelSizes.of_shape(TransformerShape(64, 128, 7, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False))
+SHAPE = TransformerShape(64, 128, 7, 4, 4, 16, 32, 128, 1e4, 1e-5, tied_embeddings=False)
+SIZES = ModelSizes.of_shape(replace(SHAPE, family="mixtral", experts=Experts(8, 2)))
 LINKS = Links(device=1e15, node=1e15, network=1e9, host=1e9)
 MESHES = [
     *(DeviceMesh(first, count, 0, 4) for count in (1, 2, 3, 4) for first in range(5 - count)),
@@ -26,16 +29,22 @@ def instances(draw, order):
     size = mesh.num_devices
     tp = draw(st.sampled_from([degree for degree in (1, 2, 4) if size % degree == 0]))
     pp = draw(st.sampled_from([degree for degree in range(1, 7) if size // tp % degree == 0]))
-    strategy = Strategy(size // tp // pp, tp, pp)
+    dp = size // tp // pp
+    strategy = Strategy(dp, tp, pp, draw(st.sampled_from([ep for ep in (1, 2, 4, 8) if dp % ep == 0])))
     places = tuple(draw(st.permutations(range(size)))) if order else ()
     return ModelInstance("actor", "megatron", mesh, strategy, places)
+
+
+def layer_bytes(strategy):
+    """Of what tp splits of a layer, on one device: of experts also what ep leaves it."""
+    return (SIZES.layer_matrices + SIZES.layer_experts / strategy.ep) / strategy.tp * SIZES.item
 
 
 @settings(max_examples=500)
 @given(instances(order=False), instances(order=True))
 def test_no_move_takes_less_than_its_least_over_the_network(source, target):
-    layers = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0] / target.strategy.tp
-    least = layers * SIZES.layer_matrices * SIZES.item / LINKS.network
+    layers = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0]
+    least = layers * layer_bytes(target.strategy) / LINKS.network
     assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
 
 
@@ -45,7 +54,7 @@ def test_between_nodes_that_have_nothing_in_common_all_layers_cross_the_network(
     nodes = [set(range(one.mesh.first_node, one.mesh.first_node + one.mesh.num_nodes)) for one in (source, target)]
     assume(nodes[0].isdisjoint(nodes[1]))
     apart = network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers, apart=True)[0]
-    least = apart / target.strategy.tp * SIZES.layer_matrices * SIZES.item / LINKS.network
+    least = apart * layer_bytes(target.strategy) / LINKS.network
     assert apart >= network_layers(Spread.of(source), (Spread.of(target),), SIZES.num_layers)[0]
     assert least <= reallocation_seconds(source, target, SIZES, LINKS) * (1 + 1e-9)
 

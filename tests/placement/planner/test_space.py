@@ -29,7 +29,7 @@ from prefect_rlhf.placement.planner.mesh_space import meshes_of
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.plans.check import ENGINES, check_plan, violations
 from prefect_rlhf.placement.plans.plan_file import plan_yaml, read_plan
-from prefect_rlhf.placement.strategy import strategies
+from prefect_rlhf.placement.strategy import Strategy, strategies
 
 LINES = QUESTIONS.read_text().splitlines()
 FEW = (
@@ -37,8 +37,20 @@ FEW = (
     "grpo --model actor=llama-7b --model reward=llama-7b --cluster 1x8:h100",
     "remax --model actor=llama-7b --model reward=llama-7b --cluster 1x8:h100",
 )
+MIXTURES = (
+    "grpo --model actor=qwen3-30b-a3b --cluster 2x8:h100 --prompt-length 512 --response-length 512 --batch-size 16",
+    "dpo --model actor=mixtral-8x7b --cluster 2x8:h100 --prompt-length 512 --response-length 512 --batch-size 64",
+)
 PLANS_EACH = 60  # of each question: 2,100 plans in all
 TRIES = 50  # to find a legal placement of a call, or a legal plan
+
+
+def drawn_strategy(draw: random.Random, call: Call, placed: Placement, question: Question) -> Strategy:
+    """Any for so many devices, of a mixture of experts with any degree that divides dp."""
+    strategy = draw.choice(tuple(strategies(placed.mesh.num_devices)))
+    has_experts = question.graph.model(call.role or "").shape.experts is not None
+    degrees = [ep for ep in range(1, strategy.dp + 1) if strategy.dp % ep == 0]
+    return replace(strategy, ep=draw.choice(degrees)) if has_experts else strategy
 
 
 def drawn_order(draw: random.Random, call: Call, placed: Placement, question: Question) -> tuple[int, ...]:
@@ -65,7 +77,7 @@ def drawn_cache(draw: random.Random, call: Call, placed: Placement, question: Qu
 
 DRAWN: Mapping[str, Callable[[random.Random, Call, Placement, Question], object]] = {
     "mesh": lambda draw, call, placed, asked: draw.choice(tuple(meshes_of(asked.site.cluster, asked.site.mesh))),
-    "strategy": lambda draw, call, placed, asked: draw.choice(tuple(strategies(placed.mesh.num_devices))),
+    "strategy": drawn_strategy,
     "engine": lambda draw, call, placed, asked: draw.choice(ENGINES[call.kind]),
     "micro_batches": drawn_micro_batches,
     "offload": lambda draw, call, placed, asked: draw.choice(("none", "all", "optimizer")),
@@ -120,14 +132,17 @@ def test_every_field_of_a_placement_is_drawn():
         assert field.name in DRAWN, (
             f"Placement.{field.name} is never drawn: say in DRAWN how, so that the bound is held"
         )
+    assert [degree.name for degree in fields(Strategy)] == ["dp", "tp", "pp", "ep"], "drawn_strategy draws these"
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if line.startswith(FEW) and "staleness" not in line])
+@pytest.mark.parametrize(
+    "line", [*(line for line in LINES if line.startswith(FEW) and "staleness" not in line), *MIXTURES]
+)
 def test_no_plan_file_beats_the_bound(line, tmp_path):
     assert_none_is_below(line, 20, tmp_path / "plan.yaml")
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("line", [*LINES, *MIXTURES])
 def test_no_plan_file_beats_the_bound_of_any_question(line, tmp_path):
     assert_none_is_below(line, PLANS_EACH, tmp_path / "plan.yaml")

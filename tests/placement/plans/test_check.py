@@ -6,9 +6,10 @@ import pytest
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.model import Experts
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
-from tests.strategies import GIB, SMALL, dpo, model, on, placed, ppo, remax
+from tests.strategies import GIB, MIXTURE, SMALL, dpo, model, on, placed, ppo, remax
 
 CLUSTER = ClusterShape("desk", 2, 4, 64 * GIB)
 LEASE = DeviceMesh(0, 1, 0, 4)
@@ -20,6 +21,9 @@ GRAPH = replace(PPO, calls=tuple(replace(c, num_rows=32) for c in PPO))
 def reshaped(**changes):
     """The graph with another shape for every model."""
     return replace(GRAPH, models=tuple(replace(m, shape=replace(SMALL, **changes)) for m in GRAPH.models))
+
+
+MIXTURES = replace(GRAPH, models=tuple(replace(m, shape=MIXTURE) for m in GRAPH.models))
 
 
 def without(name):
@@ -58,6 +62,33 @@ BAD = {
         GRAPH,
         "plan.calls.ref_inference.mesh: got 'n0-1:0-3'",
     ),
+    "experts of a dense model": (
+        placed(GOOD, "ref_inference", ep=2),
+        GRAPH,
+        "plan.calls.ref_inference.ep: got 2, expected 1: ref has no experts",
+    ),
+    "replicas that do not divide by ep": (
+        placed(GOOD, "ref_inference", ep=3),
+        MIXTURES,
+        "plan.calls.ref_inference.ep: got 3, expected a divisor of dp 4",
+    ),
+    "experts that do not divide by ep": (
+        placed(GOOD, "ref_inference", ep=4),
+        reshaped(experts=Experts(6, 2)),
+        "plan.calls.ref_inference.ep: got 4, expected a divisor of the 6 experts of ref",
+    ),
+    "some replicas of vllm share experts": (
+        placed(GOOD, "actor_generate", ep=2),
+        MIXTURES,
+        "actor_generate.ep: got 2, expected 1 or 4, its dp: vllm shares the 8 experts of actor over all 4 devices or",
+    ),
+    "tp and experts": (
+        placed(GOOD, "ref_inference", dp=2, tp=2),
+        reshaped(experts=Experts(8, 2), intermediate_size=255),
+        "of the 255 columns of an expert of ref",
+    ),
+    "ep of a computation": (placed(GOOD, "advantages", ep=2), GRAPH, "advantages.ep: got 2, expected 1: a computation"),
+    "ep of zero": (placed(GOOD, "ref_inference", ep=0), GRAPH, "ref_inference.ep: got 0, expected 1 or more"),
     "too few devices": (placed(GOOD, "ref_inference", dp=2), GRAPH, "dp 2 * tp 1 * pp 1 = 2', expected 4"),
     "too many devices": (placed(GOOD, "actor_generate", tp=2), GRAPH, "dp 4 * tp 2 * pp 1 = 8', expected 4"),
     "dp of zero": (
@@ -183,6 +214,11 @@ def test_a_bad_plan_is_refused_in_one_line(plan, graph, says):
 def test_a_lease_outside_the_cluster_is_refused():
     with pytest.raises(InvalidInput, match="mesh: got 'n5:0'"):
         check_plan(GOOD, GRAPH, DeviceMesh(5, 1, 0, 1))
+
+
+def test_replicas_may_share_experts():
+    plan = placed(placed(placed(GOOD, "ref_inference", ep=2), "actor_generate", ep=4), "actor_train_step", ep=4)
+    assert check_plan(plan, MIXTURES, LEASE) is plan
 
 
 def test_a_good_plan_comes_back():
