@@ -65,11 +65,21 @@ class DeviceMesh:
 
     def contains(self, other: DeviceMesh) -> bool:
         """Whether every device of `other` is in this mesh."""
-        return set(other.devices()) <= set(self.devices())
+        in_nodes = self.first_node <= other.first_node and other._end_node <= self._end_node
+        return in_nodes and self.first_device <= other.first_device and other._end_device <= self._end_device
 
     def overlaps(self, other: DeviceMesh) -> bool:
         """Whether some device is in both."""
-        return not set(self.devices()).isdisjoint(other.devices())
+        share_nodes = self.first_node < other._end_node and other.first_node < self._end_node
+        return share_nodes and self.first_device < other._end_device and other.first_device < self._end_device
+
+    @property
+    def _end_node(self) -> int:
+        return self.first_node + self.num_nodes
+
+    @property
+    def _end_device(self) -> int:
+        return self.first_device + self.devices_per_node
 
 
 class Device(NamedTuple):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from prefect_rlhf.placement.augmented.priority import CallPriorities
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.rows.moves import RowMove, row_moves
-from prefect_rlhf.placement.rows.shares import RowShare, placed_parts, reads, rows_held
+from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_call, placed_parts, reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +99,22 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
 
     Only of that key; on each of the consumer's devices.
     """
-    held = rows_held(graph, plan, producer)
-    brought = _needed_of(graph, plan, earlier, producer, key)
+    consumers, earliers = (
+        tuple(part for part in placed_parts(graph, plan, name) if key in graph.keys_read(part.call).get(producer, ()))
+        for name in (consumer, earlier)
+    )
+    return _all_covered(consumers, earliers, placed_call(graph, plan, producer), key)
+
+
+@lru_cache(maxsize=1024)  # many of the plans that a question compares have the same
+def _all_covered(
+    consumers: tuple[PlacedCall, ...], earliers: tuple[PlacedCall, ...], producer: PlacedCall, key: str
+) -> bool:
+    held = producer.rows_held()
+    brought = _needed_of(earliers, producer, key)
     distinct = {
         (shares, held.get(device), brought.get(device, ()))  # many devices need and hold the same
-        for device, shares in _needed_of(graph, plan, consumer, producer, key).items()
+        for device, shares in _needed_of(consumers, producer, key).items()
     }
     return all(
         needed.surely_within([*([] if share is None else [share]), *there])
@@ -111,16 +123,12 @@ def _covers(graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: 
     )
 
 
-def _needed_of(
-    graph: DataflowGraph, plan: ExecutionPlan, consumer: str, producer: str, key: str
-) -> dict[Device, tuple[RowShare, ...]]:
-    """Return the producer's rows that each of the consumer's devices needs for a key: a share for each row set."""
+def _needed_of(parts: tuple[PlacedCall, ...], producer: PlacedCall, key: str) -> dict[Device, tuple[RowShare, ...]]:
+    """Return the producer's rows that each device of the parts of a call needs for a key: a share for each row set."""
     needed: dict[Device, tuple[RowShare, ...]] = {}
-    rows = graph.call(producer).rows
-    for placed in placed_parts(graph, plan, consumer):
-        if key in graph.keys_read(placed.call).get(producer, ()):
-            rows_each = placed.call.rows.per_row(rows)
-            for device, need in placed.needs().items():
-                if key in need.keys:
-                    needed[device] = (*needed.get(device, ()), need.share.made_of(rows_each))
+    for placed in parts:
+        rows_each = placed.call.rows.per_row(producer.call.rows)
+        for device, need in placed.needs().items():
+            if key in need.keys:
+                needed[device] = (*needed.get(device, ()), need.share.made_of(rows_each))
     return needed

@@ -11,6 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 
 import networkx as nx
 
@@ -193,8 +194,8 @@ class _DeviceLoad:
 
     @property
     def signature(self) -> object:
-        """A value that is equal for devices that count the same."""
-        return tuple((kept.instance, kept.what, kept.num_bytes) for kept in self.held), self.needs
+        """A value that is equal for devices that count the same; one object stands for each instance."""
+        return tuple((id(kept.instance), kept.what, kept.num_bytes) for kept in self.held), self.needs
 
     def fullest_moment(self, precedence: Precedence, all_windows: Sequence[Window]) -> _FullestMoment:
         """Find the moment with most bytes, and the most that instances keep at any moment."""
@@ -220,14 +221,13 @@ class _DeviceLoad:
         """The most that windows which may be open bring at once: a clique of those that may overlap, of most weight."""
         chosen = list(able)
         if len(able) > 1:
-            together: nx.Graph[Window] = nx.Graph()
-            for window in able:
-                together.add_node(window, weight=sum(kept.num_bytes for kept in self._brought_by(window)))
-            for index, window in enumerate(able):
-                overlapping = (other for other in able[:index] if precedence.may_overlap(window, other))
-                together.add_edges_from((window, other) for other in overlapping)
-            clique, _ = nx.max_weight_clique(together)
-            chosen = sorted(clique, key=lambda window: window.opened)
+            pairs = [pair for pair in combinations(able, 2) if precedence.may_overlap(*pair)]
+            if 2 * len(pairs) < len(able) * (len(able) - 1):  # else all of them at once
+                together: nx.Graph[Window] = nx.Graph(pairs)
+                for window in able:
+                    together.add_node(window, weight=sum(kept.num_bytes for kept in self._brought_by(window)))
+                clique, _ = nx.max_weight_clique(together)
+                chosen = sorted(clique, key=lambda window: window.opened)
         return [kept for window in chosen for kept in self._brought_by(window)]
 
     def _brought_by(self, window: Window) -> list[ResidentBytes]:

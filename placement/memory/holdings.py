@@ -6,9 +6,9 @@ CPU, its packed copies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from math import lcm
 
 from prefect_rlhf.placement.cost.paged_cache import whole_cache_bytes
@@ -48,13 +48,14 @@ class ResidentBytes:
         return part == "all" or self.what in OPTIMIZER_PART
 
 
+@lru_cache(maxsize=64)  # many of the plans that a question compares have the same
 def instance_holdings(
     instance: ModelInstance,
-    calls: Sequence[Call],
+    calls: tuple[Call, ...],
     model: ModelSpec,
     max_length: int,
     backend: Backend,
-    node_speeds: Sequence[float] = (),
+    node_speeds: tuple[float, ...] = (),
     cache_bytes: int | None = None,
 ) -> tuple[ResidentBytes, ...]:
     """Count all that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.

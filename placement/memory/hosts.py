@@ -42,10 +42,10 @@ def host_loads(
     Each rank has a pinned buffer for what it offloads, from its first offload to the end of the run.
     """
     parts, kept = offloaded_parts(graph, plan), Counter[int]()
-    for device, of_device in held.items():
+    for device, of_device in held.items() if parts else ():
         for one in of_device:
-            part = parts.get(one.instance)
-            if part is not None and one.what in COPIED and one.moves_with(part):
+            part = parts.get(one.instance) if one.what in COPIED else None
+            if part is not None and one.moves_with(part):
                 kept[device.node] += one.num_bytes
     return tuple(HostLoad(node, kept[node], plan.cluster.host_memory_bytes) for node in sorted(kept))
 

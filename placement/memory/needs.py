@@ -19,9 +19,10 @@ from prefect_rlhf.placement.cost.workload import CallWork, Workload
 from prefect_rlhf.placement.engine_constants import BUCKET_BYTES
 from prefect_rlhf.placement.memory.holdings import ResidentBytes
 from prefect_rlhf.placement.mesh import Backend, Device
-from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
+from prefect_rlhf.placement.plan import ModelInstance, Placement, device_coordinates
 
 STATIC_TERMS = ("weights", "gradients", "optimizer")  # of a call's bytes: what its instance keeps
+NOTHING: Mapping[str, int] = {}  # the terms of a device that needs none
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,41 +52,44 @@ def node_needs(
     for index, node in enumerate(augmented.nodes):
         if node.kind in BEHIND:  # it reads host memory alone
             continue
-        by_device: Mapping[Device, Mapping[str, int]] = _active_bytes(augmented, node, workload, backend)
-        if node.kind == "reallocate":
+        by_device: Mapping[Device, Mapping[str, int]] = {}
+        if node.kind in ("generate", "inference", "train_step") and node.call and node.placement:
+            sizes = ModelSizes.of(augmented.graph.model(node.call.role or ""))
+            work, speeds = CallWork.of(node.call, workload), augmented.plan.cluster.node_speeds
+            by_device = _active_bytes(work, node.placement, sizes, speeds, backend)
+        elif node.kind == "reallocate":
             assert node.source is not None and node.target is not None  # set for every reallocate
             sizes = ModelSizes.of(augmented.graph.model(node.source.role))
             by_device = _staged_by_move(node.source, node.target, sizes)
         elif node.kind == "export":
-            by_device = {device: _staged_by_export(node, held.get(device, ())) for device in node.devices}
-        need_of: dict[tuple[tuple[str, int], ...], Need] = {}
+            by_device = _equal_as_one({d: _staged_by_export(node, held.get(d, ())) for d in node.devices})
+        need_of: dict[int, Need] = {}  # by the terms, of which equal ones are one
         for device in node.devices:
-            terms = tuple(by_device[device].items()) if device in by_device else ()
-            if terms not in need_of:
-                shares = (ByteShare(node.id, what, size, True) for what, size in terms if size)
-                need_of[terms] = Need(index, node.id, tuple(shares))
-            needs[device].append(need_of[terms])
+            terms = by_device.get(device, NOTHING)
+            need = need_of.get(id(terms))
+            if need is None:
+                shares = (ByteShare(node.id, what, size, True) for what, size in terms.items() if size)
+                need = need_of[id(terms)] = Need(index, node.id, tuple(shares))
+            needs[device].append(need)
     return needs
 
 
+@lru_cache(maxsize=256)  # the same in every step, and in many of the plans that a question compares
 def _active_bytes(
-    augmented: AugmentedGraph, node: Node, workload: Workload, backend: Backend
-) -> dict[Device, Mapping[str, int]]:
+    work: CallWork, placement: Placement, sizes: ModelSizes, speeds: tuple[float, ...], backend: Backend
+) -> Mapping[Device, Mapping[str, int]]:
     """Active bytes of a model function call, by device: equal for equal stages of replicas with equally many rows."""
-    call, placement = node.call, node.placement
-    if node.kind not in ("generate", "inference", "train_step") or call is None or placement is None:
-        return {}
-    sizes = ModelSizes.of(augmented.graph.model(call.role or ""))
-    work, execution, engine = CallWork.of(call, workload), Execution.of(placement), placement.engine
+    execution, engine = Execution.of(placement), placement.engine
     kept = (*STATIC_TERMS, "kv_cache") if engine == "vllm" else STATIC_TERMS  # vLLM takes its cache once, for good
-    works = replica_works(work, placement, augmented.plan.cluster.node_speeds)
+    works = replica_works(work, placement, speeds)
 
     @cache
     def active(share: CallWork, stage: int) -> Mapping[str, int]:
         terms = call_bytes(share, execution, sizes, engine, stage, on_cpu=backend == "cpu").by_term()
         return {what.replace("_", " "): size for what, size in terms.items() if what not in kept}
 
-    return {device: active(works[at.dp], at.pp) for device, at in device_coordinates(placement)}
+    of_replica = [[active(share, stage) for stage in range(placement.strategy.pp)] for share in works]
+    return {device: of_replica[at.dp][at.pp] for device, at in device_coordinates(placement)}
 
 
 @lru_cache(maxsize=256)  # the same in every step, and in most of the plans that a question compares
@@ -101,10 +105,15 @@ def _staged_by_move(
                 crossing[device] += num_bytes
         for device, num_bytes in crossing.items():
             staged[device] += min(BUCKET_BYTES, ceil(num_bytes))
-    return {device: {"staged weights": num_bytes} for device, num_bytes in staged.items()}
+    return _equal_as_one(staged)
 
 
-def _staged_by_export(node: Node, held: Sequence[ResidentBytes]) -> Mapping[str, int]:
+def _staged_by_export(node: Node, held: Sequence[ResidentBytes]) -> int:
     """At most a bucket of weights, which are gathered tensor by tensor."""
     weights = sum(kept.num_bytes for kept in held if kept.instance == node.instance and kept.what == "weights")
-    return {"staged weights": min(BUCKET_BYTES, weights)}
+    return min(BUCKET_BYTES, weights)
+
+
+def _equal_as_one(staged: Mapping[Device, int]) -> dict[Device, Mapping[str, int]]:
+    terms = {num_bytes: {"staged weights": num_bytes} for num_bytes in staged.values()}
+    return {device: terms[num_bytes] for device, num_bytes in staged.items()}

@@ -6,10 +6,11 @@ They stay while a model is in host memory. On CPU, gloo's buffers and vLLM's eag
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from prefect_rlhf.placement.graph import Call, DataflowGraph
+from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.memory.bytes import MIB
 from prefect_rlhf.placement.memory.needs import ByteShare
 from prefect_rlhf.placement.mesh import Backend, Device
@@ -34,24 +35,28 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
     """Return what each device of a plan holds for collectives and graphs from the first step to the last."""
     if backend == "cpu":
         return {}
-    groups: dict[Device, set[tuple[str, Members]]] = defaultdict(set)
+    groups: dict[Device, set[int]] = defaultdict(set)  # their numbers
+    numbers: dict[tuple[str, Members], int] = {}  # equal groups of one engine are one
     shares: dict[Device, list[ByteShare]] = defaultdict(list)
     users = instances(graph, plan)
     for instance, calls in users.items():
         model = graph.model(instance.role)
-        for members in _groups(instance, calls, model):
+        for members in _groups(instance, frozenset(call.kind for call in calls), _sums_embeddings(model)):
+            number = numbers.setdefault((instance.engine, members), len(numbers))
             for device in members:
-                groups[device].add((instance.engine, members))  # equal groups of one engine are one
+                groups[device].add(number)
         if instance.engine == "vllm":
             captured = ByteShare(instance.name, "CUDA graphs", model.shape.num_layers * GRAPH_BYTES_A_LAYER, False)
             for device in instance.devices:
                 shares[device].append(captured)
     if len({instance.role for instance in users}) < len(users):  # weights move between instances
         world = tuple(sorted({device for instance in users for device in instance.devices}))
+        number = numbers.setdefault(("world", world), len(numbers))
         for device in world if len(world) > 1 else ():
-            groups[device].add(("world", world))
+            groups[device].add(number)
+    bytes_of = [communicator_bytes(len(members)) for _, members in numbers]
     for device, of_device in groups.items():
-        num_bytes = sum(communicator_bytes(len(members)) for _, members in of_device)
+        num_bytes = sum(bytes_of[number] for number in of_device)
         shares[device].append(ByteShare(DEVICE, f"{len(of_device)} NCCL communicators", num_bytes, False))
     return {device: tuple(held) for device, held in shares.items()}
 
@@ -102,14 +107,18 @@ _TP, _PP, _DP, _REPLICA, _MESH = map(_Axis, (("dp", "pp"), ("dp", "tp"), ("tp", 
 _EP, _SAME_EXPERTS = _Axis(("same", "tp", "pp")), _Axis(("experts", "tp", "pp"))
 
 
-def _groups(instance: ModelInstance, calls: Sequence[Call], model: ModelSpec) -> Iterator[Members]:
-    """Yield the groups of an instance that pass tensors of a GPU, each once.
+def _sums_embeddings(model: ModelSpec) -> bool:
+    return "lm" in model.head and model.shape.tied_embeddings
+
+
+@lru_cache(maxsize=256)  # many of the plans that a question compares have the same
+def _groups(instance: ModelInstance, kinds: frozenset[CallKind], sums_embeddings: bool) -> tuple[Members, ...]:
+    """Return the groups of an instance that pass tensors of a GPU, each once.
 
     Layers reduce over tp, stages send over pp, tokens go to experts over ep. Training sums gradients over dp, their
     norm over the mesh, and a tied embedding's over both ends. Generation in Megatron sends between neighbours and tells
     its replica each token.
     """
-    kinds = {call.kind for call in calls}
     ep = instance.strategy.ep
     axes = [_TP, _PP] if ep == 1 else [_TP, _PP, _EP]
     if "train_step" in kinds:
@@ -127,8 +136,8 @@ def _groups(instance: ModelInstance, calls: Sequence[Call], model: ModelSpec) ->
     for device, at in placed:
         stages[_PP.of(at, ep)].append(device)
     for members in stages.values():
-        if "train_step" in kinds and "lm" in model.head and model.shape.tied_embeddings:
+        if "train_step" in kinds and sums_embeddings:
             found[members[0], members[-1]] = None
         if "generate" in kinds and instance.engine == "megatron":
             found |= dict.fromkeys(zip(members, members[1:], strict=False))
-    return (members for members in found if len(set(members)) > 1)
+    return tuple(members for members in found if len(set(members)) > 1)

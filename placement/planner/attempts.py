@@ -8,7 +8,8 @@ models take turns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -26,6 +27,7 @@ WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for t
 COPIES_SHARE = 0.3  # where it is decided who shares a copy of weights
 CAUTIOUS_SHARE = 0.2  # for each other way to count memory
 SMALL_SHARE = 0.03  # for each preset and each division: little is left to choose
+SHORT_SECONDS = 2.0  # of the first round of attempts, where the budget has more
 CLOSE = 0.03  # of the bound: a plan that is no further above it is as good as known, since no estimate tells more
 SMALLER = (0.97, 0.9, 0.8, 0.7, 0.6, 0.5)  # shares of memory, for plans that offload
 SLACK = (0.3, 0.2, 0.1)  # of a call's time, that calls beside generation are to have left
@@ -65,6 +67,29 @@ class Attempt:
 
 
 def make_attempts(request: SearchRequest) -> list[Finding]:
+    """Make the attempts with a short budget, and where no plan is close to the bound again with what is left of it.
+
+    A long search finds what its problem takes for faster, which need not be so: either may find the better plan. Where
+    a question's size leaves no time for that, the whole space alone is searched longer, for its bound.
+    """
+    until = time.process_time() + request.budget_seconds
+    short = replace(request, budget_seconds=min(SHORT_SECONDS, request.budget_seconds))
+    findings = _make_attempts(short)
+    if short == request or is_close(request.question, findings):
+        return findings
+    left = until - time.process_time()
+    if left > SHORT_SECONDS:
+        return findings + _make_attempts(replace(request, budget_seconds=left))
+    return [*findings, search_whole_space(replace(request, budget_seconds=request.budget_seconds - SHORT_SECONDS))]
+
+
+def is_close(question: Question, findings: Sequence[Finding]) -> bool:
+    """Whether some plan is close to the bound."""
+    least = min(seconds for finding in findings for seconds in (math.inf, *finding.seconds(question)))
+    return least <= max(finding.bound.lower_bound_seconds for finding in findings if finding.bound) * (1 + CLOSE)
+
+
+def _make_attempts(request: SearchRequest) -> list[Finding]:
     """Make the attempts in their order until a plan is close to the bound, and those that are always made."""
     findings: list[Finding] = []
     least = math.inf

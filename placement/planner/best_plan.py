@@ -6,18 +6,19 @@ plan, or of several where it is not close to the bound. The bound is that of the
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.attempts import CLOSE, SearchRequest, make_attempts
+from prefect_rlhf.placement.planner.attempts import Finding, SearchRequest, is_close, make_attempts
 from prefect_rlhf.placement.planner.neighbours import improve_locally
 from prefect_rlhf.placement.planner.other_cuts import with_other_cuts
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
-from prefect_rlhf.placement.planner.planned import Planned
+from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.refusal import no_plan_fits
 from prefect_rlhf.placement.planner.restrictions import pinned
@@ -48,15 +49,14 @@ def plan_graph(
     space = _space(question, pins or {})
     request = SearchRequest(question, space, budget_seconds, method, progress)
     findings = make_attempts(request)
-    presets = tuple(preset for finding in findings for preset in finding.presets)
+    presets = _of_each_preset(findings)
     timed = [(plan, question.seconds(plan)) for finding in findings for plan in finding.plans]
     timed += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
     if not timed:
         raise no_plan_fits(question, space, budget_seconds / 4)
     bound = max((finding.bound for finding in findings if finding.bound), key=lambda bound: bound.lower_bound_seconds)
-    close = min(seconds for _, seconds in timed) <= bound.lower_bound_seconds * (1 + CLOSE)
     left = max(IMPROVING_SHARE * budget_seconds, until - time.process_time())
-    best = _improved(question, space, _starts(question, timed, 1 if close else STARTS), left)
+    best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
     fastest = _finished(question, best, space)
     simple = simplest(question, space, fastest, timed)
     plan = fastest if simple is fastest else _finished(question, replace(simple, name="auto"), space)
@@ -73,6 +73,15 @@ def plan_graph(
         space,
         min(question.seconds(fastest), estimate.seconds),
     )
+
+
+def _of_each_preset(findings: Iterable[Finding]) -> tuple[PresetResult, ...]:
+    """The faster of each preset's results, one that fits if there is one."""
+    results: dict[str, PresetResult] = {}
+    for result in (preset for finding in findings for preset in finding.presets):
+        known = results.get(result.name, result)
+        results[result.name] = min((known, result), key=lambda one: one.estimate.seconds if one.estimate else math.inf)
+    return tuple(results.values())
 
 
 def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:

@@ -58,7 +58,8 @@ def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple
     return tuple(RowMove(producer, keys) for producer, keys in lacking.items())
 
 
-def _lacking(consumer: PlacedCall, producer: PlacedCall, keys: Sequence[str]) -> tuple[str, ...]:
+@lru_cache(maxsize=1024)  # many of the plans that a question compares have the same
+def _lacking(consumer: PlacedCall, producer: PlacedCall, keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the keys of a producer of which some device of the consumer may lack some row."""
     held, needed = producer.rows_held(), consumer.needs().items()
     rows_each = consumer.call.rows.per_row(producer.call.rows)

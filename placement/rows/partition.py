@@ -34,6 +34,10 @@ class RowPartition:
     lengths_of: str | None = None
     kept_by: str | None = None
 
+    def __hash__(self) -> int:
+        """Leave out most speeds: plans of many devices have many, and ask for this millions of times."""
+        return hash((self.num_rows, len(self.speeds), self.mini_batches, self.lengths_of, self.kept_by))
+
     @property
     def dp(self) -> int:
         return len(self.speeds)
@@ -75,6 +79,8 @@ def balance(
     [[], [0]]
     """
     before = tuple(tokens_before or (0,) * len(speeds))
+    if len(set(tokens)) <= 1:  # as a plan's rows are, which nobody has told of lengths
+        return _by_count(len(tokens), speeds, before)
 
     def finish(parts: Sequence[Sequence[int]]) -> float:
         return max(sum(tokens[i] for i in part) / speed for part, speed in zip(parts, speeds, strict=True))
