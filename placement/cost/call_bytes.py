@@ -4,7 +4,7 @@ Static bytes are there between calls too: weights, gradients, optimizer states. 
 The counts follow the tensors that our engines keep: in training a layer keeps what its backward reads (norms' inputs
 and outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
 without dropout and masks, and in the compute format. Of a mixture of experts a token has the feed-forward layers of its
-experts, and copies of its hidden state there and back; all devices are taken to have equally many.
+experts, whose backward reads a copy each of its hidden state; all devices are taken to have equally many.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class _Active:
         small = num_norms * 4 + 4 * heads / self._tp  # the norms' and attention's float32 statistics
         small += 2 * 4 * sizes.num_experts  # the router's logits and shares
         whole = (num_norms + 2) * sizes.hidden / self.execution.sequence_split  # of those after, the inputs alone
-        return int((whole + self._copies + split / self._tp) * sizes.item + small)
+        return int((whole + sizes.experts_per_token * sizes.hidden + split / self._tp) * sizes.item + small)
 
     @property
     def _inner(self) -> int:
@@ -246,7 +246,10 @@ class _Active:
 
     @property
     def _copies(self) -> int:
-        """Elements of a token's copies for its experts, and of what they make of it."""
+        """Elements of a token's copies for its experts, and of what they make of it, while the layer computes.
+
+        Megatron weighs experts inside them, so no backward reads what they make.
+        """
         return 2 * self.sizes.experts_per_token * self.sizes.hidden
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -233,6 +234,23 @@ def test_a_model_that_can_only_be_planned_is_said_so_in_one_line():
         "gemma-2-2b (critic",
     ]
     assert "not to be run" not in question_text(question())
+
+
+def test_a_mixture_of_experts_is_planned_and_its_plan_file_is_read_back(capsys, tmp_path):
+    """With the degree of expert parallelism in the file and in the table; a wrong one is a line."""
+    asked = ["plan", "dpo", "--model", "actor=qwen3-30b-a3b", "--cluster", "1x8:b200", *LENGTHS, "--batch-size", "16"]
+    made, again = tmp_path / "made", tmp_path / "again"
+    assert main([*asked, "--budget", "0.3", "--output", str(made)]) == 0
+    said = capsys.readouterr().out
+    assert "do not run Qwen3MoeForCausalLM, a mixture of experts" in said
+    (titles,) = [line.split() for line in said.splitlines() if line.startswith("call  ")]
+    assert titles[5:9] == ["dp", "tp", "pp", "ep"]
+    text = (made / "plan.yaml").read_text()
+    assert re.search(r"actor_train: .*pp: \d, ep: [248]", text)
+    assert main([*asked, "--budget", "0.3", "--output", str(again), "--plan", str(made / "plan.yaml")]) == 0
+    (made / "plan.yaml").write_text(re.sub(r"ep: \d", "ep: 3", text))
+    assert main([*asked, "--budget", "0.3", "--output", str(again), "--plan", str(made / "plan.yaml")]) == 2
+    assert "ep: got 3, expected a divisor of dp " in capsys.readouterr().err
 
 
 def test_models_of_one_family_are_planned_together_however_their_vocabulary_is_padded():

@@ -96,10 +96,10 @@ def test_states_of_experts_are_shared_by_the_replicas_that_hold_the_same():
 
 
 def test_a_token_keeps_as_many_feed_forward_layers_as_it_has_experts():
-    """Another expert: gate, up, their product and silu(gate), and a copy of the hidden state there and back."""
+    """Another expert: gate, up, their product and silu(gate), and the copy of the hidden state that it gets."""
     work = CallWork("train_step", 4, Workload.fixed(512, 512))
     one, two = (
         call_bytes(work, Execution(Strategy()), replace(MIXTRAL, experts_per_token=count)).activations
         for count in (1, 2)
     )
-    assert two - one == 4 * 1024 * LAYERS * (4 * INNER + 2 * HIDDEN) * 2
+    assert two - one == 4 * 1024 * LAYERS * (4 * INNER + HIDDEN) * 2

@@ -38,8 +38,8 @@ FEW = (
     "remax --model actor=llama-7b --model reward=llama-7b --cluster 1x8:h100",
 )
 MIXTURES = (
-    "grpo --model actor=qwen3-30b-a3b --cluster 2x8:h100 --prompt-length 512 --response-length 512 --batch-size 16",
-    "dpo --model actor=mixtral-8x7b --cluster 2x8:h100 --prompt-length 512 --response-length 512 --batch-size 64",
+    "grpo --model actor=qwen3-30b-a3b --cluster 2x8:h200 --prompt-length 512 --response-length 512 --batch-size 16",
+    "dpo --model actor=mixtral-8x7b --cluster 1x8:mi300x --prompt-length 512 --response-length 512 --batch-size 64",
 )
 PLANS_EACH = 60  # of each question: 2,100 plans in all
 TRIES = 50  # to find a legal placement of a call, or a legal plan
