@@ -179,7 +179,7 @@ class _CallSeconds:
         if self.execution.strategy.ep == 1:
             return Seconds()
         sizes = self.times.sizes
-        num_bytes = tokens * sizes.experts_per_token * sizes.hidden * sizes.item
+        num_bytes = tokens * sizes.experts_per_token * sizes.hidden * sizes.item / self.execution.copies_split
         one_way = all_to_all_seconds(num_bytes, self.execution.ep_group(), self.times.links)
         return Seconds(ep_communication=2 * one_way)
 

@@ -74,6 +74,11 @@ class Execution:
         """The number of parts in which the devices of a stage send [tokens, hidden] to the next stage."""
         return self.sequence_split
 
+    @property
+    def copies_split(self) -> int:
+        """The number of devices that share a token's copies for experts: with vLLM those of tp, else each sends all."""
+        return self.strategy.tp if self.engine == "vllm" else 1
+
     def head_tokens(self, prompt: Tokens, response: Tokens) -> Tokens:
         """Return the tokens of a row that reach the head, of so many in its prompt and its response."""
         return response
@@ -97,7 +102,9 @@ class Execution:
         return self._group(self.strategy.dp, self.strategy.tp)
 
     def ep_group(self) -> CollectiveGroup:
-        """Return the replicas of a stage that share its experts out."""
+        """Return the devices of a stage that share its experts out: replicas' equal tp parts, with vLLM all devices."""
+        if self.engine == "vllm":
+            return self._group(self.strategy.dp * self.strategy.tp, 1)
         return self._group(self.strategy.ep, self.strategy.tp)
 
     def same_experts_group(self) -> CollectiveGroup:

@@ -16,11 +16,12 @@ from prefect_rlhf.placement.cost.hardware import Links, LinkSpan
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import Workload
 from prefect_rlhf.placement.engine_constants import COLUMN_BYTES, TOKEN_BYTES
+from prefect_rlhf.placement.layout.experts import experts_held
 from prefect_rlhf.placement.layout.layout import stages
 from prefect_rlhf.placement.mesh import Device
 from prefect_rlhf.placement.plan import ModelInstance, device_coordinates
 from prefect_rlhf.placement.rows.moves import DeviceTransfer
-from prefect_rlhf.placement.strategy import Coordinate, Strategy
+from prefect_rlhf.placement.strategy import Coordinate
 
 _UNSPLIT = -1  # in place of a tp part: what tp does not split, which every part holds
 _TABLE = -1  # in place of a stage: an embedding tied to the output, which the first stage holds and the last
@@ -130,14 +131,14 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     other nodes where its own has none.
     """
     holders: dict[_Part, list[Device]] = defaultdict(list)
-    parts = {device: _parts_held(at, source.strategy, sizes) for device, at in device_coordinates(source)}
+    parts = {device: _parts_held(at, source, sizes) for device, at in device_coordinates(source)}
     for device, held in parts.items():
         for part in held:
             holders[part].append(device)
 
     @cache
     def needed(stage: int, part: int, experts: int) -> Mapping[_Part, float]:
-        return _needed(Coordinate(experts, part, stage), source.strategy, target.strategy, sizes)
+        return _needed(Coordinate(experts, part, stage), source, target, sizes)
 
     @cache
     def on_node(part: _Part, node: int) -> Sequence[Device]:
@@ -161,32 +162,46 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
     return loads
 
 
-def _parts_held(at: Coordinate, strategy: Strategy, sizes: ModelSizes) -> set[_Part]:
+def _parts_held(at: Coordinate, instance: ModelInstance, sizes: ModelSizes) -> set[_Part]:
     """Return what a device at a coordinate of an instance can give."""
-    stage, part = at.pp, at.tp
+    stage, part, strategy = at.pp, at.tp, instance.strategy
+    experts, columns = experts_held(instance.engine, strategy, at)
     keys_part = _keys_part(part * min(strategy.tp, sizes.kv_heads) // strategy.tp)
-    held: set[_Part] = {(stage, part), (stage, _UNSPLIT), (stage, keys_part), (stage, part, at.dp % strategy.ep)}
+    held: set[_Part] = {(stage, part), (stage, _UNSPLIT), (stage, keys_part)}
+    if sizes.num_experts:
+        held.add((stage, columns.number, experts.number))
     return held | {(_TABLE, part)} if stage in (0, strategy.pp - 1) else held
 
 
-def _needed(at: Coordinate, source: Strategy, target: Strategy, sizes: ModelSizes) -> Mapping[_Part, float]:
+def _needed(at: Coordinate, giving: ModelInstance, taking: ModelInstance, sizes: ModelSizes) -> Mapping[_Part, float]:
     """Return the elements that a coordinate of the target takes from each part of the source."""
     taken: dict[_Part, float] = {}
-    keys, stage, part = sizes.keys_and_values, at.pp, at.tp
-    of_experts = _overlaps(at.dp % target.ep, target.ep, source.ep)
+    keys, stage, part, source, target = sizes.keys_and_values, at.pp, at.tp, giving.strategy, taking.strategy
     of_target, of_source = (min(strategy.tp, sizes.kv_heads) for strategy in (target, source))
+    of_experts = _experts_shared(at, giving, taking) if sizes.num_experts else {}
     for other, (layers, ends) in _shared_stages(stage, source.pp, target.pp, sizes).items():
         for giver, share in _overlaps(part, target.tp, source.tp).items():
             taken[other, giver] = share * (layers * (sizes.layer_matrices - keys) + ends.split)
-            for expert, of_these in of_experts.items():
-                taken[other, giver, expert] = share * of_these * layers * sizes.layer_experts
         for giver, share in _overlaps(part * of_target // target.tp, of_target, of_source).items():
             taken[other, _keys_part(giver)] = share * layers * keys
+        for (column, expert), share in of_experts.items():
+            taken[other, column, expert] = share * layers * sizes.layer_experts
         taken[other, _UNSPLIT] = layers * sizes.layer_norms + ends.whole
     if _shares_table(sizes) and stage in (0, target.pp - 1):
         for giver, share in _overlaps(part, target.tp, source.tp).items():
             taken[_TABLE, giver] = share * sizes.table
     return {key: elements for key, elements in taken.items() if elements}
+
+
+def _experts_shared(at: Coordinate, giving: ModelInstance, taking: ModelInstance) -> Mapping[tuple[int, int], float]:
+    """Return the share of all experts that a coordinate takes of each (columns, experts) part of a source."""
+    experts, columns = experts_held(taking.engine, taking.strategy, at)
+    their_experts, their_columns = experts_held(giving.engine, giving.strategy, Coordinate(0, 0, 0))
+    return {
+        (column, expert): share * of_these
+        for column, share in _overlaps(*columns, their_columns.of).items()
+        for expert, of_these in _overlaps(*experts, their_experts.of).items()
+    }
 
 
 def _keys_part(index: int) -> int:

@@ -1,20 +1,40 @@
-"""Which degrees of expert parallelism a model may have in an engine."""
+"""Expert parallelism: which degrees a model may have in an engine, and which experts each device then holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import EngineKind
-from prefect_rlhf.placement.strategy import Strategy
+from prefect_rlhf.placement.strategy import Coordinate, Strategy
+
+
+class Part(NamedTuple):
+    """One of `of` equal parts, by its number from 0."""
+
+    number: int
+    of: int
+
+
+def experts_held(engine: EngineKind, strategy: Strategy, at: Coordinate) -> tuple[Part, Part]:
+    """Return which part of a layer's experts a coordinate has, and which part of the columns of each of them.
+
+    >>> experts_held("megatron", Strategy(dp=4, tp=2, ep=2), Coordinate(3, 1, 0))
+    (Part(number=1, of=2), Part(number=1, of=2))
+    >>> experts_held("vllm", Strategy(dp=4, tp=2, ep=4), Coordinate(3, 1, 0))
+    (Part(number=7, of=8), Part(number=0, of=1))
+    """
+    if engine == "vllm" and strategy.ep > 1:
+        return Part(at.dp * strategy.tp + at.tp, strategy.dp * strategy.tp), Part(0, 1)
+    return Part(at.dp % strategy.ep, strategy.ep), Part(at.tp, strategy.tp)
 
 
 def wrong_ep(model: ModelSpec, engine: EngineKind, strategy: Strategy) -> str:
     """Return what ep should be instead, in words; empty for one that shares the model's experts out.
 
-    With vLLM all replicas share experts or none do (its `enable_expert_parallel`, which has whole experts on dp * tp
-    ranks: as many bytes as parts of dp-th experts, as counted here).
+    With vLLM all devices share whole experts out (its `enable_expert_parallel`), or each replica has all, split by tp.
     """
     experts, (dp, tp, ep) = model.shape.experts, (strategy.dp, strategy.tp, strategy.ep)
     if ep <= 1:

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.layout.experts import wrong_ep
+from prefect_rlhf.placement.layout.experts import experts_held, wrong_ep
 from prefect_rlhf.placement.layout.parameters import Parameter, parameters
 from prefect_rlhf.placement.layout.regions import Region
 from prefect_rlhf.placement.mesh import DeviceMesh
@@ -68,9 +68,10 @@ def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]
 
 
 def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    """Split as Megatron without pp; the vocabulary is padded before it is split, so the last rank may hold less.
+    """Split as Megatron without pp, but for experts that replicas share (see `experts_held`).
 
-    A scalar head beside a language model's is not there.
+    The vocabulary is padded before it is split, so the last rank may hold less. A scalar head beside a language model's
+    is not there.
     """
     return _layout(model, "vllm", strategy, ranks)
 
@@ -157,7 +158,7 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
     for parameter in parameters(held_model(model, engine)):
         shapes[parameter.name] = parameter.shape
         by_rank = {
-            rank: _region(parameter, at, strategy, vocabulary)
+            rank: _region(parameter, at, engine, strategy, vocabulary)
             for rank, at in coordinates.items()
             if _on_stage(parameter, at, strategy, model)
         }
@@ -167,11 +168,12 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
     return Layout(shapes, regions, (model, engine, strategy, ranks))
 
 
-def _region(parameter: Parameter, at: Coordinate, strategy: Strategy, padded_vocab: int) -> Region:
+def _region(parameter: Parameter, at: Coordinate, engine: EngineKind, strategy: Strategy, padded_vocab: int) -> Region:
     """Return the region of the rank at a coordinate; empty where all of it is padding."""
     region, index, tp = [(0, size) for size in parameter.shape], at.tp, strategy.tp
     if parameter.over_experts:
-        region[0] = _part(at.dp % strategy.ep, parameter.shape[0] // strategy.ep, parameter.shape[0])
+        (share, shares), (index, tp) = experts_held(engine, strategy, at)
+        region[0] = _part(share, parameter.shape[0] // shares, parameter.shape[0])
     if parameter.split_axis is not None:
         size = parameter.shape[parameter.split_axis]
         parts = min(tp, parameter.most_parts or tp)

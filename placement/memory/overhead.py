@@ -68,7 +68,9 @@ def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: B
     strategy = placement.strategy
     graphs = model.shape.num_layers * GRAPH_BYTES_A_LAYER if placement.engine == "vllm" else 0
     sizes = [strategy.tp, strategy.pp]
-    if strategy.ep > 1:
+    if strategy.ep > 1 and placement.engine == "vllm":
+        sizes.append(strategy.num_devices)
+    elif strategy.ep > 1:
         sizes += [strategy.ep] if strategy.ep < strategy.dp or call.kind != "train_step" else []
         sizes += [strategy.dp // strategy.ep] if call.kind == "train_step" else []
     if call.kind == "train_step":
@@ -120,7 +122,7 @@ def _groups(instance: ModelInstance, kinds: frozenset[CallKind], sums_embeddings
     its replica each token.
     """
     ep = instance.strategy.ep
-    axes = [_TP, _PP] if ep == 1 else [_TP, _PP, _EP]
+    axes = [_TP, _PP] if ep == 1 else [_TP, _PP, _MESH if instance.engine == "vllm" else _EP]
     if "train_step" in kinds:
         axes += [_DP, _MESH] if ep == 1 else [_DP, _MESH, _SAME_EXPERTS]
     if "generate" in kinds and instance.engine == "megatron":

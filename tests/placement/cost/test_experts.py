@@ -80,6 +80,14 @@ def test_tokens_go_to_their_experts_and_back():
     assert near.ep_communication == pytest.approx(LAYERS * 4 * copies * 7 / 8 / 450e9)
 
 
+def test_with_vllm_the_devices_of_a_replica_share_its_copies():
+    """Two replicas of tp 4: seven eighths of a quarter of the copies leave a device, in each of 100 steps of 8 rows."""
+    execution = Execution(Strategy(2, 4, ep=2), 1, 8, engine="vllm")
+    found = cost(CallWork("generate", 16, Workload.fixed(0, 100)), execution)
+    copies = 8 * 2 * HIDDEN * 2 / 4
+    assert found.ep_communication == pytest.approx(100 * LAYERS * 2 * copies * 7 / 8 / 450e9)
+
+
 def test_gradients_of_experts_are_summed_over_the_replicas_that_hold_the_same():
     """Of 16 replicas in twos of eight on a node: pairs over the network at 50 GB/s for experts, 400 for all else."""
     found = cost(CallWork("train_step", 16, Workload.fixed(512, 512)), Execution(Strategy(16, ep=8), 2, 8))

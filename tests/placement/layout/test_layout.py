@@ -119,6 +119,12 @@ def test_neighbouring_replicas_share_experts_out_and_tp_splits_each():
     assert layout.of_rank(7) == held and layout.of_rank(1) != held
 
 
+def test_with_vllm_each_device_has_whole_experts():
+    layout = vllm_layout(model("actor", shape=MIXTURE), Strategy(dp=2, tp=2, ep=2), (0, 1, 2, 3))
+    gates = layout.regions["model.layers.0.mlp.experts.gate_proj.weight"]
+    assert gates == {rank: ((2 * rank, 2 * rank + 2), (0, 64), (0, 128)) for rank in range(4)}
+
+
 @pytest.mark.parametrize(("layers", "pp", "sizes"), [(30, 4, [8, 8, 7, 7]), (5, 2, [3, 2]), (4, 4, [1] * 4)])
 def test_stages_are_as_even_as_possible_and_the_first_get_the_extra_layers(layers, pp, sizes):
     made = stages(layers, pp)
