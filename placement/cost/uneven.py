@@ -21,13 +21,18 @@ from prefect_rlhf.placement.rows.shares import replica_speeds
 
 
 def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """Return the call as each replica sees it: as if all of them had as many rows as it has."""
+    """Return the call as each replica sees it: as if all of them had as many rows as it has.
+
+    Those that share experts serve each other's rows, so each counts as the fullest of them.
+    """
     counted, works = _works_by_rows(work, placement, node_speeds)
-    return tuple(works[count] for count in counted)
+    ep = placement.strategy.ep
+    fullest = [max(counted[first : first + ep]) for first in range(0, len(counted), ep)]
+    return tuple(works[fullest[replica // ep]] for replica in range(len(counted)))
 
 
 def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """Return the different ones of `replica_works`."""
+    """Return the different ones of all replicas, by their own rows."""
     return tuple(_works_by_rows(work, placement, node_speeds)[1].values())
 
 
@@ -35,16 +40,9 @@ def placed_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
     """Return the seconds of a call as placed: of the replica that ends last."""
-    mesh, execution = placement.mesh, Execution.of(placement)
-    nodes = sources.hardware(mesh)
-    speeds = node_speeds[mesh.first_node : mesh.first_node + mesh.num_nodes]
-    if len(set(speeds)) <= 1:
-        return sources.call_cost(work, execution, sizes, mesh)
-    works = replica_works(work, placement, node_speeds)
-    shares = {
-        (works[at.dp], nodes[device.node - mesh.first_node]): None for device, at in device_coordinates(placement)
-    }
-    return sources.slowest(shares, execution, sizes)
+    if _alike(placement, node_speeds):
+        return sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)
+    return _last_cost(replica_works(work, placement, node_speeds), sizes, placement, sources)
 
 
 def least_cost(
@@ -53,12 +51,28 @@ def least_cost(
     """Return the least that the call takes on the mesh under any order of its devices; the placement states none.
 
     Either some replicas have none but the fastest devices, and as many as can be do; or every replica has a slowest
-    one, and all have equally many rows.
+    one, and all have equally many rows. Experts that replicas share are counted for each one's own rows.
     """
-    fastest_first = replace(placement, device_order=_fastest_first(placement, node_speeds))
-    apart = placed_cost(work, sizes, fastest_first, sources, node_speeds)
     together = sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)
+    if _alike(placement, node_speeds):
+        return together
+    fastest_first = replace(placement, device_order=_fastest_first(placement, node_speeds))
+    counted, works = _works_by_rows(work, fastest_first, node_speeds)
+    apart = _last_cost([works[count] for count in counted], sizes, fastest_first, sources)
     return min(apart, together, key=lambda cost: cost.total)
+
+
+def _alike(placement: Placement, node_speeds: Sequence[float]) -> bool:
+    """Whether the nodes of a mesh are equally fast."""
+    mesh = placement.mesh
+    return len(set(node_speeds[mesh.first_node : mesh.first_node + mesh.num_nodes])) <= 1
+
+
+def _last_cost(works: Sequence[CallWork], sizes: ModelSizes, placement: Placement, sources: CostSources) -> Seconds:
+    """Return the seconds of the replica that ends last, each with its own work and its slowest device."""
+    nodes, first = sources.hardware(placement.mesh), placement.mesh.first_node
+    shares = {(works[at.dp], nodes[device.node - first]): None for device, at in device_coordinates(placement)}
+    return sources.slowest(shares, Execution.of(placement), sizes)
 
 
 def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[int, ...]:

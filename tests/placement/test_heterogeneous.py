@@ -22,6 +22,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.memory.certificate import certify
 from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.model import Experts
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.best_plan import plan_graph
 from prefect_rlhf.placement.planner.candidates import CostContext, fitting_candidates
@@ -54,7 +55,12 @@ def with_shape(graph, shape):
 
 
 PPO_33B = with_shape(ppo(), KNOWN_SHAPES["llama-33b"])
-SMALL_GRAPHS = {"ppo": with_shape(ppo(), SMOLLM2), "remax": with_shape(remax(), SMOLLM2)}
+MIXTURE = replace(SMOLLM2, family="mixtral", intermediate_size=192, experts=Experts(8, 2))
+SMALL_GRAPHS = {
+    "ppo": with_shape(ppo(), SMOLLM2),
+    "remax": with_shape(remax(), SMOLLM2),
+    "remax of experts": with_shape(remax(), MIXTURE),
+}
 
 
 def question(graph, cluster=SMALL_NODES, sources=SMALL_SOURCES, workload=APPS_LENGTHS) -> Question:
@@ -147,6 +153,8 @@ def test_the_certificate_counts_the_rows_that_a_fast_replica_gets():
     work = CallWork("generate", 16, Workload.fixed(8, 8))
     dealt = replica_works(work, Placement(TWO_NODES, Strategy(dp=2, tp=8), "vllm"), (1.0, 0.34))
     assert [share.rows for share in dealt] == [24, 8]  # 12 and 4, as if both replicas had as many
+    shared = replica_works(work, Placement(TWO_NODES, Strategy(dp=2, tp=8, ep=2), "vllm"), (1.0, 0.34))
+    assert [share.rows for share in shared] == [24, 24]  # they serve each other's tokens
     graph = SMALL_GRAPHS["ppo"]
     placements = {call.name: on("n0:0", "python") if call.kind == "compute" else None for call in graph}
     spread = {
