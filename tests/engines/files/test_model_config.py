@@ -13,6 +13,7 @@ from prefect_rlhf.engines.files.huggingface import read_model_spec, read_shape
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.families import known as families
 from prefect_rlhf.placement.families.config_keys import GENERATION, HARMLESS, NOTES, READ, is_off
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import ModelSpec
 
@@ -98,6 +99,58 @@ def test_every_key_of_a_config_is_read_or_known_to_change_nothing(kind):
     ]
     own, common = ({field.name for field in dataclasses.fields(of)} for of in (config, PreTrainedConfig))
     assert own - common <= known
+
+
+ON_THE_HUB = {
+    "qwen3-30b-a3b": {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "attention_bias": False,
+        "decoder_sparse_step": 1,
+        "head_dim": 128,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "max_position_embeddings": 40960,
+        "max_window_layers": 48,
+        "mlp_only_layers": [],
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_sliding_window": False,
+        "vocab_size": 151936,
+    },
+    "mixtral-8x7b": {
+        "architectures": ["MixtralForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 32768,
+        "model_type": "mixtral",
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "num_local_experts": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 32000,
+    },
+}
+"""What changes the function, of the config.json of each."""
+
+
+@pytest.mark.parametrize("name", ON_THE_HUB)
+def test_a_mixture_by_name_is_that_of_its_config(name, tmp_path):
+    assert read_shape("actor", written(tmp_path, ON_THE_HUB[name])) == KNOWN_SHAPES[name]
 
 
 def test_what_a_config_says_nothing_of_is_as_transformers_has_it(tmp_path):

@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit
+from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.memory.certificate import certify_plan
 from prefect_rlhf.placement.memory.fit import check_fits, longest_rows, offload_to_fit
 from prefect_rlhf.placement.memory.remedies import remedies
 from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.placement.plans.check import check_plan
-from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, ppo
+from tests.strategies import GIB, SMOLLM2, TWO_DEVICES, dpo, on, ppo
 
 GRAPH = ppo()
 PLAN = preset("flattening", GRAPH, TWO_DEVICES, TWO_DEVICES.whole)
@@ -91,3 +93,14 @@ def test_the_demos_models_fit_the_demos_devices():
     cluster = ClusterShape("embedded", 1, 2, 8 * GIB)
     plan = preset("flattening", graph, cluster, cluster.whole, max_sequence_length=64, backend="cpu")
     assert not any(placement.offload != "none" for _, placement in plan.placements)
+
+
+def test_experts_that_every_replica_has_may_be_shared_out():
+    """Eight replicas of a mixture of 30B: 61 GB of weights and 122 of gradients on each, or a share of them."""
+    graph = dpo()
+    mixtures = tuple(replace(model, shape=KNOWN_SHAPES["qwen3-30b-a3b"]) for model in graph.models)
+    graph = replace(graph, models=mixtures, calls=tuple(replace(call, num_rows=16) for call in graph))
+    placements = tuple((call.name, on("n0:0-7", "megatron", dp=8)) for call in graph)
+    plan, work = ExecutionPlan("mine", ClusterShape("eight", 1, 8, 180 * GIB), placements), longest_rows(graph, 128)
+    best = remedies(plan, certify_plan(plan, graph, work, "cuda"), graph, work, "cuda")[0]
+    assert best.change == "dp8 ep8 for actor_train_step" and best.certificate.fits
