@@ -1,4 +1,4 @@
-"""The plans under which one PPO run must give one result, and that run: real Prefect, gang and engines, tiny models.
+"""The plans under which one run must give one result, and that run: real Prefect, gang and engines, tiny models.
 
 The critic is deeper and narrower than the actor, and its layers do not divide by 4, so pipelines are uneven. float32
 and Adam with eps 1e-3: with 1e-8 an element whose gradient is nearly 0 takes a whole step in a direction that rounding
@@ -25,10 +25,12 @@ from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from tests.tiny import make_model, make_prompts
 
 ROWS, MINI_BATCHES, STEPS = 16, 2, 2
+OPTIMIZER = {"lr": 2e-3, "eps": 1e-3}
 Compact = Mapping[str, str]
 """Call -> `devices engine degrees`, e.g. `0-1 megatron dp2 micro_batches=2`; see `plan_file`."""
 
 COMPUTATIONS = ("kl_penalised_rewards", "gae", "record_rollouts", "record_evaluation")
+COMPUTATIONS_OF_GRPO = ("informative", "grpo_advantages", "record_rollouts", "record_evaluation")
 
 
 def plan(generate: str, reward: str, ref: str, values: str, actor: str, critic: str) -> Compact:
@@ -43,6 +45,12 @@ def plan(generate: str, reward: str, ref: str, values: str, actor: str, critic: 
         "actor_evaluation": generate,
         "reward_evaluation": f"{reward} engine=megatron",
     }
+
+
+def grpo_plan(generate: str, reward: str, ref: str, actor: str) -> Compact:
+    """The same for GRPO, which has no critic."""
+    of_ppo = plan(generate, reward, ref, "0", actor, "0")
+    return {call: words for call, words in of_ppo.items() if not call.startswith("critic")}
 
 
 ONE = plan("0 engine=vllm", "0", "0", "0", "0", "0")
@@ -133,7 +141,7 @@ class Result:
             tokens=rollouts(run_dir, "tokens"),
             logprobs=rollouts(run_dir, "logprobs"),
             metrics=_lines(run_dir / "metrics.jsonl"),
-            weights={role: load_file(run_dir / role / "model.safetensors") for role in ("actor", "critic")},
+            weights={file.parent.name: load_file(file) for file in run_dir.glob("*/model.safetensors")},
             spans=_lines(run_dir / "task_runs.jsonl"),
         )
 
@@ -208,7 +216,6 @@ def parameters(folder: Path, family: str = "llama", kv_heads: int | None = None)
     critic = make_model(folder / "critic", scalar=True, layers=6, hidden=64, heads=4)
     reward = make_model(folder / "reward", scalar=True, layers=5, hidden=128, heads=4)
     prompts = make_prompts(folder / "prompts.parquet", num_train=2 * ROWS, num_held_out=ROWS)
-    optimizer = {"lr": 2e-3, "eps": 1e-3}
     exact = {"dtype": "float32"}
     return {
         "prompts": {"path": prompts},
@@ -222,8 +229,8 @@ def parameters(folder: Path, family: str = "llama", kv_heads: int | None = None)
             "sampling": {"max_new_tokens": 8},
             "evaluate_every": 2,
             "update": {"epochs": 1, "mini_batches": MINI_BATCHES},
-            "actor_optimizer": optimizer,
-            "critic_optimizer": optimizer,
+            "actor_optimizer": OPTIMIZER,
+            "critic_optimizer": OPTIMIZER,
         },
         "output_dir": str(folder / "runs"),
         "steps": STEPS,
@@ -234,6 +241,14 @@ def _mesh(devices: str, per_node: int) -> DeviceMesh:
     first, _, last = devices.partition("-")
     (node, begin), (last_node, end) = divmod(int(first), per_node), divmod(int(last or first), per_node)
     return DeviceMesh(node, last_node - node + 1, begin, end - begin + 1)
+
+
+def grpo_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of GRPO with the models and prompts of that run of PPO; of six groups four are trained on."""
+    algo = {name: given["algo"][name] for name in ("sampling", "evaluate_every", "update")}
+    groups = {"batch_size": 4, "samples_per_prompt": 4, "over_sampling": 1.5, "optimizer": OPTIMIZER}
+    kept = {name: value for name, value in given.items() if name != "critic"}
+    return kept | {"algo": algo | groups | {"kl": {"coefficient": 0.1}}}
 
 
 @contextmanager
@@ -254,14 +269,20 @@ def leased(num_devices: int, nodes: int = 1) -> Iterator[None]:
 def run(
     given: Mapping[str, Any], plan: Compact | Path, name: str, num_devices: int = 4, nodes: int = 1, **changes: Any
 ) -> Result:
-    """Run PPO under a plan, with as many ranks on `nodes` together. A Prefect server must be there; Ray for nodes."""
+    """Run PPO under a plan, or GRPO without a critic, with as many ranks on `nodes` together.
+
+    A Prefect server must be there; Ray for nodes.
+    """
+    from prefect_rlhf.flows.grpo import grpo
     from prefect_rlhf.flows.ppo import ppo
 
+    flow, computations = (ppo, COMPUTATIONS) if "critic" in given else (grpo, COMPUTATIONS_OF_GRPO)
     file = f"{name.replace(' ', '_').replace(',', '')}.json"
     folder, per_node = Path(given["output_dir"]).parent, max(1, num_devices // nodes)
-    path = plan if isinstance(plan, Path) else plan_file(plan, folder / file, per_node=per_node if nodes > 1 else 8)
+    written = (folder / file, computations, per_node if nodes > 1 else 8)
+    path = plan if isinstance(plan, Path) else plan_file(plan, *written)
     with leased(num_devices, nodes):
-        state = ppo(**ppo.validate_parameters({**given, "plan": str(path), **changes}), return_state=True)
+        state = flow(**flow.validate_parameters({**given, "plan": str(path), **changes}), return_state=True)
     assert state.is_completed(), f"{name}: {state.message}"
     return Result.read(Path(state.result()["run_dir"]))
 

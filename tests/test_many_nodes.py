@@ -4,7 +4,7 @@ import pytest
 
 from tests import plan_matrix
 from tests.own_server import own_server
-from tests.plan_matrix import FOUR_RANKS, ONE, plan
+from tests.plan_matrix import FOUR_RANKS, ONE, grpo_plan, plan
 from tests.ray_nodes import joined, ray_nodes, why_not
 from tests.test_plan_invariance import assert_equal
 
@@ -12,6 +12,10 @@ TWO_BY_TWO = ("each call its own", "dp4", "tp4", "pp4", "dp2 pp2", "split", "dis
 THREE_BY_ONE = {
     "disjoint": plan("0 engine=vllm", "1", "1", "2", "1", "2 micro_batches=2"),
     "dp3": plan("0-2 dp3 engine=vllm", "0-2 dp3", "0-2 dp3", "0-2 dp3", "0-2 dp3", "0-2 dp3"),
+}
+GRPO = {
+    2: grpo_plan("0-3 dp2 tp2 engine=vllm", "3", "0-1 pp2 micro_batches=2", "0-3 dp2 pp2 micro_batches=2"),
+    3: grpo_plan("0-2 dp3 engine=vllm", "1", "2", "0-2 dp3"),
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
@@ -54,3 +58,15 @@ def test_ppo_on_two_machines_of_two_devices_is_the_run_on_one(parameters, alone,
 def test_nor_do_three_machines_change_it(parameters, alone, nodes, name, record_property):
     result = plan_matrix.run(parameters, THREE_BY_ONE[name], f"3x1 {name}", num_devices=3, nodes=3)
     assert_equal(alone, result, record_property)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("nodes_of_run", GRPO)
+def test_nor_for_grpo(parameters, nodes, nodes_of_run, record_property):
+    """With over-sampling: rows that were chosen go from machine to machine."""
+    given, one = plan_matrix.grpo_parameters(parameters), grpo_plan("0 engine=vllm", "0", "0", "0")
+    alone = plan_matrix.run(given, one, "grpo", num_devices=1)
+    num_devices = 4 if nodes_of_run == 2 else 3
+    over = plan_matrix.run(given, GRPO[nodes_of_run], f"grpo {nodes_of_run}", num_devices, nodes_of_run)
+    assert len(over.tokens[0]) == 16
+    assert_equal(alone, over, record_property)
