@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_rlhf.engines.gang.ray import join_cluster
+from prefect_rlhf.engines.gang.ray import HEAD_AWAY, join_cluster
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.mesh import Backend
 
@@ -84,9 +84,9 @@ def _ray(*words: str) -> None:
     command = Path(sys.executable).with_name("ray")
     if not command.exists():
         raise InvalidInput("nodes", "no Ray in this environment", "pip install 'prefect-rlhf[ray]'")
-    quiet = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    own = {**HEAD_AWAY, **os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     try:
-        ended = subprocess.run([command, *words], env=quiet, capture_output=True, text=True, timeout=START_SECONDS)
+        ended = subprocess.run([command, *words], env=own, capture_output=True, text=True, timeout=START_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise RlhfError(f"ray {words[0]} gave no answer within {START_SECONDS} s") from error
     if ended.returncode:

@@ -16,11 +16,18 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
+from prefect_rlhf.engines.gang.ray import HEAD_AWAY
+
 ROOT = Path(__file__).parents[1]
 RAY_ONLY = ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
 START_SECONDS = 120
 OWN_MEMORY = 'mount -t tmpfs shm /dev/shm && exec "$0" "$@"'
-ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+ENVIRONMENT = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+    **HEAD_AWAY,
+}
 
 
 @cache

@@ -35,6 +35,8 @@ PLACE_SECONDS = 60.0
 """Limit of an agent's start and of its answers, and of the wait for nodes that the cluster does not have at all."""
 HELD_SECONDS = 86400.0
 """Limit of the wait for nodes that others hold."""
+HEAD_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}
+"""Ray ends every process that has not reached the head for a minute, the controller's too; with this after a week."""
 PASSED_ON = ("PREFECT", "RLHF", "HF_", "NCCL_", "GLOO_", "TORCH", "VLLM_", "AWS_", "GOOGLE_")
 """Beginnings of the variables of the controller's environment that ranks of other nodes have too."""
 
@@ -81,6 +83,7 @@ def join_cluster(address: str) -> str:
 
     Raises InvalidInput where Ray is not installed or the cluster does not answer.
     """
+    os.environ.update({name: value for name, value in HEAD_AWAY.items() if name not in os.environ})
     try:
         import ray
     except ImportError as error:
@@ -157,13 +160,14 @@ class _Placed:
         return _answers(", ".join(self.addresses), question, asked)
 
     def release(self) -> None:
-        """End the agents, and give their places back."""
+        """End the agents, and give their places back; a head that is gone has forgotten them."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
         for agent in self.agents:
             ray.kill(agent, no_restart=True)
-        remove_placement_group(self.group)
+        with suppress(ray.exceptions.GetTimeoutError):
+            remove_placement_group(self.group)
 
 
 def _await_nodes(
