@@ -9,6 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from prefect_rlhf.placement.model import Schedule
+from prefect_rlhf.placement.wrong_setting import wrong
 
 MOST_STEPS = 1_000_000
 MOST_UPDATES = 1 << 40  # optimizer steps of a run
@@ -101,20 +102,12 @@ class Optimizer(Settings):
     @model_validator(mode="after")
     def _falls_after_the_warmup(self) -> Optimizer:
         """Refuse a setting that a constant rate leaves without effect, and a fall that ends before it begins."""
-        mistakes = {
-            "decay_steps says when a falling rate has fallen, and this one is constant: schedule: linear or cosine": (
-                self.schedule == "constant" and self.decay_steps is not None
-            ),
-            "min_lr_ratio says how far a rate falls, and this one is constant: schedule: linear or cosine": (
-                self.schedule == "constant" and self.min_lr_ratio > 0
-            ),
-            f"decay_steps counts from the first step: more than warmup_steps, which is {self.warmup_steps}": (
-                self.decay_steps is not None and self.decay_steps <= self.warmup_steps
-            ),
-        }
-        for says, wrong in mistakes.items():
-            if wrong:
-                raise PydanticCustomError("optimizer", says)
+        if self.schedule == "constant" and self.decay_steps is not None:
+            raise wrong("decay_steps", "none, or schedule: linear or cosine: a constant rate does not fall")
+        if self.schedule == "constant" and self.min_lr_ratio > 0:
+            raise wrong("min_lr_ratio", "0, or schedule: linear or cosine: a constant rate does not fall")
+        if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
+            raise wrong("decay_steps", f"more than the {self.warmup_steps} warmup_steps, for both count from the first")
         return self
 
 

@@ -65,7 +65,8 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
     """Return the shape that a config says, with what the family has where it says nothing."""
     heads = _size(config, "num_attention_heads", field, MOST_WIDE, family.heads)
     hidden = _size(config, "hidden_size", field, MOST_WIDE)
-    kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, family.kv_heads or heads)
+    unsaid_kv_heads = heads if "num_key_value_heads" in config else family.kv_heads  # null is as many as heads
+    kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, unsaid_kv_heads or heads)
     if heads % kv_heads:
         raise InvalidInput(f"{field}.num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
     theta = {"rope_theta": config.get("rope_theta") or family.rope_theta} | _rope_settings(config, field)

@@ -6,14 +6,17 @@ import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.wrong_setting import WRONG
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # of types that have no configuration of their own
 
+_BRANCH = re.compile(r"<.*|[a-z-]+\[.*\]")  # of a union, in the place that pydantic names
 _SUBJECT = re.compile(r"^\w+ should (be|have) ")  # of a sentence in which pydantic says what would be right
 
 
@@ -30,7 +33,7 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
             parameter = signature.parameters[name]
             checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
         except ValidationError as error:
-            raise invalid_input(name, error, value) from error
+            raise invalid_input(name, error, value, parameter.annotation) from error
     empty = inspect.Parameter.empty
     missing = [name for name, one in signature.parameters.items() if one.default is empty and name not in checked]
     if missing:
@@ -66,18 +69,41 @@ def _validated(name: str, annotation: Any, value: Any) -> Any:
     return adapter.validate_json(text)
 
 
-def invalid_input(name: str, error: ValidationError, value: Any) -> InvalidInput:
-    """Return the first mistake that pydantic found in parameter `name`, given as `value`, as an InvalidInput."""
+def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any) -> InvalidInput:
+    """Return the first mistake that pydantic found in a parameter, given as `value`, as an InvalidInput."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
         return cause
-    field = ".".join(str(part) for part in (name, *first["loc"]) if not str(part).startswith("<"))
+    field = ".".join(str(part) for part in (name, *first["loc"]) if not _BRANCH.fullmatch(str(part)))
+    if first["type"] == WRONG:
+        inner, expected = first["ctx"]["field"], first["ctx"]["expected"]
+        return InvalidInput(f"{field}.{inner}", _at(first["input"], inner.split(".")), expected)
     if first["type"] == "extra_forbidden":
-        return InvalidInput(field, first["input"], "no such key: its name is misspelt, or it belongs elsewhere")
+        near = get_close_matches(str(first["loc"][-1]), _keys(annotation, first["loc"][:-1]))
+        likely = f"{' or '.join(near)}, perhaps" if near else "its name is misspelt, or it belongs elsewhere"
+        return InvalidInput(field, first["input"], f"no such key: {likely}")
     if first["type"] == "missing":
         return InvalidInput(field, None, "a value")
     return InvalidInput(field, _given(value, first["loc"], first["input"]), _SUBJECT.sub("", first["msg"]))
+
+
+def _at(group: Any, path: Sequence[str]) -> Any:
+    """Return what is at a path within groups, given as mappings or as settings; None where it is not there."""
+    for key in path:
+        group = group.get(key) if isinstance(group, Mapping) else getattr(group, key, None)
+    return group
+
+
+def _keys(annotation: Any, place: Sequence[int | str]) -> list[str]:
+    """Return the fields of the group of settings at a place within a type; none where it is no group."""
+    for key in (*place, None):
+        kinds = (annotation, *get_args(annotation), *(one for part in get_args(annotation) for one in get_args(part)))
+        groups = [one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)]
+        if not groups or key is None:
+            return list(groups[0].model_fields) if groups else []
+        annotation = groups[0].model_fields[str(key)].annotation if key in groups[0].model_fields else None
+    return []
 
 
 def _given(value: Any, place: Sequence[int | str], seen: Any) -> Any:

@@ -127,6 +127,8 @@ def best_model(options: RunOptions) -> BestModel | None:
     if options.best_metric is None:
         if options.patience is not None:
             raise InvalidInput("patience", options.patience, "a best_metric, whose evaluations it counts")
+        if options.best_is != RunOptions.model_fields["best_is"].default:
+            raise InvalidInput("best_is", options.best_is, "a best_metric, whose best value it says")
         return None
     return BestModel(options.best_metric, options.best_is == "highest", options.patience)
 

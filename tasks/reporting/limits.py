@@ -21,12 +21,17 @@ class Limits:
     def __init__(self, limits: Mapping[str, float]) -> None:
         self._limits = limits
         self._above: set[str] = set()
+        self._unknown: set[str] = set()
 
     def look(self, metrics: Mapping[str, float]) -> list[str]:
-        """Emit an event for each metric that is above its limit now and was not; return a line of the log for each."""
+        """Emit an event for each metric that is above its limit now and was not; return a line of the log for each.
+
+        A name that the metrics of its call do not have gets one line, too: no event would ever come.
+        """
         lines = []
         for name, limit in self._limits.items():
             if name not in metrics:  # its call does not run in every step
+                lines += self._once_unknown(name, metrics)
                 continue
             if metrics[name] <= limit:
                 self._above.discard(name)
@@ -35,6 +40,16 @@ class Limits:
                 _tell(name, metrics, limit)
                 lines.append(f"{name} is {metrics[name]:.4g} in step {metrics['step']}, above its limit of {limit:.4g}")
         return lines
+
+    def _once_unknown(self, name: str, metrics: Mapping[str, float]) -> list[str]:
+        call = name.rpartition(".")[0]
+        known = [metric for metric in metrics if metric.rpartition(".")[0] == call]
+        if not known or name in self._unknown:
+            return []
+        self._unknown.add(name)
+        return [
+            f"limits: {name} is no metric of step {metrics['step']}, so nothing holds it; {call} has {', '.join(known)}"
+        ]
 
 
 def _tell(name: str, metrics: Mapping[str, float], limit: float) -> None:

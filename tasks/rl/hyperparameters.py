@@ -6,8 +6,8 @@ import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
+from prefect_rlhf.placement.wrong_setting import wrong
 from prefect_rlhf.tasks.rl.policy_settings import CLIPS, Advantage, Importance, KLTerm, MeanOver, Overlong, PolicyLoss
 from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Sampling, Settings, Update
 
@@ -24,6 +24,14 @@ class KLControl(Settings):
     )
     horizon: float = Field(500.0, gt=0, le=1e12, description="Responses over which the adaptive coefficient moves.")
     estimator: Literal["k1", "k3"] = Field("k1", description="Per token: k1 is the log-ratio, k3 is never negative.")
+
+    @model_validator(mode="after")
+    def _fixed_has_no_aim(self) -> KLControl:
+        """Refuse what only an adaptive coefficient has."""
+        for name in ("target", "horizon"):
+            if self.kind == "fixed" and getattr(self, name) != type(self).model_fields[name].default:
+                raise wrong(name, "none, or kind: adaptive: a fixed coefficient aims at nothing")
+        return self
 
 
 class Rollouts(Settings):
@@ -54,8 +62,7 @@ class PolicyGradient(Rollouts):
     @model_validator(mode="after")
     def _importance_has_two_sides(self) -> PolicyGradient:
         if self.importance is not None and self.old_logprobs == "rollout":
-            says = "importance compares with recomputed log-probabilities: old_logprobs: recompute"
-            raise PydanticCustomError("algo", says)
+            raise wrong("importance", "none, or old_logprobs: recompute: it compares with recomputed log-probabilities")
         return self
 
 
@@ -142,32 +149,24 @@ class GRPO(PolicyGradient):
         """Refuse a setting that another one leaves without effect."""
         ends = self.sampling.stop_at_eos or bool(self.sampling.stop)
         limit, one_scale = self.sampling.max_new_tokens, self.advantage == "gdpo"
-        mistakes = {
-            "samples_per_prompt of 1 leaves nothing to compare with: at least 2, or advantage: reinforce_plus_plus": (
-                self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus"
-            ),
-            "over_sampling keeps groups whose scores differ, and one response has nothing to differ from: 1": (
-                self.over_sampling > 1 and self.samples_per_prompt == 1
-            ),
-            f"reward_weights are read by advantage gdpo, not {self.advantage}": (
-                bool(self.reward_weights) and not one_scale
-            ),
-            "overlong: without sampling.stop_at_eos every response is cut off": (
-                not ends and (self.overlong.mask or self.overlong.buffer is not None)
-            ),
-            f"overlong.buffer of {self.overlong.buffer} is longer than max_new_tokens, {limit}": (
-                (self.overlong.buffer or 0) > limit
-            ),
-            "kl in the reward has no scale of its own with advantage gdpo: kl.place: loss": (
-                one_scale and self.kl.in_reward
-            ),
-            "overlong.buffer has no scale of its own with advantage gdpo: score it as a named reward": (
-                one_scale and self.overlong.buffer is not None
-            ),
-        }
-        for says, wrong in mistakes.items():
-            if wrong:
-                raise PydanticCustomError("algo", says)
+        if self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus":
+            raise wrong("samples_per_prompt", "at least 2, to compare with, or advantage: reinforce_plus_plus")
+        if self.over_sampling > 1 and self.samples_per_prompt == 1:
+            raise wrong(
+                "over_sampling", "1: it keeps groups whose scores differ, and one response has none to differ from"
+            )
+        if self.reward_weights and not one_scale:
+            raise wrong("reward_weights", f"none: advantage gdpo reads them, not {self.advantage}")
+        if not ends and (self.overlong.mask or self.overlong.buffer is not None):
+            raise wrong("overlong", "none: without sampling.stop_at_eos every response is cut off")
+        if (self.overlong.buffer or 0) > limit:
+            raise wrong("overlong.buffer", f"at most {limit}, sampling.max_new_tokens")
+        if one_scale and self.kl.in_reward:
+            raise wrong("kl.place", "loss: with advantage gdpo it has no scale of its own in the reward")
+        if one_scale and self.overlong.buffer is not None:
+            raise wrong(
+                "overlong.buffer", "none: with advantage gdpo it has no scale of its own; score it as a named reward"
+            )
         return self
 
 

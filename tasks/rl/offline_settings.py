@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
+from prefect_rlhf.placement.wrong_setting import wrong
 from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Settings, Update
 
 PreferenceLoss = Literal["dpo", "cdpo", "robust", "ipo", "simpo"]
@@ -74,18 +74,12 @@ class DPO(Settings):
     @model_validator(mode="after")
     def _makes_sense(self) -> DPO:
         """Refuse a setting that another one leaves without effect."""
-        mistakes = {
-            f"label_smoothing is of cdpo and robust, not of {self.loss}": (
-                self.label_smoothing > 0 and self.loss not in WITH_WRONG_LABELS
-            ),
-            f"{self.loss} without label_smoothing is dpo: a share of wrong labels above 0, or loss: dpo": (
-                self.label_smoothing == 0 and self.loss in WITH_WRONG_LABELS
-            ),
-            f"margin is of simpo, not of {self.loss}": self.margin is not None and self.loss != "simpo",
-        }
-        for says, wrong in mistakes.items():
-            if wrong:
-                raise PydanticCustomError("algo", says)
+        if self.label_smoothing > 0 and self.loss not in WITH_WRONG_LABELS:
+            raise wrong("label_smoothing", f"0, or loss: cdpo or robust: {self.loss} has none")
+        if self.label_smoothing == 0 and self.loss in WITH_WRONG_LABELS:
+            raise wrong("label_smoothing", f"a share above 0, or loss: dpo, which {self.loss} is without it")
+        if self.margin is not None and self.loss != "simpo":
+            raise wrong("margin", f"none, or loss: simpo: {self.loss} has none")
         return self
 
 

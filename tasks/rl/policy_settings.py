@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
+from prefect_rlhf.placement.wrong_setting import wrong
 from prefect_rlhf.tasks.settings import Settings
 
 Estimator = Literal["k1", "k2", "k3"]
@@ -32,7 +32,7 @@ class KLTerm(Settings):
     def _has_a_gradient(self) -> KLTerm:
         """Refuse k1 in a loss: its gradient is that of a token's log-probability, which is zero on average."""
         if self.in_loss and self.estimator == "k1":
-            raise PydanticCustomError("kl", "k1 in a loss has a gradient of zero on average: k2, k3, or place: reward")
+            raise wrong("estimator", "k2, k3, or place: reward: k1 in a loss has a gradient of zero on average")
         return self
 
     @property
@@ -73,5 +73,5 @@ class Overlong(Settings):
     @model_validator(mode="after")
     def _penalty_has_a_buffer(self) -> Overlong:
         if self.buffer is None and self.penalty != 1.0:
-            raise PydanticCustomError("overlong", "a penalty needs a buffer: the tokens over which it grows")
+            raise wrong("penalty", "a buffer beside it: the tokens over which it grows")
         return self

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
+from prefect_rlhf.placement.wrong_setting import wrong
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.settings import MOST_ROWS, Decay, Optimizer, Settings
 
@@ -26,7 +26,7 @@ class Lagrange(Settings):
     @model_validator(mode="after")
     def _starts_below_its_bound(self) -> Lagrange:
         if self.start > self.most:
-            raise PydanticCustomError("algo", f"lagrange.start of {self.start:g} is above lagrange.most, {self.most:g}")
+            raise wrong("start", f"at most {self.most:g}, its `most`")
         return self
 
 
@@ -47,7 +47,7 @@ class SafeRLHF(PPO):
     def _shares_no_trunk(self) -> SafeRLHF:
         """Refuse a setting of PPO that nothing here reads."""
         if self.value_weight != PPO.model_fields["value_weight"].default:
-            raise PydanticCustomError("algo", "value_weight is of a shared trunk; values of safe-rlhf have their own")
+            raise wrong("value_weight", "none: it is of a shared trunk, and values of safe-rlhf have their own")
         return self
 
     @property

@@ -153,6 +153,13 @@ def test_a_mixture_by_name_is_that_of_its_config(name, tmp_path):
     assert read_shape("actor", written(tmp_path, ON_THE_HUB[name])) == KNOWN_SHAPES[name]
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_as_many_key_value_heads_as_heads_are_meant_by_null(tmp_path, kind):
+    content = SIZES | {"model_type": kind, "num_key_value_heads": None} | FAMILIES[kind]
+    config = AutoConfig.for_model(**content)
+    assert read_shape("actor", written(tmp_path, content)).num_kv_heads == config.num_key_value_heads == 4
+
+
 def test_what_a_config_says_nothing_of_is_as_transformers_has_it(tmp_path):
     """Gemma 3's config.json with pictures leaves out most of its text model."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}

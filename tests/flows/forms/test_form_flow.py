@@ -63,5 +63,5 @@ def test_what_a_group_of_settings_does_not_name_keeps_the_flows_own_default():
     assert small.validate_parameters(given | {"algo": GRPO()})["algo"] == GRPO()
     with pytest.raises(InvalidInput, match=r"algo\.optimizer\.rate: got 1, expected no such key"):
         small.validate_parameters(given | {"algo": {"optimizer": {"rate": 1}}})
-    with pytest.raises(InvalidInput, match="got {'advantage': 'grpo', 'reward_weights': {'a': 2.0}}, expected"):
+    with pytest.raises(InvalidInput, match="algo.reward_weights: got {'a': 2.0}, expected none: advantage gdpo"):
         small.validate_parameters(given | {"algo": {"advantage": "grpo", "reward_weights": {"a": 2.0}}})

@@ -52,9 +52,9 @@ def test_greedy_responses_are_trained_at_temperature_one():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"decay_steps": 5}, "this one is constant: schedule: linear or cosine"),
-        ({"min_lr_ratio": 0.1}, "this one is constant: schedule: linear or cosine"),
-        ({"schedule": "linear", "warmup_steps": 5, "decay_steps": 5}, "more than warmup_steps, which is 5"),
+        ({"decay_steps": 5}, "schedule: linear or cosine: a constant rate does not fall"),
+        ({"min_lr_ratio": 0.1}, "schedule: linear or cosine: a constant rate does not fall"),
+        ({"schedule": "linear", "warmup_steps": 5, "decay_steps": 5}, "decay_steps: more than the 5 warmup_steps"),
         ({"schedule": "inverse_sqrt"}, "'constant', 'linear' or 'cosine'"),
     ],
 )
@@ -66,16 +66,25 @@ def test_a_schedule_that_makes_no_sense_is_refused(settings, says):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"samples_per_prompt": 1}, "samples_per_prompt of 1 leaves nothing to compare with"),
-        ({"kl": {"estimator": "k1"}}, "k1 in a loss has a gradient of zero on average"),
-        ({"importance": {}}, "importance compares with recomputed log-probabilities"),
-        ({"reward_weights": {"exact": 1.0}}, "reward_weights are read by advantage gdpo, not grpo"),
-        ({"overlong": {"buffer": 25}}, "overlong.buffer of 25 is longer than max_new_tokens, 24"),
-        ({"overlong": {"penalty": 2.0}}, "a penalty needs a buffer"),
+        ({"samples_per_prompt": 1}, "samples_per_prompt: at least 2, to compare with"),
+        (
+            {"kl": {"estimator": "k1"}},
+            "estimator: k2, k3, or place: reward: k1 in a loss has a gradient of zero on average",
+        ),
+        ({"importance": {}}, "importance: none, or old_logprobs: recompute"),
+        ({"reward_weights": {"exact": 1.0}}, "reward_weights: none: advantage gdpo reads them, not grpo"),
+        ({"overlong": {"buffer": 25}}, "overlong.buffer: at most 24, sampling.max_new_tokens"),
+        ({"overlong": {"penalty": 2.0}}, "penalty: a buffer beside it"),
         ({"overlong": {"mask": True}, "sampling": {"stop_at_eos": False}}, "every response is cut off"),
         ({"overlong": {"buffer": 2}, "sampling": {"stop_at_eos": False}}, "every response is cut off"),
-        ({"advantage": "gdpo", "kl": {"place": "reward"}}, "kl in the reward has no scale of its own"),
-        ({"advantage": "gdpo", "overlong": {"buffer": 2}}, "overlong.buffer has no scale of its own"),
+        (
+            {"advantage": "gdpo", "kl": {"place": "reward"}},
+            "kl.place: loss: with advantage gdpo it has no scale of its own",
+        ),
+        (
+            {"advantage": "gdpo", "overlong": {"buffer": 2}},
+            "overlong.buffer: none: with advantage gdpo it has no scale of its own",
+        ),
         ({"mean_over": "row"}, "mean_over"),
         ({"mean_over": 0}, "greater than 0"),
         ({"mean_over": True}, "mean_over"),

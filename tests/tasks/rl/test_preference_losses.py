@@ -137,9 +137,9 @@ def test_dpo_starts_at_log_two():
 @pytest.mark.parametrize(
     ("stated", "says"),
     [
-        ({"label_smoothing": 0.1}, "label_smoothing is of cdpo and robust, not of dpo"),
-        ({"loss": "cdpo"}, "cdpo without label_smoothing is dpo"),
-        ({"loss": "ipo", "margin": 1.0}, "margin is of simpo, not of ipo"),
+        ({"label_smoothing": 0.1}, "label_smoothing: 0, or loss: cdpo or robust: dpo has none"),
+        ({"loss": "cdpo"}, "label_smoothing: a share above 0, or loss: dpo, which cdpo is without it"),
+        ({"loss": "ipo", "margin": 1.0}, "margin: none, or loss: simpo: ipo has none"),
     ],
 )
 def test_a_setting_that_another_leaves_without_effect_is_refused(stated, says):
