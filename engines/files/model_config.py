@@ -71,6 +71,8 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
         raise InvalidInput(f"{field}.num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
     theta = {"rope_theta": config.get("rope_theta") or family.rope_theta} | _rope_settings(config, field)
     head_dim = _size(config, "head_dim", field, MOST_WIDE, family.head_dim or hidden // heads)
+    if head_dim % 2:
+        raise InvalidInput(f"{field}.head_dim", head_dim, "an even number: rotary embeddings turn pairs")
     num_layers = _size(config, "num_hidden_layers", field, MOST_LAYERS)
     width_key = "intermediate_size" if family.experts is None else family.experts.width_key
     return TransformerShape(

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from prefect_rlhf.engines.files.huggingface import read_model_spec, read_shape
@@ -158,6 +159,16 @@ def test_as_many_key_value_heads_as_heads_are_meant_by_null(tmp_path, kind):
     content = SIZES | {"model_type": kind, "num_key_value_heads": None} | FAMILIES[kind]
     config = AutoConfig.for_model(**content)
     assert read_shape("actor", written(tmp_path, content)).num_kv_heads == config.num_key_value_heads == 4
+
+
+@pytest.mark.parametrize("said", [{"head_dim": 33}, {"hidden_size": 60}])
+def test_a_head_of_an_odd_width_is_refused(tmp_path, said):
+    """As transformers refuses it, whether it is said or follows from the hidden size."""
+    content = SIZES | {"model_type": "llama"} | said
+    with pytest.raises(InvalidInput, match=r"actor\.config\.json\.head_dim: got \d+, expected an even number"):
+        read_shape("actor", written(tmp_path, content))
+    with pytest.raises(StrictDataclassClassValidationError, match="even rotary dimension"):
+        AutoConfig.for_model(**content)
 
 
 def test_what_a_config_says_nothing_of_is_as_transformers_has_it(tmp_path):
