@@ -1,6 +1,6 @@
 """What several machines cost: a gang's start, an empty call, a node of the graph; and the controller of 128 ranks.
 
-    python benchmarks/many_nodes.py '{"nodes": [1, 2, 4, 8], "ranks": 128}'
+    python -m benchmarks.many_nodes '{"nodes": [1, 2, 4, 8], "ranks": 128}'
 
 Machines are network namespaces of one device each (needs root and Ray); the ranks of the second part are stubs that
 answer at once. The last line is JSON: `by_nodes` (seconds of the start, of an empty call to all ranks, and of
@@ -20,7 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.stub_ranks import StubProcesses
+from benchmarks.stub_ranks import IdleRank, StubProcesses
 from prefect_rlhf.blocks.lease import running_on
 from prefect_rlhf.engines.gang.messages import GangSettings, Start
 from prefect_rlhf.engines.gang.open import open_gang
@@ -53,16 +53,6 @@ class Sizes:
     ranks: int = 128
 
 
-class Idle:
-    """A rank that does nothing."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        pass
-
-    def nothing(self) -> None:
-        pass
-
-
 def main() -> None:
     """Measure both parts, print the figures."""
     sizes = Sizes(**json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})
@@ -76,7 +66,7 @@ def measured_on(count: int, folder: Path) -> dict[str, float]:
     folder.mkdir()
     with ray_nodes((1,) * count) as nodes, joined(nodes):
         began = time.monotonic()
-        with closing(open_gang((1,) * count, rank_factory=Idle, device="cpu", through_ray=True)) as gang:
+        with closing(open_gang((1,) * count, rank_factory=IdleRank, device="cpu", through_ray=True)) as gang:
             start = time.monotonic() - began
             seconds = []
             for _ in range(EMPTY_CALLS):
@@ -96,7 +86,7 @@ def orchestration_of_a_node(count: int, folder: Path) -> float:
     where = f"0-{count - 1} dp{count}" if count > 1 else "0"
     shared = plan(f"{where} engine=megatron", *[where] * 5)
     with own_server():
-        result = plan_matrix.run(given, shared, "shared", num_devices=count, nodes=max(2, count))
+        result = plan_matrix.run(given, shared, "shared", num_devices=count, nodes=count)
     each = []
     for step in range(1, STEPS):
         spans = [span for span in result.spans if span["step"] == step and span["kind"] not in BEHIND]
@@ -131,7 +121,7 @@ def controller(num_ranks: int, folder: Path) -> Mapping[str, object]:
 
 def stub_gang(num_ranks: int) -> ProcessGang:
     """Return a gang of stubs, with the orders and replies of a real one."""
-    settings = GangSettings(num_ranks, Idle, preload=())
+    settings = GangSettings(num_ranks, IdleRank, preload=())
     starts = {rank: Start(rank, rank % DEVICES_PER_NODE, "", 0, settings) for rank in range(num_ranks)}
     return ProcessGang(StubProcesses(num_ranks), starts)
 

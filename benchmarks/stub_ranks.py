@@ -17,6 +17,16 @@ from prefect_rlhf.placement.layout.layout import Layout
 METRICS = {f"metric_{number}": 0.5 for number in range(12)}
 
 
+class IdleRank:
+    """A rank that does nothing."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        pass
+
+    def nothing(self) -> None:
+        pass
+
+
 class StubProcesses:
     """See `RankProcesses`: as many ranks, all of them served by one process."""
 
