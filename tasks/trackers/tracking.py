@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.wrong_setting import wrong
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.names import Names
 
@@ -31,6 +32,13 @@ class Tracking(Settings):
         if len(set(report_to)) < len(report_to):
             raise InvalidInput("tracking.report_to", report_to, "each tracker once")
         return report_to
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Tracking:
+        given = self.model_dump(exclude_defaults=True)
+        if given and not self.report_to:
+            raise wrong("report_to", f"a tracker, such as [tensorboard], which {', '.join(given)} would be for")
+        return self
 
 
 def check_trackers(tracking: Tracking) -> None:

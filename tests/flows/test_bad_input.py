@@ -176,6 +176,10 @@ CASES = {
     "a setting that another leaves without effect": (lambda g: at(g, "algo.actor_optimizer.min_lr_ratio", 0.1), "algo.actor_optimizer.min_lr_ratio: got 0.1, expected 0, or schedule: linear or cosine"),
     "an aim of a fixed coefficient": (lambda g: at(g, "algo.kl", {"kind": "fixed", "horizon": 100.0}), "algo.kl.horizon: got 100.0, expected none, or kind: adaptive"),
     "a way with long prompts of no length": (lambda g: at(g, "held_out.overlong_prompts", "drop"), "held_out.overlong_prompts: got 'drop', expected refuse, or a max_prompt_length"),
+    "what no tracker would show": (
+        lambda g: at(g, "tracking", {"project": "mine"}),
+        "tracking.report_to: got [], expected a tracker, such as [tensorboard], which project would be for",
+    ),
     "the best of no metric": (lambda g: at(g, "best_is", "lowest"), "best_is: got 'lowest', expected a best_metric"),
     "a fall after a warm-up that does not end": (lambda g: at(at(g, "algo.actor_optimizer.schedule", "cosine"), "algo.actor_optimizer.warmup_steps", 50), "warmup_steps of the actor's optimizer: got 50"),
     "a temperature below zero": (lambda g: at(g, "algo.sampling.temperature", -1.0), "temperature"),
