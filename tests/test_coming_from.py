@@ -11,6 +11,7 @@ from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
+from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
 from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.trackers.tracking import Tracking
@@ -21,6 +22,7 @@ GROUPS = {
     "held_out": (Prompts,),
     "actor": (Model,),
     "tracking": (Tracking,),
+    "reward": (HostRewards,),
 }
 NO_PARAMETERS = {"micro_batches=4", "engine=vllm", "tp2", "actor_train.learning_rate", "metrics.jsonl"}
 """Words of plans, and what a run writes."""
@@ -52,3 +54,12 @@ def test_each_name_of_ours_is_a_parameter(name):
     else:
         of_flows = {key for algorithm in ALGORITHMS for key in find_flow(algorithm).parameters.properties}
         assert name in RunOptions.model_fields or name in of_flows
+
+
+def test_where_ppo_has_another_name_than_grpo_each_has_its_own():
+    pairs = [row for row in CELLS if len(row) == 2 and row[0].startswith("`algo.")]
+    assert len(pairs) >= 3
+    for grpos, ppos in pairs:
+        for kind, other, cell in ((GRPO, PPO, grpos), (PPO, GRPO, ppos)):
+            names = [name.removeprefix("algo.") for name in re.findall(r"`([^`]+)`", cell)]
+            assert all(has(kind, name) and not has(other, name) for name in names), cell
