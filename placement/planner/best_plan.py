@@ -16,7 +16,7 @@ from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.attempts import Finding, SearchRequest, is_close, make_attempts
 from prefect_rlhf.placement.planner.neighbours import improve_locally
-from prefect_rlhf.placement.planner.other_cuts import with_other_cuts
+from prefect_rlhf.placement.planner.other_cuts import with_fewest_cuts, with_other_cuts
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.planned import Planned, PresetResult
 from prefect_rlhf.placement.planner.question import Question
@@ -120,7 +120,7 @@ def _starts(question: Question, timed: Sequence[tuple[ExecutionPlan, float]], co
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:
     """The plan with its computations where they are done soonest, what may stay on its devices there, and its cuts."""
     placed = keep_resident_where_free(question, _place_computations(question, plan))
-    return with_other_cuts(question, placed, space.context)
+    return with_other_cuts(question, with_fewest_cuts(question, placed, space.context), space.context)
 
 
 def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPlan:

@@ -1,4 +1,7 @@
-"""Micro-batches of a plan in any number: those between the powers of two that the search looks at."""
+"""Micro-batches of a plan: fewer than the search took, and numbers between the powers of two that it looks at.
+
+Of plans that take as long the search takes one of least bytes, so of most micro-batches, though memory may be free.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from prefect_rlhf.placement.memory.remedies import with_changes
 from prefect_rlhf.placement.plan import ExecutionPlan, Placement
 from prefect_rlhf.placement.planner.candidates import CostContext, candidate
 from prefect_rlhf.placement.planner.question import Question
+from prefect_rlhf.placement.planner.simplicity import is_nearly_full
 from prefect_rlhf.placement.plans.check import violations
 
 NEGLIGIBLE = 1e-3  # of a call's time: less is no reason for an odd number
@@ -26,6 +30,32 @@ def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContex
         if placed.engine == "megatron" and placed.mesh in context.space.meshes:
             plan = _in_other_cuts(question, plan, call, context)
     return plan
+
+
+def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
+    """Return the plan with each call in the fewest micro-batches, 1, 2, 4, ..., in which it takes no longer.
+
+    No device gets nearly full by it. Kernels are the better the larger they are, which no estimate counts.
+    """
+    for call in context.graph:
+        placed = plan[call.name]
+        if placed.engine == "megatron" and placed.micro_batches > 1 and placed.mesh in context.space.meshes:
+            for other in _in_fewer(call, placed, context):
+                changed = with_changes(plan, (call,), micro_batches=other.micro_batches)
+                if question.fits(changed) and not is_nearly_full(question.certificate(changed)):
+                    plan = changed
+                    break
+    return plan
+
+
+def _in_fewer(call: Call, placed: Placement, context: CostContext) -> Iterator[Placement]:
+    """The placement in fewer micro-batches, the fewest first, as far as it takes no longer in them."""
+    seconds, count = candidate(call, placed, context).seconds, 1
+    while count < placed.micro_batches:
+        other = replace(placed, micro_batches=count)
+        if not any(violations(call, other, context.graph)) and candidate(call, other, context).seconds <= seconds:
+            yield other
+        count *= 2
 
 
 def _in_other_cuts(question: Question, plan: ExecutionPlan, call: Call, context: CostContext) -> ExecutionPlan:

@@ -15,7 +15,7 @@ from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 from prefect_rlhf.placement.planner.question import Question
 
 NEARLY = 0.03  # of the fastest plan's time: less than the estimates are wrong by
-FULL = 0.95  # of a device's memory: above it a longer row, or what nobody counted, does not fit
+FULL = 0.95  # of a device's memory
 TRIED = 4  # simpler placements of each call, those that take least time, in each round
 ROUNDS = 3
 
@@ -26,9 +26,13 @@ def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate
     One each: for a mesh; for a strategy on a mesh; for a copy of weights that comes and goes; for a call whose tensor-
     parallel groups, or whose pipelines, cross nodes; and for a device that is nearly full.
     """
+    return _structure(question, plan) + is_nearly_full(certificate)
+
+
+def is_nearly_full(certificate: Certificate) -> bool:
+    """Whether some device has so little left that a longer row, or what nobody counted, does not fit."""
     fullest = certificate.fullest
-    is_full = fullest is not None and fullest.num_bytes > FULL * fullest.device_bytes
-    return _structure(question, plan) + is_full
+    return fullest is not None and fullest.num_bytes > FULL * fullest.device_bytes
 
 
 def simplest(
