@@ -86,18 +86,21 @@ def make_attempts(request: SearchRequest) -> list[Finding]:
 def is_close(question: Question, findings: Sequence[Finding]) -> bool:
     """Whether some plan is close to the bound."""
     least = min(seconds for finding in findings for seconds in (math.inf, *finding.seconds(question)))
-    return least <= max(finding.bound.lower_bound_seconds for finding in findings if finding.bound) * (1 + CLOSE)
+    return least <= highest_bound(findings).lower_bound_seconds * (1 + CLOSE)
+
+
+def highest_bound(findings: Sequence[Finding]) -> SearchResult:
+    """Return the search that bounds all plans best; the first attempt is one."""
+    bounds = (finding.bound for finding in findings if finding.bound)
+    return max(bounds, key=lambda bound: bound.lower_bound_seconds)
 
 
 def _make_attempts(request: SearchRequest) -> list[Finding]:
     """Make the attempts in their order until a plan is close to the bound, and those that are always made."""
     findings: list[Finding] = []
-    least = math.inf
     for attempt in ATTEMPTS:
-        bounds = [finding.bound.lower_bound_seconds for finding in findings if finding.bound]
-        if attempt.always or least > max(bounds) * (1 + CLOSE):
+        if attempt.always or not is_close(request.question, findings):
             findings.append(attempt.make(request))
-            least = min(least, *findings[-1].seconds(request.question), math.inf)
     return findings
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.plan import ExecutionPlan
-from prefect_rlhf.placement.planner.attempts import Finding, SearchRequest, is_close, make_attempts
+from prefect_rlhf.placement.planner.attempts import Finding, SearchRequest, highest_bound, is_close, make_attempts
 from prefect_rlhf.placement.planner.neighbours import improve_locally
 from prefect_rlhf.placement.planner.other_cuts import with_fewest_cuts, with_other_cuts
 from prefect_rlhf.placement.planner.plan_problem import PlanSpace
@@ -54,7 +54,7 @@ def plan_graph(
     timed += [(preset.plan, preset.estimate.seconds) for preset in presets if preset.plan and preset.estimate]
     if not timed:
         raise no_plan_fits(question, space, budget_seconds / 4)
-    bound = max((finding.bound for finding in findings if finding.bound), key=lambda bound: bound.lower_bound_seconds)
+    bound = highest_bound(findings)
     left = max(IMPROVING_SHARE * budget_seconds, until - time.process_time())
     best = _improved(question, space, _starts(question, timed, 1 if is_close(question, findings) else STARTS), left)
     fastest = _finished(question, best, space)
