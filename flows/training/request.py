@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -106,8 +106,7 @@ def read_request(
     check_output_folder(options, graph, checkpoint.folder if checkpoint and is_restart else None)
     if any(call.on_hosts for call in graph):
         check_reward_functions(graph, inputs)
-    if not algorithm.is_shipped:
-        try_own_operators(graph, inputs)
+    check_operators(graph, inputs, best, is_own=not algorithm.is_shipped)
     return RunRequest(options, lease, inputs, graph, workload, checkpoint)
 
 
@@ -148,12 +147,25 @@ def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
     check_rewards(graph, inputs.sources)
 
 
-def try_own_operators(graph: DataflowGraph, inputs: RunInputs) -> None:
-    """Import and try every operator in a process of its own. Raises InvalidInput for one that cannot be right."""
-    if find_spec("torch") is None:  # only a dry run comes so far
-        log_warning("torch is not installed, so no loss or computation of your own is tried")
-        return
-    from prefect_rlhf.tasks.trial.try_operators import try_operators  # only here: a plan takes no engine
+def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | None, *, is_own: bool) -> None:
+    """Try an author's own operators in a process of their own, where there is a best model all that evaluate.
 
-    for warning in try_operators(graph, inputs.sources, inputs.tokenizer):
-        log_warning(warning)
+    Raises InvalidInput for an operator that cannot be right, and for a metric that is none.
+    """
+    metrics: Mapping[str, Sequence[str]] = {}
+    if find_spec("torch") is None:  # only a dry run comes so far
+        if is_own:
+            log_warning("torch is not installed, so no loss or computation of your own is tried")
+    elif is_own or best is not None:
+        from prefect_rlhf.tasks.trial.try_operators import (
+            evaluation_of,
+            try_operators,
+        )  # only here: a plan takes no engine
+
+        part = graph if is_own else evaluation_of(graph)
+        tried = try_operators(part, inputs.sources, inputs.tokenizer, calls_functions=is_own)
+        for warning in tried.warnings:
+            log_warning(warning)
+        metrics = tried.metrics
+    if best is not None and (doubt := best.check_metric(graph, metrics)):
+        log_warning(doubt)

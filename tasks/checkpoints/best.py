@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from prefect_rlhf.engines.storage.mirror import on_this_machine, readable
@@ -18,6 +20,7 @@ from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_checkpoint
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
+from prefect_rlhf.tasks.metric_names import metric_names
 
 EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each time that the graph's evaluation calls ran
 
@@ -42,10 +45,15 @@ class BestModel:
     highest: bool = True
     patience: int | None = None
 
+    @property
+    def call(self) -> str:
+        """The name of the call whose metric it is."""
+        return self.metric.rpartition(".")[0]
+
     def check(self, graph: DataflowGraph, checkpoint_every: int | None, keep_checkpoints: int) -> None:
         """Raise InvalidInput unless evaluations of the graph can have the metric, and each has its checkpoint."""
         evaluations = {call.name: call.every for call in graph if call.every is not None}
-        every = evaluations.get(self.metric.rpartition(".")[0])
+        every = evaluations.get(self.call)
         if every is None:
             names = ", ".join(f"{name}.*" for name in evaluations) or "none, as this algorithm does not evaluate"
             raise InvalidInput("best_metric", self.metric, f"a metric of evaluation.jsonl: {names}")
@@ -54,6 +62,22 @@ class BestModel:
             raise InvalidInput("checkpoint_every", checkpoint_every, expected)
         if keep_checkpoints < 2:
             raise InvalidInput("keep_checkpoints", keep_checkpoints, "at least 2 with best_metric")
+
+    def check_metric(self, graph: DataflowGraph, tried: Mapping[str, Sequence[str]]) -> str | None:
+        """Raise InvalidInput for a metric that its call surely lacks; return a warning of one that it may lack.
+
+        `tried` has the names of the metrics that calls had on made-up rows.
+        """
+        names = {call.name: metric_names(call, tried.get(call.name)) for call in graph if call.every is not None}
+        own, name = names[self.call], self.metric.rpartition(".")[2]
+        if name in own.known:
+            return None
+        known = [f"{call}.{each}" for call, of_call in names.items() for each in of_call.known]
+        alike = get_close_matches(self.metric, known, n=1)
+        likely = f"{f'{alike[0]}, perhaps' if alike else 'another'}: evaluations have {', '.join(known) or 'none'}"
+        if own.excludes(name):
+            raise InvalidInput("best_metric", self.metric, likely)
+        return f"best_metric: only the first evaluation shows whether there is {self.metric}; if not, {likely}"
 
     def evaluations(self, run_dir: Path) -> list[Evaluation]:
         """Read the evaluations so far, oldest first. Raises InvalidInput where they have no such metric."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,17 +31,38 @@ ENVIRONMENT = {**RANK_ENVIRONMENT, **FORK_ENVIRONMENT, **NO_GPU}
 GANG = GangSettings(1, TrialRank, environment=ENVIRONMENT, start_seconds=START_SECONDS, preload=())
 
 
-def try_operators(graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str) -> Iterator[str]:
-    """Import and run every computation and loss of `graph`, in a process of their own; yield warnings, a line each.
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a trial found: warnings, a line each, and the names of the metrics of each computation that ran, by call."""
 
-    Raises InvalidInput for an operator that cannot be imported, that reads a key which its inputs do not have, or that
-    returns other keys or another number of rows than it says.
+    warnings: tuple[str, ...]
+    metrics: Mapping[str, tuple[str, ...]]
+
+
+def try_operators(
+    graph: DataflowGraph, sources: Mapping[str, RowSource], tokenizer: str, *, calls_functions: bool = True
+) -> Tried:
+    """Import and run every computation and loss of `graph`, in a process of their own.
+
+    A person's reward functions too, unless `calls_functions` is False: their scores are then made up. Raises
+    InvalidInput for an operator that cannot be imported, that reads a key which its inputs do not have, or that returns
+    other keys or another number of rows than it says.
     """
     with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
         load(gang, graph)
         for source in sources.values():
             gang.call("open_dataset", {0: (source,)}, doing=f"open {source.name}", deadline_seconds=IMPORT_SECONDS)
-        yield from Trial(graph, gang, Path(folder), tokenizer).run()
+        trial = Trial(graph, gang, Path(folder), tokenizer, calls_functions)
+        return Tried(tuple(trial.run()), trial.metrics)
+
+
+def evaluation_of(graph: DataflowGraph) -> DataflowGraph:
+    """Return the part of a graph that evaluates: its evaluation calls, and what they need to run."""
+    needed = {call.name for call in graph if call.every is not None}
+    for call in reversed(graph.calls):
+        if call.name in needed:
+            needed.update(graph.reads_of(call.name))
+    return replace(graph, calls=tuple(call for call in graph if call.name in needed))
 
 
 def load(gang: LocalGang, graph: DataflowGraph) -> None:
@@ -76,6 +97,8 @@ class Trial:
     gang: LocalGang
     run_dir: Path
     tokenizer: str
+    calls_functions: bool = True
+    metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of computations that ran, by call
 
     def run(self) -> Iterator[str]:
         """Run the calls in order; yield warnings. Raises WrongOperator."""
@@ -84,8 +107,11 @@ class Trial:
             if unknown & {port.source for port in call.inputs}:
                 unknown.add(call.name)
                 continue
+            method = "score" if call.on_hosts and not self.calls_functions else call.kind
             try:
-                self.gang.call(call.kind, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS)
+                told = self.gang.call(
+                    method, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS
+                )
             except WrongOperator as error:
                 raise InvalidInput(f"{call.name}: {error.field}", error.seen, error.expected) from error
             except (RankFailed, HostFunctionFailed) as error:
@@ -94,6 +120,9 @@ class Trial:
             except (RankLost, RankSilent) as error:
                 yield f"{named(call)} and what comes after it was not tried: {error}"
                 return
+            else:
+                if call.kind == "compute" and not call.on_hosts:
+                    self.metrics[call.name] = tuple(told[0].metrics)
 
     def command(self, call: Call) -> CallCommand:
         """Return what a rank is told to do with the call on the first items of its dataset."""

@@ -71,6 +71,7 @@ def test_a_run_that_gets_no_better_ends_as_completed_with_its_best_model(paramet
     ("changes", "says"),
     [
         ({"best_metric": "actor_train.loss"}, r"best_metric: got 'actor_train.loss', .*evaluation.jsonl: .*token_loss"),
+        ({"best_metric": "token_loss.los"}, "best_metric: got 'token_loss.los', expected token_loss.loss, perhaps"),
         ({"best_metric": None}, "patience: got 2, expected a best_metric"),
         ({"checkpoint_every": None}, "checkpoint_every: got None, expected a divisor of 2"),
         ({"checkpoint_every": 4}, "checkpoint_every: got 4, expected a divisor of 2"),

@@ -9,9 +9,11 @@ import torch
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.loss import LossValues
-from prefect_rlhf.tasks.calls import compute, generate, inference, train_step
+from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import record_rollouts
+from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
 from prefect_rlhf.tasks.operations import computation, loss
+from prefect_rlhf.tasks.rl.evaluation import record_evaluation
 from prefect_rlhf.tasks.rl.losses import policy_gradient
 from prefect_rlhf.tasks.settings import Settings
 
@@ -103,3 +105,20 @@ def without_advantages(prompts, teacher, student):
     rollout = generate(student, prompts, batch_size=4)
     inference(teacher, rollout, output="scores")
     train_step(student, policy_gradient().on(rollout))
+
+
+@computation()
+def measured(rollout, settings):
+    return Computed(metrics={"length": 1.0})
+
+
+def evaluates(prompts, teacher, student):
+    """Trains with what ends its process, and evaluates with functions that are not there."""
+    rollout = generate(student, prompts, batch_size=4)
+    advantages = compute(dies, rollout, inference(teacher, rollout, output="scores"), settings=PLAIN)
+    train_step(student, policy_gradient().on(rollout, advantages))
+    functions = {name: RewardFunction(function=f"/nowhere.py:{name}") for name in ("exact", "short")}
+    greedy = generate(student, prompts, every=2, name="student_evaluation")
+    scores = score(HostRewards(functions=functions), greedy, every=2)
+    compute(record_evaluation, greedy, scores, settings=PLAIN, every=2)
+    compute(measured, greedy, settings=PLAIN, every=2)

@@ -17,9 +17,10 @@ from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
+from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.data.datasets import PromptDataset
 from prefect_rlhf.tasks.trace import trace_body
-from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, try_operators
+from prefect_rlhf.tasks.trial.try_operators import GANG, Trial, evaluation_of, try_operators
 from tests.tasks.small_tokenizer import save_small_tokenizer
 from tests.tasks.trial import author
 from tests.tiny import make_prompts
@@ -61,13 +62,13 @@ def tried(gang, tmp_path, tokenizer):
 @pytest.fixture
 def tried_afresh(prompts, tokenizer):
     """The same in a process of its own, as before a run."""
-    return lambda body: list(try_operators(graph_of(body), {"prompts": prompts}, tokenizer))
+    return lambda body: try_operators(graph_of(body), {"prompts": prompts}, tokenizer).warnings
 
 
 def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_path):
     """What a computation writes into the run's folder goes into one that is gone afterwards."""
     settings = author.Told(told=str(tmp_path / "told.txt"))
-    assert tried_afresh(author.body(author.writes_a_file, settings=settings)) == []
+    assert tried_afresh(author.body(author.writes_a_file, settings=settings)) == ()
     folder = Path((tmp_path / "told.txt").read_text())
     assert folder.name.startswith("rlhf-trial-")
     assert not folder.exists()
@@ -110,6 +111,46 @@ def test_a_computation_that_ends_its_process_stops_no_run(tried_afresh):
     assert warning.startswith("dies and what comes after it was not tried: rank 0 ended with status 3")
 
 
+@pytest.fixture(scope="module")
+def evaluated(gang, tmp_path_factory, tokenizer):
+    """A graph that evaluates, and the metrics of its evaluation on made-up rows."""
+    graph = graph_of(author.evaluates)
+    trial = Trial(evaluation_of(graph), gang, tmp_path_factory.mktemp("trial"), tokenizer, calls_functions=False)
+    assert list(trial.run()) == [], "neither a reward function was called nor what only training runs"
+    return graph, trial.metrics
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        (
+            "record_evaluation.scoer",
+            "record_evaluation.score, perhaps: evaluations have .*record_evaluation.score_short",
+        ),
+        ("record_evaluation.score_long", "record_evaluation.score"),
+        ("student_evaluation.loss", ".*evaluations have student_evaluation.kept_mass, score.exact, "),
+        ("score.exat", "score.exact, perhaps"),
+    ],
+)
+def test_a_best_metric_that_no_evaluation_can_have_is_refused_before_a_device_is_used(evaluated, metric, says):
+    with pytest.raises(InvalidInput, match=f"best_metric: got '{metric}', expected {says}") as refused:
+        BestModel(metric).check_metric(*evaluated)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("metric", ["measured.lenth", "score.exact/lenth"])
+def test_a_best_metric_that_a_persons_function_may_make_is_warned_of(evaluated, metric):
+    """What it makes of real rows may have other names than what it makes of made-up ones."""
+    warning = BestModel(metric).check_metric(*evaluated)
+    assert warning.startswith(f"best_metric: only the first evaluation shows whether there is {metric}; if not, ")
+    assert "measured.length" in warning
+
+
+@pytest.mark.parametrize("metric", ["record_evaluation.score_exact", "measured.length", "score.short"])
+def test_a_best_metric_that_is_there_passes_in_silence(evaluated, metric):
+    assert BestModel(metric).check_metric(*evaluated) is None
+
+
 @pytest.mark.parametrize(("name", "entrypoint"), [("far_module", "{0}:{0}"), ("far_file", "{0}.py:{0}")])
 def test_an_operator_is_found_wherever_its_file_lies(tried_afresh, tmp_path, monkeypatch, name, entrypoint):
     """Prefect loads a deployment's flow in the folder that was pulled, which stays on no path; a name may be taken."""
@@ -127,7 +168,7 @@ def test_an_operator_is_found_wherever_its_file_lies(tried_afresh, tmp_path, mon
         pulled.chdir(tmp_path)
         operator = import_object(entrypoint.format(name))
     sys.path[:] = [entry for entry in sys.path if entry != str(tmp_path)]
-    assert tried_afresh(author.body(operator)) == []
+    assert tried_afresh(author.body(operator)) == ()
 
 
 def test_an_operator_that_a_fresh_process_cannot_import_is_refused(tried_afresh, tmp_path, monkeypatch):
