@@ -1,7 +1,8 @@
-"""Clusters: equal nodes of equal devices, and the folder where their leases are kept."""
+"""Clusters: nodes of one kind or of several, and the folder where their leases are kept."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from prefect.blocks.core import Block
@@ -10,11 +11,55 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_rlhf.blocks.lease import DEFAULT_LEASE_DIRECTORY
 from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
+from prefect_rlhf.placement.cost.hardware import GIB, datasheet, parts_of_the_fastest
+from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
-BYTES_PER_GIB = 1 << 30
 MOST_NODES = 10_000
 MOST_DEVICES = 1024  # of a node
+DEVICE_MEMORY_GIB = 8.0  # of a device where nobody says
+DEVICE_NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"  # that Ray takes as a label
+
+
+class NodeKind(BaseModel):
+    """Equal nodes of a cluster whose nodes are of several kinds, or whose GPUs its worker cannot see.
+
+    >>> NodeKind(device="a100-80", num_nodes=2).memory_bytes("cuda", otherwise=8 * GIB) // GIB
+    80
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    device: str = Field(
+        title="Device",
+        pattern=f"^{DEVICE_NAME}$",
+        description="GPUs by their datasheet, such as a100-80; without GPUs any word. Ray's nodes have it as a label.",
+    )
+    num_nodes: int = Field(1, title="Nodes", ge=1, le=MOST_NODES, description="Number of nodes of this kind.")
+    device_memory_gib: float = Field(
+        0.0,
+        title="Device memory (GiB)",
+        ge=0,
+        le=1e5,
+        description="Memory that a rank may use on one device; 0 is its datasheet's, without GPUs the cluster's.",
+    )
+    speed: float = Field(
+        0.0,
+        title="Speed",
+        ge=0,
+        le=1e6,
+        description="Relative to the other kinds, by which rows are shared out; 0 is its datasheet's, without GPUs 1.",
+    )
+
+    def memory_bytes(self, backend: Backend, otherwise: int) -> int:
+        """Return the memory of a device; `otherwise` is that of one without a datasheet."""
+        if self.device_memory_gib:
+            return int(self.device_memory_gib * GIB)
+        return otherwise if backend == "cpu" else datasheet(self.device, "node_kinds.device").memory_bytes
+
+    def peak(self, backend: Backend) -> float:
+        """Return what its datasheet says of its speed, to be compared with other kinds'."""
+        return 1.0 if backend == "cpu" else datasheet(self.device, "node_kinds.device").bfloat16_flops
 
 
 class ClusterFields(BaseModel):
@@ -23,12 +68,18 @@ class ClusterFields(BaseModel):
     cluster: str = Field(
         "local", title="Cluster", pattern=r"^[\w.-]+$", description="Its name; runs that say the same name share it."
     )
-    num_nodes: int = Field(1, title="Nodes", ge=1, le=MOST_NODES, description="Number of equal nodes.")
+    num_nodes: int = Field(
+        1, title="Nodes", ge=1, le=MOST_NODES, description="Number of equal nodes; left out beside kinds of nodes."
+    )
     devices_per_node: int = Field(
-        2, title="Devices per node", ge=1, le=MOST_DEVICES, description="Number of equal devices in a node."
+        2, title="Devices per node", ge=1, le=MOST_DEVICES, description="Number of equal devices in every node."
     )
     device_memory_gib: float = Field(
-        8.0, title="Device memory (GiB)", gt=0, le=1e5, description="Memory that a rank may use on one device."
+        DEVICE_MEMORY_GIB,
+        title="Device memory (GiB)",
+        gt=0,
+        le=1e5,
+        description="Memory that a rank may use on one device.",
     )
     host_memory_gib: float = Field(
         0.0,
@@ -38,6 +89,11 @@ class ClusterFields(BaseModel):
         description="Of each node, for what plans offload from GPUs; 0 sets no limit.",
     )
     kind: Backend = Field("cpu", title="Kind of device", description="cuda for GPUs, cpu for processes without.")
+    node_kinds: list[NodeKind] = Field(
+        default_factory=list,
+        title="Kinds of nodes",
+        description="Which nodes there are, in their order, where they are not all alike; empty: all are.",
+    )
     lease_directory: str = Field(
         str(DEFAULT_LEASE_DIRECTORY),
         title="Lease folder",
@@ -46,13 +102,43 @@ class ClusterFields(BaseModel):
 
     @property
     def shape(self) -> ClusterShape:
-        memory = int(self.device_memory_gib * BYTES_PER_GIB)
-        host = int(self.host_memory_gib * BYTES_PER_GIB)
-        return ClusterShape(self.cluster, self.num_nodes, self.devices_per_node, memory, host_memory_bytes=host)
+        """The cluster as plans and leases see it. Raises InvalidInput for fields that contradict each other."""
+        memory = int(self.device_memory_gib * GIB)
+        host = int(self.host_memory_gib * GIB)
+        shape = ClusterShape(self.cluster, self.num_nodes, self.devices_per_node, memory, host_memory_bytes=host)
+        return self._of_kinds(shape) if self.node_kinds else shape
 
     def lease_book(self) -> LeaseBook:
         """Return the book that says who holds which of its devices."""
         return LeaseBook(Path(self.lease_directory), self.shape)
+
+    def _of_kinds(self, alike: ClusterShape) -> ClusterShape:
+        """Return the cluster with nodes of its kinds, which is otherwise as one whose nodes are alike."""
+        nodes = [kind for kind in self.node_kinds for _ in range(kind.num_nodes)]
+        self._check_kinds(len(nodes))
+        memory = [node.memory_bytes(self.kind, alike.device_memory_bytes) for node in nodes]
+        speeds = [node.speed or node.peak(self.kind) for node in nodes]
+        shape = replace(
+            alike,
+            num_nodes=len(nodes),
+            device_memory_bytes=min(memory),
+            node_memory_bytes=tuple(memory) if len(set(memory)) > 1 else (),
+            node_devices=tuple(node.device for node in nodes),
+        )
+        return shape.with_speeds(parts_of_the_fastest(speeds), "node_kinds.speed")
+
+    def _check_kinds(self, num_nodes: int) -> None:
+        """Raise InvalidInput for what kinds of nodes contradict, or leave without effect."""
+        if self.num_nodes not in (1, num_nodes):
+            raise InvalidInput("num_nodes", self.num_nodes, f"the {num_nodes} nodes of node_kinds, or to be left out")
+        if self.kind == "cuda" and self.device_memory_gib != DEVICE_MEMORY_GIB:
+            right = "to be left out: each of node_kinds says its own, or has its datasheet's"
+            raise InvalidInput("device_memory_gib", self.device_memory_gib, right)
+        names, speeds = zip(*((kind.device, kind.speed) for kind in self.node_kinds), strict=True)
+        if len(set(names)) < len(names):
+            raise InvalidInput("node_kinds.device", list(names), "each kind once, with all its nodes")
+        if any(speeds) and not all(speeds):
+            raise InvalidInput("node_kinds.speed", list(speeds), "one for every kind, or none")
 
 
 class Cluster(Block, ClusterFields):
@@ -67,7 +153,7 @@ class Cluster(Block, ClusterFields):
     _block_type_name = "RLHF Cluster"
     _block_type_slug = "rlhf-cluster"
     _documentation_url = DOCUMENTATION_URL
-    _description = "Equal nodes of equal devices that RLHF runs lease."
+    _description = "Nodes of devices that RLHF runs lease."
     _code_example = """
     ```python
     from prefect_rlhf.blocks.cluster import Cluster

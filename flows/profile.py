@@ -62,7 +62,8 @@ def profile(
     try:
         with leased_devices() as leased, _progress() as say:
             sizes = Sizes(most_rows, longest)
-            request = profile_request(model, dtype, leased.kind, leased.mesh, sizes, tensor_parallel)
+            device = kind_of_nodes(leased)
+            request = profile_request(model, dtype, leased.kind, leased.mesh, sizes, tensor_parallel, device)
             return str(measure_profile(leased, request, say))
     except RlhfError as error:
         return failed(error)
@@ -85,15 +86,34 @@ class ProfileRequest:
         return number_of_measurements(self.subject, self.sizes)
 
 
+def kind_of_nodes(leased: Lease) -> str:
+    """Return the device of a lease's nodes, nothing where nobody says. Raises InvalidInput where they are not alike."""
+    kinds = list(dict.fromkeys(leased.node_devices))
+    if len(kinds) > 1:
+        raise InvalidInput("mesh", f"{leased.mesh.name} of {' and '.join(kinds)}", "nodes of one kind")
+    if kinds and leased.kind == "cpu":
+        raise InvalidInput("node_kinds", kinds, "GPUs, or no kinds: a profile does not tell nodes without GPUs apart")
+    return kinds[0] if kinds else ""
+
+
 def profile_request(
-    model: str, dtype: Dtype, kind: Backend, mesh: DeviceMesh, sizes: Sizes, tensor_parallel: list[int] | None
+    model: str,
+    dtype: Dtype,
+    kind: Backend,
+    mesh: DeviceMesh,
+    sizes: Sizes,
+    tensor_parallel: list[int] | None,
+    device: str = "",
 ) -> ProfileRequest:
-    """Read the model's shape. Raises InvalidInput for sizes or degrees that it has not, and for unknown devices."""
+    """Read the model's shape; `device` are the nodes' GPUs, without a word those of this machine.
+
+    Raises InvalidInput for sizes or degrees that the model has not, and for unknown devices.
+    """
     shape = runnable_shape("model", model)
     degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, mesh.devices_per_node)
     if min(degrees) < 1:
         raise InvalidInput("tensor_parallel", list(degrees), "degrees of 1 or more")
-    subject = Machine.read(kind).subject(shape, dtype, *devices_and_nodes(mesh))
+    subject = Machine.read(kind, device).subject(shape, dtype, *devices_and_nodes(mesh))
     request = ProfileRequest(subject, replace(sizes, tensor_parallel=degrees))
     check_sizes(request.subject, request.sizes)
     return request
@@ -104,7 +124,8 @@ def measure_profile(leased: Lease, request: ProfileRequest, say: Say) -> Path:
 
     Of several nodes, which are taken to be alike, layers are timed on the first and messages between all.
     """
-    return keep_profile(measure(request.subject, request.sizes, say), request.file)
+    node_devices = leased.node_devices if leased.cluster.num_nodes > 1 else ()
+    return keep_profile(measure(request.subject, request.sizes, say, node_devices), request.file)
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:

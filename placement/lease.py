@@ -48,6 +48,12 @@ class Lease:
         nodes = Counter(device.node for device in self.devices)
         return tuple(nodes[node] for node in sorted(nodes))
 
+    @property
+    def node_devices(self) -> tuple[str, ...]:
+        """The kind of device of each node of its mesh, in order; empty where the cluster does not say."""
+        first = self.mesh.first_node
+        return self.cluster.node_devices[first : first + self.mesh.num_nodes]
+
     def require(self, mesh: DeviceMesh, doing: str) -> None:
         """Raise DeviceOutsideLease when `mesh`, which `doing` is about to use, has a device that is not held."""
         outside = next((device for device in mesh.devices() if device not in self.devices), None)

@@ -102,6 +102,7 @@ class ClusterShape:
 
     `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
     `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`.
+    `node_devices` names the kind of device of each node, such as a100-80; empty: all the same, and nobody says which.
     `host_memory_bytes` is what each node's host has for what plans offload; 0: nobody says. `backend` is what the
     devices are; a lease or site of the cluster says so.
     """
@@ -113,6 +114,7 @@ class ClusterShape:
     node_speeds: tuple[float, ...] = ()
     node_memory_bytes: tuple[int, ...] = ()
     host_memory_bytes: int = 0
+    node_devices: tuple[str, ...] = ()
     backend: Backend = field(default="cuda", compare=False)  # of a lease or site, not of the shape
 
     @property

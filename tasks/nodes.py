@@ -6,11 +6,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from prefect_rlhf.engines.gang.ray import HEAD_AWAY, join_cluster
+from prefect_rlhf.engines.gang.ray_places import DEVICE_LABEL
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.mesh import Backend
 
@@ -20,15 +22,32 @@ DEFAULT_PORT = 6379
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """A node that Ray knows: its address, whether it answers, and the devices that it has."""
+    """A node that Ray knows: its address, whether it answers, its devices, and of which kind they are, if it says."""
 
     address: str
     alive: bool
     cpus: int
     gpus: int
+    device: str = ""
 
     def __str__(self) -> str:
-        return f"{self.address}: " + (f"{self.cpus} CPUs, {self.gpus} GPUs" if self.alive else "gone")
+        has = f"{self.cpus} CPUs, {self.gpus} GPUs" + (f", {self.device}" if self.device else "")
+        return f"{self.address}: {has if self.alive else 'gone'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What a node has for runs: so many devices of a backend, which `name` tells apart from those of other nodes."""
+
+    count: int
+    backend: Backend
+    name: str = ""
+
+    @property
+    def flags(self) -> Sequence[str]:
+        """What Ray's command is told of them."""
+        resource = "cpus" if self.backend == "cpu" else "gpus"
+        return [f"--num-{resource}={self.count}", *([f"--labels={DEVICE_LABEL}={self.name}"] if self.name else [])]
 
 
 def known_nodes(address: str | None = None) -> tuple[KnownNode, ...]:
@@ -36,16 +55,14 @@ def known_nodes(address: str | None = None) -> tuple[KnownNode, ...]:
     join_cluster(address or os.environ.get("RAY_ADDRESS", "auto"))
     import ray  # only here: most runs need none
 
-    def known(node: dict[str, object]) -> KnownNode:
-        resources = node["Resources"]
-        assert isinstance(resources, dict)
-        counts = (int(resources.get(kind, 0)) for kind in ("CPU", "GPU"))
-        return KnownNode(str(node["NodeManagerAddress"]), bool(node["Alive"]), *counts)
+    def known(node: Mapping[str, Any]) -> KnownNode:
+        cpus, gpus = (int(node["Resources"].get(kind, 0)) for kind in ("CPU", "GPU"))
+        return KnownNode(node["NodeManagerAddress"], node["Alive"], cpus, gpus, node["Labels"].get(DEVICE_LABEL, ""))
 
     return tuple(sorted(map(known, ray.nodes()), key=lambda node: node.address))
 
 
-def start_head(address: str, port: int, devices: int, kind: Backend) -> str:
+def start_head(address: str, port: int, has: Devices) -> str:
     """Start a cluster's first node on this machine, which others reach at `address`; return how they join it.
 
     Raises InvalidInput for an address that is not this machine's and for a port in use.
@@ -55,11 +72,11 @@ def start_head(address: str, port: int, devices: int, kind: Backend) -> str:
     except OSError as error:
         expected = f"an address of this machine and a free port of it ({error.strerror})"
         raise InvalidInput("--head", f"{address}:{port}", expected) from error
-    _ray("start", "--head", f"--node-ip-address={address}", f"--port={port}", *_devices(devices, kind))
+    _ray("start", "--head", f"--node-ip-address={address}", f"--port={port}", *has.flags)
     return f"{address}:{port}"
 
 
-def start_node(head: str, address: str | None, devices: int, kind: Backend) -> None:
+def start_node(head: str, address: str | None, has: Devices) -> None:
     """Let this machine join the cluster whose head is at `head`. Raises InvalidInput where that does not answer."""
     host, _, port = head.rpartition(":")
     try:
@@ -67,16 +84,12 @@ def start_node(head: str, address: str | None, devices: int, kind: Backend) -> N
     except (OSError, ValueError) as error:
         raise InvalidInput("--join", head, f"HOST:PORT of a head that answers ({error})") from error
     own = () if address is None else (f"--node-ip-address={address}",)
-    _ray("start", f"--address={head}", *own, *_devices(devices, kind))
+    _ray("start", f"--address={head}", *own, *has.flags)
 
 
 def stop_node() -> None:
     """End all that Ray runs on this machine."""
     _ray("stop")
-
-
-def _devices(devices: int, kind: Backend) -> Sequence[str]:
-    return (f"--num-cpus={devices}",) if kind == "cpu" else (f"--num-gpus={devices}",)
 
 
 def _ray(*words: str) -> None:

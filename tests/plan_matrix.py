@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 import yaml
 from safetensors.torch import load_file
 
+from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
-from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
+from prefect_rlhf.placement.mesh import DeviceMesh
 from tests.tiny import make_model, make_prompts
 
 ROWS, MINI_BATCHES, STEPS = 16, 2, 2
@@ -252,9 +253,10 @@ def grpo_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def leased(num_devices: int, nodes: int = 1) -> Iterator[None]:
-    """As the worker does: the environment says which devices this process may use."""
-    cluster = ClusterShape("matrix", nodes, num_devices // nodes, 8 << 30)
+def leased(num_devices: int, nodes: int = 1, kinds: Sequence[Mapping[str, Any]] = ()) -> Iterator[None]:
+    """As the worker does: the environment says which devices this process may use, of which kinds of nodes."""
+    of_kinds = {"node_kinds": kinds} if kinds else {"num_nodes": nodes}
+    cluster = Cluster(cluster="matrix", devices_per_node=num_devices // nodes, **of_kinds).shape
     lease = Lease("matrix", "test", cluster, cluster.whole, cluster.whole.devices())
     before = os.environ.get(ENVIRONMENT_VARIABLE)
     os.environ[ENVIRONMENT_VARIABLE] = lease.to_json()
@@ -267,9 +269,15 @@ def leased(num_devices: int, nodes: int = 1) -> Iterator[None]:
 
 
 def run(
-    given: Mapping[str, Any], plan: Compact | Path, name: str, num_devices: int = 4, nodes: int = 1, **changes: Any
+    given: Mapping[str, Any],
+    plan: Compact | Path,
+    name: str,
+    num_devices: int = 4,
+    nodes: int = 1,
+    kinds: Sequence[Mapping[str, Any]] = (),
+    **changes: Any,
 ) -> Result:
-    """Run PPO under a plan, or GRPO without a critic, with as many ranks on `nodes` together.
+    """Run PPO under a plan, or GRPO without a critic, with as many ranks on `nodes` together, which may be of `kinds`.
 
     A Prefect server must be there; Ray for nodes.
     """
@@ -281,7 +289,7 @@ def run(
     folder, per_node = Path(given["output_dir"]).parent, max(1, num_devices // nodes)
     written = (folder / file, computations, per_node if nodes > 1 else 8)
     path = plan if isinstance(plan, Path) else plan_file(plan, *written)
-    with leased(num_devices, nodes):
+    with leased(num_devices, nodes, kinds):
         state = flow(**flow.validate_parameters({**given, "plan": str(path), **changes}), return_state=True)
     assert state.is_completed(), f"{name}: {state.message}"
     return Result.read(Path(state.result()["run_dir"]))

@@ -17,6 +17,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from prefect_rlhf.engines.gang.ray import HEAD_AWAY
+from prefect_rlhf.tasks.nodes import Devices
 
 ROOT = Path(__file__).parents[1]
 RAY_ONLY = ("RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED")
@@ -56,18 +57,20 @@ class RayNodes:
     names: list[str]
     devices: tuple[int, ...]
     folder: Path
+    kinds: tuple[str, ...] = ()
     started: list[subprocess.Popen] = field(default_factory=list)
 
     def start(self) -> None:
         """Start Ray on the head and on each node."""
-        head = self.address.partition(":")[0]
-        _start(
-            self, [], "--head", "--port=6399", f"--node-ip-address={head}", "--num-cpus=0", "--include-dashboard=false"
-        )
+        head, _, port = self.address.partition(":")
+        place = (f"--node-ip-address={head}", f"--port={port}")
+        _start(self, [], "--head", *place, "--num-cpus=0", "--include-dashboard=false")
         _await(self, 0)
-        for name, address, count in zip(self.names, self.addresses, self.devices, strict=True):
+        kinds = self.kinds or ("",) * len(self.devices)
+        for name, address, count, kind in zip(self.names, self.addresses, self.devices, kinds, strict=True):
             place = ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", OWN_MEMORY]
-            _start(self, place, f"--address={self.address}", f"--node-ip-address={address}", f"--num-cpus={count}")
+            has = Devices(count, "cpu", kind).flags
+            _start(self, place, f"--address={self.address}", f"--node-ip-address={address}", *has)
         for started in range(1, len(self.devices) + 1):
             _await(self, started)
 
@@ -121,15 +124,17 @@ class RayNodes:
 
 
 @contextmanager
-def ray_nodes(devices: Sequence[int] = (1, 1)) -> Iterator[RayNodes]:
-    """Start a head, and a node with each of these numbers of devices; end all of it, whatever happens."""
+def ray_nodes(devices: Sequence[int] = (1, 1), kinds: Sequence[str] = ()) -> Iterator[RayNodes]:
+    """Start a head, and a node with each of these numbers of devices, or kinds too; end all of it, whatever happens."""
     _remove_leftovers()
     own = os.getpid()
     subnet = f"10.{64 + own % 64}.{own // 64 % 256}"
     bridge, head = f"rb{own}", f"{subnet}.254"
     names = [f"rn{node}-{own}" for node in range(1, len(devices) + 1)]
     addresses = [f"{subnet}.{node}" for node in range(1, len(devices) + 1)]
-    nodes = RayNodes(f"{head}:6399", addresses, names, tuple(devices), Path(tempfile.mkdtemp(prefix="rn", dir="/tmp")))
+    port = 20000 + own % 10000  # a head listens on all addresses of this machine, where another test may have one
+    folder = Path(tempfile.mkdtemp(prefix="rn", dir="/tmp"))
+    nodes = RayNodes(f"{head}:{port}", addresses, names, tuple(devices), folder, tuple(kinds))
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("addr", "add", f"{head}/24", "dev", bridge)

@@ -39,7 +39,7 @@ MAY_IMPORT = {
 """Rooms: what each may import of the others."""
 SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
     "flows": {
-        "commands": "planning training forms .",
+        "commands": "planning training hardware forms .",
         "planning": "training hardware forms .",
         "training": "hardware forms",
         "hardware": "",

@@ -16,6 +16,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
+from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.init import project, write_new
 from prefect_rlhf.flows.commands.nodes import nodes
@@ -130,7 +131,9 @@ def test_the_algorithm_to_start_from_is_the_one_that_init_writes():
 def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypatch, attributes, text):
     """Parameters are of GRPO; what a block leaves out is that of `my_grpo.yaml`. Those of PPO are without a critic."""
     loaded = yaml.safe_load(text)
-    if loaded.get("kind") == "RayCluster":
+    if "node_kinds" in loaded:
+        assert Cluster(**loaded).shape.node_devices == ("a100-80", "a100-80", "v100-32")
+    elif loaded.get("kind") == "RayCluster":
         check_ray_cluster(loaded["spec"])
     elif "calls" in loaded:
         found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan

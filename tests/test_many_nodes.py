@@ -1,5 +1,7 @@
 """A run over machines is the run on one: the same tokens, losses, gradient norms and weights."""
 
+from pathlib import Path
+
 import pytest
 
 from tests import plan_matrix
@@ -17,6 +19,8 @@ GRPO = {
     2: grpo_plan("0-3 dp2 tp2 engine=vllm", "3", "0-1 pp2 micro_batches=2", "0-3 dp2 pp2 micro_batches=2"),
     3: grpo_plan("0-2 dp3 engine=vllm", "1", "2", "0-2 dp3"),
 }
+KINDS = ({"device": "new", "speed": 2}, {"device": "old", "speed": 1, "device_memory_gib": 6})
+"""The first node of a run is twice as fast, and has more memory."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
@@ -29,8 +33,8 @@ def prefect():
 
 @pytest.fixture(scope="module")
 def nodes():
-    """Three machines of two devices each."""
-    with ray_nodes((2, 2, 2)) as nodes, joined(nodes):
+    """Three machines of two devices each, the second of another kind."""
+    with ray_nodes((2, 2, 2), ("old", "new", "old")) as nodes, joined(nodes):
         yield nodes
 
 
@@ -70,3 +74,12 @@ def test_nor_for_grpo(parameters, nodes, nodes_of_run, record_property):
     over = plan_matrix.run(given, GRPO[nodes_of_run], f"grpo {nodes_of_run}", num_devices, nodes_of_run)
     assert len(over.tokens[0]) == 16
     assert_equal(alone, over, record_property)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("name", ["dp4", "each call its own", "auto"])
+def test_nor_do_nodes_of_two_kinds(parameters, alone, nodes, name, record_property):
+    """Where replicas on the faster node have more of the rows, by a plan that is given or searched."""
+    given = Path(name) if name == "auto" else FOUR_RANKS[name]
+    result = plan_matrix.run(parameters, given, f"kinds {name}", nodes=2, kinds=KINDS)
+    assert_equal(alone, result, record_property)

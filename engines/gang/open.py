@@ -44,12 +44,13 @@ def open_gang(
     through_ray: bool = False,
     say: Callable[[str], object] = print,
     shared: Path | None = None,
+    node_devices: Sequence[str] = (),
 ) -> Gang:
     """Start ranks, so many on each node: in this process when it is one, else a process for each.
 
-    The node is this machine; `through_ray`, nodes are those of the Ray cluster of RAY_ADDRESS, and `RayGang` says what
-    that raises, and what it tells `say`; all of them have to see the folder `shared`. Only `engines` are imported
-    before there is work for them, so that others need not be installed.
+    The node is this machine; `through_ray`, nodes are those of the Ray cluster of RAY_ADDRESS, all of them have to see
+    the folder `shared`, and `RayGang` says what `node_devices` are, what it tells `say` and what it raises. Only
+    `engines` are imported before there is work for them, so that others need not be installed.
 
     `environment` is added to the ranks'; close the gang when done. The device is CUDA where there is one.
     """
@@ -60,4 +61,6 @@ def open_gang(
     single_threaded = {**FORK_ENVIRONMENT, **ranks}
     preload = modules_of(engines)
     settings = GangSettings(sum(ranks_of_nodes), rank_factory, device, environment=single_threaded, preload=preload)
-    return RayGang(settings, ranks_of_nodes, say=say, shared=shared) if through_ray else LocalGang(settings)
+    if not through_ray:
+        return LocalGang(settings)
+    return RayGang(settings, ranks_of_nodes, say=say, shared=shared, node_devices=node_devices)

@@ -24,17 +24,14 @@ from typing import Any, final
 
 from prefect_rlhf.engines.gang.local import message_pipe
 from prefect_rlhf.engines.gang.messages import GangSettings, Start
-from prefect_rlhf.engines.gang.node_agent import CONTROL, NodeAgent, unseen, versions, write_marker
+from prefect_rlhf.engines.gang.node_agent import CONTROL, unseen, versions, write_marker
 from prefect_rlhf.engines.gang.node_ranks import CLOSE_SECONDS, Deaths
 from prefect_rlhf.engines.gang.process_gang import ProcessGang
+from prefect_rlhf.engines.gang.ray_places import Placed, places_of
 from prefect_rlhf.engines.gang.wires import CONNECT_SECONDS, Address, Hello, reach
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
 
-PLACE_SECONDS = 60.0
-"""Limit of an agent's start and of its answers, and of the wait for nodes that the cluster does not have at all."""
-HELD_SECONDS = 86400.0
-"""Limit of the wait for nodes that others hold."""
 HEAD_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}
 """Ray ends every process that has not reached the head for a minute, the controller's too; with this after a week."""
 PASSED_ON = ("PREFECT", "RLHF", "HF_", "NCCL_", "GLOO_", "TORCH", "VLLM_", "AWS_", "GOOGLE_")
@@ -55,8 +52,11 @@ class RayGang(ProcessGang):
         address: str | None = None,
         say: Callable[[str], object] = print,
         shared: Path | None = None,
+        node_devices: Sequence[str] = (),
     ) -> None:
         """Start as many ranks on each node, in order; `address` is Ray's, by default that of RAY_ADDRESS.
+
+        `node_devices` are the kinds of device that each node has by its label; without them any node will do.
 
         Tells `say` every minute that it waits, where others hold the nodes. Raises InvalidInput for a cluster that does
         not answer, has too little, or whose nodes differ, cannot reach each other or do not all see the folder
@@ -64,7 +64,8 @@ class RayGang(ProcessGang):
         """
         cluster = address or os.environ.get("RAY_ADDRESS", "auto")
         own = join_cluster(cluster)
-        placed = _Placed.on(cluster, ranks_of_nodes, settings.device, say)
+        places = places_of(ranks_of_nodes, settings.device, node_devices)
+        placed = Placed.on(cluster, places, say)
         try:
             if shared is not None:
                 _check_shared(placed, shared)
@@ -119,107 +120,8 @@ def _signal_handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """An agent on each of several nodes, and the reservation that keeps them there."""
-
-    group: Any
-    agents: tuple[Any, ...]
-    addresses: tuple[str, ...]
-
-    @classmethod
-    def on(cls, cluster: str, ranks_of_nodes: Sequence[int], device: str, say: Callable[[str], object]) -> _Placed:
-        """Reserve as many devices on nodes that are all different. Raises InvalidInput where they are not there."""
-        import ray
-        from ray.util.placement_group import placement_group
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        resource = "GPU" if device == "cuda" else "CPU"
-        group = placement_group([{resource: count} for count in ranks_of_nodes], strategy="STRICT_SPREAD")
-        try:
-            _await_nodes(group, cluster, ranks_of_nodes, resource, say)
-        except BaseException:
-            cls(group, (), ()).release()
-            raise
-        started: list[Any] = []
-        try:
-            for node, count in enumerate(ranks_of_nodes):
-                options = {"num_gpus": count} if resource == "GPU" else {"num_cpus": count}
-                strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
-                actor = ray.remote(_Agent).options(scheduling_strategy=strategy, max_restarts=0, **options)
-                started.append(actor.remote())
-            addresses = tuple(_answers("cluster", "start", [agent.address.remote() for agent in started]))
-        except BaseException:
-            cls(group, tuple(started), ()).release()
-            raise
-        return cls(group, tuple(started), addresses)
-
-    def ask(self, question: str, arguments: Callable[[int], tuple[Any, ...]] = lambda node: ()) -> list[Any]:
-        """Return every agent's answer; `arguments` are those of the agent of a node."""
-        asked = [getattr(agent, question).remote(*arguments(node)) for node, agent in enumerate(self.agents)]
-        return _answers(", ".join(self.addresses), question, asked)
-
-    def release(self) -> None:
-        """End the agents, and give their places back; a head that is gone has forgotten them."""
-        import ray
-        from ray.util.placement_group import remove_placement_group
-
-        for agent in self.agents:
-            ray.kill(agent, no_restart=True)
-        with suppress(ray.exceptions.GetTimeoutError):
-            remove_placement_group(self.group)
-
-
-def _await_nodes(
-    group: Any, cluster: str, ranks_of_nodes: Sequence[int], resource: str, say: Callable[[str], object]
-) -> None:
-    """Wait until the nodes are reserved; those that others hold, for long, and those that are not there a minute."""
-    import ray
-
-    wanted = f"{len(ranks_of_nodes)} nodes with {', '.join(map(str, ranks_of_nodes))} {resource}s"
-    until = time.monotonic() + HELD_SECONDS
-    while not group.wait(PLACE_SECONDS):
-        counts = {n["NodeManagerAddress"]: n["Resources"].get(resource, 0) for n in ray.nodes() if n["Alive"]}
-        seen = f"{cluster}, whose nodes have " + "; ".join(f"{node} {count:g}" for node, count in counts.items())
-        there = sorted(counts.values(), reverse=True)[: len(ranks_of_nodes)]
-        enough = all(has >= wants for has, wants in zip(there, sorted(ranks_of_nodes, reverse=True), strict=False))
-        if len(there) < len(ranks_of_nodes) or not enough:
-            raise InvalidInput("cluster", f"{seen} {resource}s", wanted)
-        if time.monotonic() > until:
-            raise InvalidInput(
-                "cluster", f"{seen} {resource}s, held by others for {HELD_SECONDS:g} s", f"{wanted} free"
-            )
-        say(f"waiting for {wanted} of the Ray cluster at {cluster}: held by others")
-
-
-class _Agent(NodeAgent):
-    """A NodeAgent as a Ray actor, at the address by which Ray knows its node."""
-
-    def __init__(self) -> None:
-        import ray
-
-        super().__init__(str(ray.util.get_node_ip_address()))
-
-    def address(self) -> str:
-        """Return the node's address."""
-        return self._address
-
-
-def _answers(of: str, question: str, asked: Sequence[Any]) -> list[Any]:
-    """Wait for agents' answers. Raises RankLost for agents that are gone or silent, and what they raised."""
-    import ray
-
-    try:
-        return list(ray.get(list(asked), timeout=PLACE_SECONDS))
-    except ray.exceptions.RayTaskError as error:
-        reason = str(error.cause).splitlines()[0]
-        raise RankLost(f"a node of {of} failed in {question}: {reason}") from error
-    except ray.exceptions.RayError as error:  # the actor or its node died, or the time is over
-        raise RankLost(f"a node of {of} gave no answer to {question}: {type(error).__name__}") from error
-
-
 def _launch(
-    settings: GangSettings, ranks_of_nodes: Sequence[int], placed: _Placed, own: str
+    settings: GangSettings, ranks_of_nodes: Sequence[int], placed: Placed, own: str
 ) -> tuple[_RayProcesses, Address]:
     """Check the nodes and start their ranks; return them, and the address of the world's store on the first node."""
     _check_versions(placed)
@@ -250,7 +152,7 @@ def _launch(
     ), listening[0]
 
 
-def _check_versions(placed: _Placed) -> None:
+def _check_versions(placed: Placed) -> None:
     own = versions()
     for address, theirs in zip(placed.addresses, placed.ask("versions"), strict=True):
         for name, here in own.items():
@@ -258,7 +160,7 @@ def _check_versions(placed: _Placed) -> None:
                 raise InvalidInput(f"node {address}", f"{name} {theirs[name]}", f"{here}, as the controller has")
 
 
-def _check_reach(placed: _Placed, addresses: Sequence[Address]) -> None:
+def _check_reach(placed: Placed, addresses: Sequence[Address]) -> None:
     for node, lacking in zip(placed.addresses, placed.ask("unreached", lambda node: (addresses,)), strict=True):
         for (host, port), reason in lacking:
             expected = (
@@ -267,7 +169,7 @@ def _check_reach(placed: _Placed, addresses: Sequence[Address]) -> None:
             raise InvalidInput("cluster", ", ".join(placed.addresses), expected)
 
 
-def _check_shared(placed: _Placed, folder: Path) -> None:
+def _check_shared(placed: Placed, folder: Path) -> None:
     """Let this machine and each node write a marker into the folder, and all of them read all markers."""
     where = ("the controller's machine", *(f"node {address}" for address in placed.addresses))
     markers = [f".seen-by-all-{uuid.uuid4().hex}" for _ in where]
@@ -295,7 +197,7 @@ def _check_shared(placed: _Placed, folder: Path) -> None:
 class _RayProcesses:
     """The ranks of several nodes, each with the wires to it."""
 
-    placed: _Placed
+    placed: Placed
     connections: Mapping[Resource, tuple[Connection[Any, Any], ...]]
     controls: tuple[socket.socket, ...]  # of each node
     deaths: tuple[Deaths, ...]  # likewise

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES
+from prefect_rlhf.blocks.cluster import DEVICE_NAME, MOST_DEVICES
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
+from prefect_rlhf.flows.hardware.datasheets import gpu_name
+from prefect_rlhf.placement.cost.hardware import datasheet
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Backend
-from prefect_rlhf.tasks.nodes import DEFAULT_PORT, known_nodes, start_head, start_node, stop_node
+from prefect_rlhf.tasks.nodes import DEFAULT_PORT, Devices, known_nodes, start_head, start_node, stop_node
 
 PORTS = 65535
 
@@ -31,6 +34,9 @@ class NodesFlags:
     port: Annotated[int, whole_number(1, PORTS), Parameter(help="With --head.", show_default=True)] = DEFAULT_PORT
     devices: Annotated[int, whole_number(0, MOST_DEVICES), Parameter(help="Devices that runs may use here.")] = 1
     kind: Annotated[Backend, Parameter(help="What the devices are.", show_default=True)] = "cpu"
+    device: Annotated[
+        str | None, Parameter(help="Which of a pool's kinds of nodes this is; without it, what its driver says.")
+    ] = None
 
 
 def nodes(flags: Annotated[NodesFlags, ALL_AT_ONCE] = NodesFlags()) -> int:
@@ -46,14 +52,26 @@ def nodes(flags: Annotated[NodesFlags, ALL_AT_ONCE] = NodesFlags()) -> int:
         raise InvalidInput("--head, --join, --stop", "more than one", "one of them, or none to list the nodes")
     if flags.address is not None and flags.join is None:
         raise InvalidInput("--address", flags.address, "to be left out without --join")
+    if flags.device is not None and flags.head is None and flags.join is None:
+        raise InvalidInput("--device", flags.device, "to be left out without --head or --join")
     if flags.head is not None:
-        head = start_head(flags.head, flags.port, flags.devices, flags.kind)
+        head = start_head(flags.head, flags.port, _devices(flags))
         print(f"others join with: prefect-rlhf nodes --join {head}; runs find it with RAY_ADDRESS={head}")
     elif flags.join is not None:
-        start_node(flags.join, flags.address, flags.devices, flags.kind)
+        start_node(flags.join, flags.address, _devices(flags))
         print(f"joined {flags.join}")
     elif flags.stop:
         stop_node()
     else:
         print("\n".join(map(str, known_nodes())))
     return 0
+
+
+def _devices(flags: NodesFlags) -> Devices:
+    """Return what this machine has. Raises InvalidInput for GPUs that nobody knows and for a name that is none."""
+    name = flags.device
+    if name is None:
+        name = "" if flags.kind == "cpu" else datasheet(gpu_name(), "--device").name
+    elif not re.fullmatch(DEVICE_NAME, name):
+        raise InvalidInput("--device", name, "up to 63 letters and digits, with . _ - between them")
+    return Devices(flags.devices, flags.kind, name)

@@ -49,10 +49,35 @@ CORE_SECONDS = 0.06
 
 
 def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -> CostSources:
-    """Return what every node of the lease's cluster is counted by; `device` is `cpu` or the name of a datasheet."""
+    """Return what each node of the lease's cluster is counted by.
+
+    `device`, `cpu` or the name of a datasheet, is that of all nodes where the cluster names none. Nodes without GPUs
+    differ in their speeds alone.
+    """
     cluster = leased.cluster
-    hardware = node_hardware(device, cluster.devices_per_node, NETWORK if cluster.num_nodes > 1 else None)
-    return CostSources((hardware,) * cluster.num_nodes, tuple(profiles), orchestration_seconds(leased))
+    network = NETWORK if cluster.num_nodes > 1 else None
+    speeds = cluster.node_speeds or (1.0,) * cluster.num_nodes
+    if leased.kind == "cpu":
+        nodes = [_slowed(node_hardware("cpu", cluster.devices_per_node, network), speed) for speed in speeds]
+    else:
+        names = cluster.node_devices or (device,) * cluster.num_nodes
+        nodes = [node_hardware(name, cluster.devices_per_node, network) for name in names]
+    return CostSources(tuple(nodes), tuple(profiles), orchestration_seconds(leased))
+
+
+def _slowed(node: Hardware, speed: float) -> Hardware:
+    """Return a node whose devices compute and read their memory at a part of the speed."""
+    if speed == 1.0:
+        return node
+    sheet = node.device
+    slower = replace(
+        sheet,
+        name=f"{sheet.name} x {speed:g}",
+        bfloat16_flops=sheet.bfloat16_flops * speed,
+        float32_flops=sheet.float32_flops * speed,
+        memory_bytes_per_second=sheet.memory_bytes_per_second * speed,
+    )
+    return replace(node, device=slower)
 
 
 def node_hardware(device: str | Datasheet, devices_per_node: int, network: Network | None) -> Hardware:
@@ -72,7 +97,8 @@ def orchestration_seconds(leased: Lease) -> float:
 def gpu_name() -> str:
     """Return the product name of this machine's first GPU. Raises InvalidInput where none answers."""
     if shutil.which(QUERY[0]) is None:
-        raise InvalidInput("kind", "cuda", f"a machine with {QUERY[0]}, which says what GPUs there are")
+        right = f"a machine with {QUERY[0]}, which says what GPUs there are, or node_kinds that do"
+        raise InvalidInput("kind", "cuda", right)
     try:
         answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
     except subprocess.TimeoutExpired as error:

@@ -35,13 +35,16 @@ class Machine:
     versions: tuple[tuple[str, str], ...]
 
     @classmethod
-    def read(cls, kind: Backend) -> Machine:
-        """Read devices, processor and today's software. Raises InvalidInput for an unknown GPU."""
+    def read(cls, kind: Backend, device: str = "") -> Machine:
+        """Read today's software, the processor, and the devices unless `device` names those of its like.
+
+        Raises InvalidInput for an unknown GPU.
+        """
         versions = tuple((name, installed_version(name)) for name in PACKAGES)
         versions = tuple((name, number) for name, number in versions if number != NOT_INSTALLED)
         if kind == "cpu":
             return cls(kind, "cpu", processor(), versions)
-        return cls(kind, datasheet(gpu_name(), "kind").name, "", versions)
+        return cls(kind, datasheet(device or gpu_name(), "kind").name, "", versions)
 
     def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int, num_nodes: int = 1) -> Subject:
         """Return the subject of a profile: a model on `num_devices` devices, this machine's or its like."""
@@ -94,16 +97,19 @@ def read_profile(subject: Subject) -> Profile | None:
 
 
 def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
-    """Return the times of a lease's devices: from profiles where there is one for every model, else the datasheet's.
+    """Return the times of a lease's devices: from profiles where every model has one, of each kind, else datasheets'.
 
     Reads files and asks the driver's tool, so once for a run or a question. Raises InvalidInput for an unknown GPU and
     for a profile that does not hold any more.
     """
-    machine = Machine.read(leased.kind)
+    machines = [Machine.read(leased.kind, device) for device in dict.fromkeys(leased.node_devices) or ("",)]
+    if leased.kind == "cpu" and leased.node_devices:  # which a profile does not tell apart
+        return cost_sources(leased, "cpu")
     shapes = dict.fromkeys((model.shape, model.dtype) for model in models)
-    profiles = [read_profile(machine.subject(*shape, *devices_and_nodes(leased.mesh))) for shape in shapes]
+    where = devices_and_nodes(leased.mesh)
+    profiles = [read_profile(machine.subject(*shape, *where)) for machine in machines for shape in shapes]
     measured = () if None in profiles else tuple(profile for profile in profiles if profile)
-    return cost_sources(leased, machine.device, measured)
+    return cost_sources(leased, machines[0].device, measured)
 
 
 def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:

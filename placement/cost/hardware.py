@@ -107,8 +107,12 @@ def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
     >>> relative_speeds([Hardware(DATASHEETS[kind], 8) for kind in ("a100-80", "v100-32")])
     (1.0, 0.401)
     """
-    peaks = [kind.device.bfloat16_flops for kind in nodes]
-    return () if len(set(peaks)) == 1 else tuple(round(peak / max(peaks), 3) for peak in peaks)
+    return parts_of_the_fastest([node.device.bfloat16_flops for node in nodes])
+
+
+def parts_of_the_fastest(speeds: Sequence[float]) -> tuple[float, ...]:
+    """Return speeds in parts of the highest, to three digits; empty where all are alike."""
+    return () if len(set(speeds)) == 1 else tuple(round(speed / max(speeds), 3) for speed in speeds)
 
 
 @dataclass(frozen=True, slots=True)

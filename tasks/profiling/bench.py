@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -161,8 +161,17 @@ class Bench:
 
 
 @contextmanager
-def open_bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Callable[[str], None]) -> Iterator[Bench]:
-    """Open a gang that has built what is timed; its model is random, in a folder of its own."""
+def open_bench(
+    subject: Subject,
+    part: TransformerShape,
+    sizes: Sizes,
+    step: Callable[[str], None],
+    node_devices: Sequence[str] = (),
+) -> Iterator[Bench]:
+    """Open a gang that has built what is timed; its model is random, in a folder of its own.
+
+    It is on the first node: of the Ray cluster where there are several or `node_devices` says of which kind.
+    """
     size = subject.num_devices
     with (
         tempfile.TemporaryDirectory(prefix="rlhf-profile-") as folder,
@@ -172,7 +181,8 @@ def open_bench(subject: Subject, part: TransformerShape, sizes: Sizes, step: Cal
                 rank_factory=ProfilingRank,
                 device=subject.kind,
                 engines=ENGINES,
-                through_ray=subject.num_nodes > 1,
+                through_ray=subject.num_nodes > 1 or bool(node_devices),
+                node_devices=node_devices[:1],
             )
         ) as gang,
     ):

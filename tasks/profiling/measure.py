@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from statistics import mean, median
@@ -52,19 +52,23 @@ def check_sizes(subject: Subject, sizes: Sizes) -> None:
         part_of(subject.shape, tp, subject.dtype)
 
 
-def measure(subject: Subject, sizes: Sizes, say: Say) -> Profile:
-    """Time everything; minutes. Raises what ranks raise, and InvalidInput for sizes that the model has not."""
+def measure(subject: Subject, sizes: Sizes, say: Say, node_devices: Sequence[str] = ()) -> Profile:
+    """Time everything; minutes. Raises what ranks raise, and InvalidInput for sizes that the model has not.
+
+    `node_devices` are the kinds of a Ray cluster's nodes, as `open_gang` takes them; without them one node is this
+    machine.
+    """
     check_sizes(subject, sizes)
     findings, steps = Findings(), CountedSteps(say, number_of_measurements(subject, sizes))
     for tp in sizes.tensor_parallel:
-        with open_bench(subject, part_of(subject.shape, tp, subject.dtype), sizes, steps) as bench:
+        with open_bench(subject, part_of(subject.shape, tp, subject.dtype), sizes, steps, node_devices) as bench:
             if tp == min(sizes.tensor_parallel):
                 time_weights(bench, findings)
                 time_messages(bench, findings)
                 findings.slow_downs = time_contention(bench, sizes)
             time_layers(bench, tp, sizes, findings)  # last: it trains behind the back of those who move weights
     if subject.num_nodes > 1:
-        findings.network = time_network(subject, steps)
+        findings.network = time_network(subject, steps, node_devices)
     return findings.profile(subject)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from prefect_rlhf.engines.gang.open import open_gang
@@ -15,14 +15,23 @@ REPEATS = 5
 NETWORK_MESSAGES = 2  # that `time_network` times
 
 
-def time_network(subject: Subject, step: Callable[[str], None]) -> tuple[float, float]:
+def time_network(
+    subject: Subject, step: Callable[[str], None], node_devices: Sequence[str] = ()
+) -> tuple[float, float]:
     """Return the bytes per second of a device to another node, and the seconds of a message there.
 
     One device of every second node sends to the next node, all at once, as weights to another device are timed; the
     slowest counts.
     """
     ranks = (1,) * subject.num_nodes
-    gang = open_gang(ranks, rank_factory=ProfilingRank, device=subject.kind, engines=(), through_ray=True)
+    gang = open_gang(
+        ranks,
+        rank_factory=ProfilingRank,
+        device=subject.kind,
+        engines=(),
+        through_ray=True,
+        node_devices=node_devices,
+    )
     with closing(gang):
 
         def seconds(num_bytes: int) -> float:

@@ -47,6 +47,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         through_ray=lease.cluster.num_nodes > 1,
         say=get_run_logger().info,
         shared=None if remote_path(run.run_dir) else run.run_dir,  # what is remote, every node has its own copy of
+        node_devices=lease.node_devices,
     )
     with closing(opened) as gang:
         dispatcher = Dispatcher(run, gang)

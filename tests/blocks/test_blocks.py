@@ -14,14 +14,16 @@ from prefect_rlhf.blocks.model import Model, ModelBlock
 from prefect_rlhf.blocks.rated_answers import RatedAnswers, RatedAnswersBlock
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
+from prefect_rlhf.placement.cost.hardware import DATASHEETS
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.lease import ENVIRONMENT_VARIABLE, Lease
 from prefect_rlhf.placement.mesh import DeviceMesh
 from prefect_rlhf.placement.model import TransformerShape
 
 BLOCKS = [Cluster, ModelBlock, PromptsBlock, PreferencesBlock, ChatsBlock, RatedAnswersBlock]
 
 FIELDS = {
-    Cluster: "cluster num_nodes devices_per_node device_memory_gib host_memory_gib kind lease_directory",
+    Cluster: "cluster num_nodes devices_per_node device_memory_gib host_memory_gib kind node_kinds lease_directory",
     ModelBlock: "path head dtype new_head",
     PromptsBlock: "path split_column split chat_template columns prompt_column last_answer system_prompt"
     " max_prompt_length overlong_prompts",
@@ -37,8 +39,8 @@ FIELDS = {
     Chats: "path split_column split chat_template columns form messages_column prompt_column completion_column"
     " text_column saved",
     GpuMeshVariables: "name env labels command cluster num_nodes devices_per_node device_memory_gib host_memory_gib"
-    " kind lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds working_dir"
-    " stream_output",
+    " kind node_kinds lease_directory mesh num_devices min_devices lease_wait_seconds max_restarts grace_seconds"
+    " working_dir stream_output",
 }
 """Saved blocks, deployments and work pools hold these names: renaming one breaks them."""
 
@@ -148,6 +150,51 @@ def test_a_cluster_is_a_shape_in_bytes():
     assert Cluster(device_memory_gib=1.5).shape.device_memory_bytes == (1 << 30) * 3 // 2
     with pytest.raises(ValidationError):
         Cluster(cluster="../elsewhere")
+
+
+def test_kinds_of_nodes_are_what_plans_and_leases_must_know_of_each():
+    """GPUs by their datasheets, which may be overruled; nodes without GPUs by what is said of them."""
+    kinds = [{"device": "a100-80", "num_nodes": 2}, {"device": "v100-32", "device_memory_gib": 30}]
+    shape = Cluster(kind="cuda", devices_per_node=8, node_kinds=kinds).shape
+    assert (shape.num_nodes, shape.node_devices) == (3, ("a100-80", "a100-80", "v100-32"))
+    a100 = DATASHEETS["a100-80"].memory_bytes
+    assert shape.node_memory_bytes == (a100, a100, 30 << 30) and shape.device_memory_bytes == 30 << 30
+    assert shape.node_speeds == (1.0, 1.0, 0.401)
+
+    shape = Cluster(node_kinds=[{"device": "old", "speed": 1}, {"device": "new", "speed": 4}]).shape
+    assert (shape.node_speeds, shape.node_memory_bytes) == ((0.25, 1.0), ())
+    assert Cluster(num_nodes=2, node_kinds=[{"device": "new", "num_nodes": 2}]).shape.node_speeds == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"num_nodes": 3}, "num_nodes: got 3, expected the 2 nodes of node_kinds, or to be left out"),
+        ({"kind": "cuda", "device_memory_gib": 40}, "device_memory_gib: got 40.0, expected to be left out: each of"),
+        ({"kind": "cuda", "node_kinds": [{"device": "z9"}]}, "node_kinds.device: got 'z9', expected one of "),
+        ({"node_kinds": [{"device": "a", "speed": 1}, {"device": "b"}]}, "node_kinds.speed: got [1.0, 0.0], expected"),
+        ({"node_kinds": [{"device": "a"}, {"device": "a"}]}, "node_kinds.device: got ['a', 'a'], expected each kind"),
+        (
+            {"node_kinds": [{"device": "a", "speed": 1e-5}, {"device": "b", "speed": 1}]},
+            "node_kinds.speed: got [0.0, 1.0], expected numbers above 0",
+        ),
+    ],
+)
+def test_kinds_of_nodes_that_contradict_are_refused(fields, says):
+    two = {"node_kinds": [{"device": "a100-80"}, {"device": "v100-32"}]}
+    with pytest.raises(InvalidInput) as caught:
+        _ = Cluster(**(two | fields)).shape
+    assert str(caught.value).startswith(says)
+
+
+def test_kinds_of_nodes_reach_the_lease_of_a_run():
+    """From the worker's configuration to the process of the flow run, for the nodes that it holds."""
+    kinds = [{"device": "fast", "speed": 2}, {"device": "slow", "speed": 1}]
+    configuration = GpuMeshWorker.job_configuration(node_kinds=kinds, command="", env={})
+    whole, second = (configuration.lease("1", DeviceMesh.parse(mesh)) for mesh in ("n0-1:0-1", "n1:0-1"))
+    assert Lease.from_json(configuration.environment(whole)[ENVIRONMENT_VARIABLE]) == whole
+    assert (whole.node_devices, second.node_devices) == (("fast", "slow"), ("slow",))
+    assert whole.cluster.node_speeds == (1.0, 0.5)
 
 
 def test_a_misspelt_job_variable_is_refused():

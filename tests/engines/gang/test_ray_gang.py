@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from prefect_rlhf.engines.gang import ray as ray_gang
+from prefect_rlhf.engines.gang import ray_places
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.ray import RayGang, join_cluster
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
+from prefect_rlhf.tasks.nodes import known_nodes
 from tests.engines.gang.test_gang import Probe, call
 from tests.ray_nodes import joined, ray_nodes, why_not
 from tests.small_disk import small_disk
@@ -54,17 +56,17 @@ class TestTwoMachines:
 
     @pytest.mark.parametrize("wanted", [(3, 1), (1, 1, 1)])
     def test_more_than_the_cluster_has_is_refused_with_what_it_has(self, nodes, wanted, monkeypatch):
-        monkeypatch.setattr(ray_gang, "PLACE_SECONDS", 2.0)
+        monkeypatch.setattr(ray_places, "PLACE_SECONDS", 2.0)
         said = refused(nodes, *wanted)
-        assert f"{len(wanted)} nodes with {', '.join(map(str, wanted))} CPUs" in said
+        assert f"{len(wanted)} nodes with {', '.join(f'{count} CPUs' for count in wanted)}" in said
         assert all(f"{address} 2" in said for address in nodes.addresses)
 
     def test_what_others_hold_is_waited_for(self, nodes, monkeypatch):
         lines = []
         with opened(nodes, 2, 1) as first:
             with monkeypatch.context() as patch:
-                patch.setattr(ray_gang, "PLACE_SECONDS", 2.0)
-                patch.setattr(ray_gang, "HELD_SECONDS", 3.0)
+                patch.setattr(ray_places, "PLACE_SECONDS", 2.0)
+                patch.setattr(ray_places, "HELD_SECONDS", 3.0)
                 assert "held by others for" in refused(nodes, 1, 1, say=lines.append)
             assert "held by others" in lines[0]
             assert call(first, "place") == {0: (0, 3), 1: (1, 3), 2: (2, 3)}
@@ -118,6 +120,26 @@ gang = RayGang(GangSettings(4, Probe, environment={"OMP_NUM_THREADS": "1"}, prel
 print("holding", flush=True)
 time.sleep(600)
 """
+
+
+class TestKindsOfNodes:
+    """Two machines of one kind and one of another, which has more devices."""
+
+    pytestmark = OVER_NODES
+
+    def test_each_node_of_a_gang_is_of_the_kind_that_is_asked_for(self, monkeypatch):
+        """In both orders, and whatever Ray would have taken; what the cluster has not is refused with what it has."""
+        monkeypatch.setattr(ray_places, "PLACE_SECONDS", 5.0)
+        with ray_nodes((1, 1, 2), ("old", "old", "new")) as nodes, joined(nodes):
+            for kinds in (("new", "old"), ("old", "new"), ("old", "old")):
+                with opened(nodes, 1, 1, node_devices=kinds) as gang:
+                    there = [gang._processes.where(rank).removeprefix(" on node ") for rank in (0, 1)]
+                    assert tuple(nodes.kinds[nodes.addresses.index(node)] for node in there) == kinds
+            said = refused(nodes, 1, 1, node_devices=("new", "new"))
+            assert "expected 2 nodes with 1 CPUs (new), 1 CPUs (new)" in said
+            assert f"{nodes.addresses[2]} 2 CPUs (new)" in said
+            lines = [str(node).partition(": ")[2] for node in known_nodes(nodes.address)]
+            assert sorted(lines) == ["0 CPUs, 0 GPUs", *["1 CPUs, 0 GPUs, old"] * 2, "2 CPUs, 0 GPUs, new"]
 
 
 class TestLostNodes:

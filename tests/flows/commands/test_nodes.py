@@ -18,9 +18,13 @@ NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
         (["--join", "here"], "--join: got 'here', expected HOST:PORT of a head that answers"),
         (["--join", "127.0.0.1:1", "--stop"], "expected one of them, or none to list the nodes"),
         (["--address", "10.0.0.1"], "--address: got '10.0.0.1', expected to be left out without --join"),
+        (["--device", "old"], "--device: got 'old', expected to be left out without --head or --join"),
+        (["--head", "127.0.0.1", "--device", "a b"], "--device: got 'a b', expected up to 63 letters and digits"),
+        (["--head", "127.0.0.1", "--kind", "cuda"], "kind: got 'cuda', expected a machine with nvidia-smi"),
     ],
 )
-def test_a_mistake_is_one_line(words, said, capsys):
+def test_a_mistake_is_one_line(words, said, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "")
     assert main(["nodes", *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1

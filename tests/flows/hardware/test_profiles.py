@@ -6,14 +6,15 @@ import pytest
 
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.hardware import profiles
-from prefect_rlhf.flows.profile import legal_degrees
+from prefect_rlhf.flows.hardware.datasheets import CPU
+from prefect_rlhf.flows.profile import kind_of_nodes, legal_degrees
 from prefect_rlhf.placement.cost.contention import SlowDown
-from prefect_rlhf.placement.cost.hardware import Links
+from prefect_rlhf.placement.cost.hardware import DATASHEETS, Links
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.known_models import KNOWN_SHAPES
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import ClusterShape
+from prefect_rlhf.placement.mesh import ClusterShape, DeviceMesh
 from prefect_rlhf.placement.model import ModelSpec
 
 SHAPE, OTHER = KNOWN_SHAPES["llama-7b"], KNOWN_SHAPES["llama-13b"]
@@ -57,6 +58,52 @@ def test_without_a_profile_of_every_model_the_datasheet_counts():
 def test_a_profile_of_another_number_of_devices_is_another_profile():
     kept(SHAPE, num_devices=1)
     assert profiles.measured_sources([ACTOR], HELD).profiles == ()
+
+
+def test_nodes_of_several_kinds_are_each_counted_by_their_own(monkeypatch):
+    """By what the cluster says of them: the machine that plans may have no GPU to ask."""
+    monkeypatch.setenv("PATH", "")
+    rack = ClusterShape("rack", 2, 8, 32 << 30, (1.0, 0.401), node_devices=("a100-80", "v100-32"))
+    leased = Lease("mesh", "a", rack, rack.whole, rack.whole.devices(), "cuda")
+    nodes = profiles.measured_sources([ACTOR], leased).nodes
+    assert [node.device for node in nodes] == [DATASHEETS["a100-80"], DATASHEETS["v100-32"]]
+
+    nodes = profiles.measured_sources([ACTOR], replace(leased, kind="cpu")).nodes
+    assert nodes[0].device == CPU.device
+    assert nodes[1].device.bfloat16_flops == 0.401 * CPU.device.bfloat16_flops
+
+
+def test_profiles_of_several_kinds_count_where_each_has_one():
+    rack = ClusterShape("rack", 2, 2, 32 << 30, (1.0, 0.401), node_devices=("a100-80", "v100-32"))
+    leased = Lease("mesh", "a", rack, rack.whole, rack.whole.devices(), "cuda")
+    alone = replace(leased, mesh=DeviceMesh.parse("n1:0-1"))
+    for device in ("v100-32", "a100-80"):
+        assert profiles.measured_sources([ACTOR], leased).profiles == ()
+        for num_nodes in (1, 2):
+            subject = profiles.Machine.read("cuda", device).subject(SHAPE, "bfloat16", 2, num_nodes)
+            links = Links(1e9, 1e9, 1e9, 1e9)
+            made = Profile(
+                SHAPE, "bfloat16", device, subject.versions, (), links, 1e-9, num_devices=2, num_nodes=num_nodes,
+                slow_downs=(SlowDown("inference", "megatron", (1, 2), (1.0, 1.5), 1.5),),
+            )  # fmt: skip
+            profiles.keep_profile(made, profiles.profile_file(subject))
+        assert [one.device for one in profiles.measured_sources([ACTOR], alone).profiles] == ["v100-32"]
+    found = profiles.measured_sources([ACTOR], leased).profiles
+    assert {(one.device, one.num_nodes) for one in found} == {("a100-80", 2), ("v100-32", 2)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "says"),
+    [
+        ("cuda", ("a100-80", "v100-32"), "mesh: got 'n0-1:0-1 of a100-80 and v100-32', expected nodes of one kind"),
+        ("cpu", ("old", "old"), "node_kinds: got ['old'], expected GPUs, or no kinds"),
+    ],
+)
+def test_what_one_profile_cannot_be_of_is_refused(kind, names, says):
+    rack = ClusterShape("rack", 2, 2, 32 << 30, node_devices=names)
+    with pytest.raises(InvalidInput) as caught:
+        kind_of_nodes(Lease("mesh", "a", rack, rack.whole, rack.whole.devices(), kind))
+    assert str(caught.value).startswith(says)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,161 @@
+"""Places of a gang on the nodes of a Ray cluster: all or none, on nodes that are all different, with an agent each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from prefect_rlhf.engines.gang.node_agent import NodeAgent
+from prefect_rlhf.placement.errors import InvalidInput, RankLost
+
+PLACE_SECONDS = 60.0
+"""Limit of an agent's start and of its answers, and of the wait for nodes that the cluster does not have at all."""
+HELD_SECONDS = 86400.0
+"""Limit of the wait for nodes that others hold."""
+DEVICE_LABEL = "prefect-rlhf/device"
+"""The label of Ray's nodes that says what kind of device they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a node must have: `count` free CPUs or GPUs, and where `device` is said, that label."""
+
+    count: int
+    resource: str
+    device: str = ""
+
+    @property
+    def label(self) -> dict[str, str]:
+        """What Ray selects the node by."""
+        return {DEVICE_LABEL: self.device} if self.device else {}
+
+    def is_in(self, node: Mapping[str, Any]) -> bool:
+        """Whether a node, as Ray describes it, would do if nobody else held it."""
+        if self.device not in ("", node["Labels"].get(DEVICE_LABEL)):
+            return False
+        return bool(node["Resources"].get(self.resource, 0) >= self.count)
+
+    def __str__(self) -> str:
+        return f"{self.count} {self.resource}s" + (f" ({self.device})" if self.device else "")
+
+
+def places_of(ranks_of_nodes: Sequence[int], device: str, node_devices: Sequence[str]) -> tuple[Place, ...]:
+    """Return what each node must have for so many ranks; without `node_devices` its kind does not matter."""
+    resource = "GPU" if device == "cuda" else "CPU"
+    kinds = node_devices or ("",) * len(ranks_of_nodes)
+    return tuple(Place(count, resource, kind) for count, kind in zip(ranks_of_nodes, kinds, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An agent on each of several nodes, and the reservation that keeps them there."""
+
+    group: Any
+    agents: tuple[Any, ...]
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def on(cls, cluster: str, places: Sequence[Place], say: Callable[[str], object]) -> Placed:
+        """Reserve places on nodes that are all different. Raises InvalidInput where they are not there."""
+        import ray
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        group = placement_group(
+            [{place.resource: place.count} for place in places],
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[place.label for place in places],
+        )
+        try:
+            _await_nodes(group, cluster, places, say)
+        except BaseException:
+            cls(group, (), ()).release()
+            raise
+        started: list[Any] = []
+        try:
+            for node, place in enumerate(places):
+                options = {"num_gpus" if place.resource == "GPU" else "num_cpus": place.count}
+                strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
+                actor = ray.remote(_Agent).options(scheduling_strategy=strategy, max_restarts=0, **options)
+                started.append(actor.remote())
+            addresses = tuple(_answers("cluster", "start", [agent.address.remote() for agent in started]))
+        except BaseException:
+            cls(group, tuple(started), ()).release()
+            raise
+        return cls(group, tuple(started), addresses)
+
+    def ask(self, question: str, arguments: Callable[[int], tuple[Any, ...]] = lambda node: ()) -> list[Any]:
+        """Return every agent's answer; `arguments` are those of the agent of a node."""
+        asked = [getattr(agent, question).remote(*arguments(node)) for node, agent in enumerate(self.agents)]
+        return _answers(", ".join(self.addresses), question, asked)
+
+    def release(self) -> None:
+        """End the agents, and give their places back; a head that is gone has forgotten them."""
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        for agent in self.agents:
+            ray.kill(agent, no_restart=True)
+        with suppress(ray.exceptions.GetTimeoutError):
+            remove_placement_group(self.group)
+
+
+def _await_nodes(group: Any, cluster: str, places: Sequence[Place], say: Callable[[str], object]) -> None:
+    """Wait until the places are reserved; those that others hold, for long, and those that are not there a minute."""
+    import ray
+
+    wanted = f"{len(places)} nodes with {', '.join(map(str, places))}"
+    until = time.monotonic() + HELD_SECONDS
+    while not group.wait(PLACE_SECONDS):
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        seen = f"{cluster}, whose nodes have {'; '.join(_in_words(node, places[0].resource) for node in nodes)}"
+        if not _are_there(places, nodes):
+            raise InvalidInput("cluster", seen, wanted)
+        if time.monotonic() > until:
+            raise InvalidInput("cluster", f"{seen}, held by others for {HELD_SECONDS:g} s", f"{wanted} free")
+        say(f"waiting for {wanted} of the Ray cluster at {cluster}: held by others")
+
+
+def _in_words(node: Mapping[str, Any], resource: str) -> str:
+    place = Place(int(node["Resources"].get(resource, 0)), resource, node["Labels"].get(DEVICE_LABEL, ""))
+    return f"{node['NodeManagerAddress']} {place}"
+
+
+def _are_there(places: Sequence[Place], nodes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether each place has a node of its own; the largest choose first, and each takes the smallest that will do."""
+    left = sorted(nodes, key=lambda node: node["Resources"].get(places[0].resource, 0))
+    for place in sorted(places, key=lambda place: place.count, reverse=True):
+        fitting = next((node for node in left if place.is_in(node)), None)
+        if fitting is None:
+            return False
+        left.remove(fitting)
+    return True
+
+
+class _Agent(NodeAgent):
+    """A NodeAgent as a Ray actor, at the address by which Ray knows its node."""
+
+    def __init__(self) -> None:
+        import ray
+
+        super().__init__(str(ray.util.get_node_ip_address()))
+
+    def address(self) -> str:
+        """Return the node's address."""
+        return self._address
+
+
+def _answers(of: str, question: str, asked: Sequence[Any]) -> list[Any]:
+    """Wait for agents' answers. Raises RankLost for agents that are gone or silent, and what they raised."""
+    import ray
+
+    try:
+        return list(ray.get(list(asked), timeout=PLACE_SECONDS))
+    except ray.exceptions.RayTaskError as error:
+        reason = str(error.cause).splitlines()[0]
+        raise RankLost(f"a node of {of} failed in {question}: {reason}") from error
+    except ray.exceptions.RayError as error:  # the actor or its node died, or the time is over
+        raise RankLost(f"a node of {of} gave no answer to {question}: {type(error).__name__}") from error
