@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import select
 import threading
 import time
 from collections.abc import Mapping
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from prefect_rlhf.engines.gang.calls_in_flight import CallsInFlight
@@ -117,14 +118,16 @@ class ProcessGang:
         Raises RankSilent past the deadline. Ranks that hang behind a failed one are its victims: the failure is the
         news, and the gang is lost either way.
         """
-        waiting = {connection: rank for rank, connection in connections.items()}
+        poll, waiting = select.poll(), {connections[rank].fileno(): rank for rank in connections}
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
         deadline = time.monotonic() + seconds
         replies: dict[int, Reply] = {}
-        while waiting and (ready := wait(list(waiting), max(0.0, deadline - time.monotonic()))):
-            for connection in ready:
-                assert isinstance(connection, Connection)  # wait returns what it was given
-                rank = waiting.pop(connection)
-                replies[rank] = self._receive(connection, rank, doing)
+        while waiting and (ready := poll.poll(max(0.0, 1000 * (deadline - time.monotonic())))):
+            for descriptor, _ in ready:  # readable, or closed on the other side, which the reading says
+                poll.unregister(descriptor)
+                rank = waiting.pop(descriptor)
+                replies[rank] = self._receive(connections[rank], rank, doing)
                 if replies[rank].error:
                     deadline = min(deadline, time.monotonic() + FAILURE_GRACE_SECONDS)
         if waiting:
