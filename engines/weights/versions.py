@@ -64,7 +64,10 @@ def combined(instance: ModelInstance, layout: Layout, digests: Mapping[int, Dige
 
     Raises StaleWeights when ranks that should hold copies of the same region do not agree.
     """
-    return {name: _parameter(instance, name, regions, digests) for name, regions in layout.regions.items()}
+    copies = layout.copies.items()  # ranks that hold the same of everything gave the same: one of them stands for all
+    agree = all(digests.get(rank) == digests.get(first) for first, ranks in copies for rank in ranks)
+    by_name = layout.regions_without_copies if agree else layout.regions
+    return {name: _parameter(instance, name, regions, digests) for name, regions in by_name.items()}
 
 
 def _parameter(instance: ModelInstance, name: str, regions: Mapping[int, Region], digests: Mapping[int, Digest]) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
@@ -25,7 +25,7 @@ from prefect_rlhf.placement.strategy import Coordinate, Strategy
 VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this before it splits it over tp
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """The global shape of each parameter, and the region of it that each rank holds (absent: none).
 
@@ -44,6 +44,26 @@ class Layout:
     def of_rank(self, rank: int) -> dict[str, Region]:
         """Return the regions that one rank holds, by parameter."""
         return {name: regions[rank] for name, regions in self.regions.items() if rank in regions}
+
+    @cached_property
+    def copies(self) -> Mapping[int, tuple[int, ...]]:
+        """Ranks that hold the same region of every parameter, in ascending order, by the first of them."""
+        held: dict[int, list[tuple[str, Region]]] = {}
+        for name, regions in self.regions.items():
+            for rank, region in regions.items():
+                held.setdefault(rank, []).append((name, region))
+        copies: dict[tuple[tuple[str, Region], ...], list[int]] = {}
+        for rank in sorted(held):
+            copies.setdefault(tuple(held[rank]), []).append(rank)
+        return {ranks[0]: tuple(ranks) for ranks in copies.values()}
+
+    @cached_property
+    def regions_without_copies(self) -> Mapping[str, Mapping[int, Region]]:
+        """The `regions` of the first ranks of `copies` alone."""
+        return {
+            name: {rank: region for rank, region in regions.items() if rank in self.copies}
+            for name, regions in self.regions.items()
+        }
 
 
 def layout_of(instance: ModelInstance, model: ModelSpec, lease: DeviceMesh) -> Layout:

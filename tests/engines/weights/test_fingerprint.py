@@ -261,6 +261,20 @@ def test_replicas_must_agree():
         Fingerprints().settle(VLLM, 0, digests(REPLICAS, [weights(0), weights(1)]), REPLICAS)
 
 
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(("name", "other"), [("w", {0: 2, 1: 3, 2: 0, 3: 1}), ("norm", {0: 1, 1: 0, 2: 0, 3: 0})])
+def test_whoever_differs_from_its_copies_is_named(rank, name, other):
+    """Of two replicas of halves every half is there twice and the norm four times; `other` is who else has it."""
+    halves = [((0, 2), (0, 8)), ((2, 4), (0, 8))]
+    layout = Layout(SHAPES, {"w": dict(enumerate(2 * halves)), "norm": dict.fromkeys(range(4), ((0, 8),))})
+    held = {at: {"w": at % 2, "norm": 5} for at in range(4)}
+    assert combined(VLLM, layout, held) == {"w": 1, "norm": 5}
+    held[rank][name] += 1
+    first, second = sorted((rank, other[rank]))
+    with pytest.raises(StaleWeights, match=f"ranks {first} and {second} hold different copies of {name}"):
+        combined(VLLM, layout, held)
+
+
 def test_a_missing_report_is_told():
     """A rank of the layout that gave no digest is an error, not a gap."""
     v0 = weights(0)
