@@ -155,9 +155,12 @@ class ProcessGang:
 
 
 def _requests(method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, bytes]:
-    """Pickle what each rank is asked; what is one object for many ranks, once."""
-    packed: dict[int, bytes] = {}
-    for values in arguments.values():
-        if id(values) not in packed:
-            packed[id(values)] = pickle.dumps(Request(method, values))
-    return {rank: packed[id(values)] for rank, values in arguments.items()}
+    """Pickle what each rank is asked; what is the same objects for many ranks, once."""
+    packed: dict[tuple[int, ...], bytes] = {}
+    messages: dict[int, bytes] = {}
+    for rank, values in arguments.items():
+        same = tuple(map(id, values))
+        if same not in packed:
+            packed[same] = pickle.dumps(Request(method, values))
+        messages[rank] = packed[same]
+    return messages

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, cast
 
 from prefect_rlhf.engines.commands import CallCommand, PassCommand
 from prefect_rlhf.engines.engine import SamplingSettings, TrainSettings
 from prefect_rlhf.engines.loss import LossTerm, Output
 from prefect_rlhf.placement.augmented.node import Node
+from prefect_rlhf.placement.augmented.row_uses import RowKey
 from prefect_rlhf.placement.graph import Call
-from prefect_rlhf.placement.rows.shares import PlacedCall
+from prefect_rlhf.placement.rows.shares import Need, PlacedCall
 from prefect_rlhf.tasks.data.host_score import HostScore
 from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.step_rows import StepRows
@@ -38,34 +39,39 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
         "generated_by": generated.role if generated else None,
         **operation_fields(call, placement.micro_batches),
     }
-    passes = [_passes(run, part, node.step, step_rows) for part in step_rows.parts[call.name]]
-    return {
-        rank: CallCommand(
+    parts = step_rows.parts[call.name]
+    passes = [_passes(run, part, node.step, step_rows) for part in parts]
+
+    @cache  # ranks of one replica and stage are told the same, and what is one object is pickled once
+    def command(needs: tuple[Need, ...], frees: tuple[RowKey, ...]) -> CallCommand:
+        own, *_ = of_parts = tuple(of_need[need] for of_need, need in zip(passes, needs, strict=True))
+        return CallCommand(
             **shared,
             rows=own.rows,
             row_ids=own.row_ids,
             keys=own.keys,
             lengths=own.lengths,
-            frees=frees.get(rank, ()),
-            passes=tuple(of_rank[rank] for of_rank in passes) if call.kind == "train_step" else (),
+            frees=frees,
+            passes=of_parts if call.kind == "train_step" else (),
         )
-        for rank, own in passes[0].items()
-    }
+
+    by_rank = {run.rank(device): tuple(part.needs()[device] for part in parts) for device in parts[0].needs()}
+    return {rank: command(needs, frees.get(rank, ())) for rank, needs in by_rank.items()}
 
 
-def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows) -> dict[int, PassCommand]:
-    """Return each rank's rows of one row set of a call."""
-    call, needs = placed.call, placed.needs()
+def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows) -> dict[Need, PassCommand]:
+    """Return the rows of one row set of a call, by what a rank needs."""
+    call, needs = placed.call, set(placed.needs().values())
     row_ids = step_rows.row_ids(call, step)
     row_lengths, told = step_rows.lengths_for(call, step), step_rows.told(step)
-    shares = {need.share for need in needs.values()} if call.kind == "train_step" else ()
+    shares = {need.share for need in needs} if call.kind == "train_step" else ()
     sizes_of = {share: share.mini_batch_sizes(call.mini_batches, told) for share in shares}
     some_without_rows = any(0 in sizes for sizes in sizes_of.values())
     terms = loss_terms(call, len(run.graph.call(call.name).terms) == 1)
-    passes: dict[int, PassCommand] = {}
-    for device, need in needs.items():
+    passes: dict[Need, PassCommand] = {}
+    for need in needs:
         rows = need.share.rows(told)
-        passes[run.rank(device)] = PassCommand(
+        passes[need] = PassCommand(
             call=call,
             terms=terms,
             rows=rows,

@@ -50,6 +50,9 @@ class Probe:
     def place(self):
         return self.rank, self.size
 
+    def echo(self, value):
+        return value
+
     def pid(self):
         return os.getpid()
 
@@ -198,6 +201,24 @@ def assert_group_gone(group, seconds=30.0):
 def test_a_call_runs_on_each_rank_it_names(shared):
     """A call returns each rank's own answer, and only ranks that have arguments take part."""
     assert call(shared, "place", ranks=[0, 2]) == {0: (0, 4), 2: (2, 4)}
+
+
+class Order:
+    """What becomes a 7 on its way, and counts how often it is sent off."""
+
+    pickled = 0
+
+    def __reduce__(self):
+        Order.pickled += 1
+        return int, (7,)
+
+
+def test_what_several_ranks_are_told_alike_is_pickled_once(shared):
+    """An order to 128 ranks is one to each of its kinds, whether or not their tuples of arguments are one object."""
+    alike, other, before = Order(), Order(), Order.pickled
+    orders = {0: (alike,), 1: (alike,), 2: (other,), 3: (alike,)}
+    assert shared.call("echo", orders, doing="a test", deadline_seconds=30) == dict.fromkeys(range(4), 7)
+    assert Order.pickled - before == 2
 
 
 def test_ranks_are_one_world(shared):

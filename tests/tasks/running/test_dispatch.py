@@ -153,6 +153,25 @@ def test_each_row_set_of_a_train_step_is_dealt_on_its_own(gang, tmp_path, name):
     dispatcher.rows.finish(0)
 
 
+def test_ranks_that_work_on_the_same_rows_are_given_one_order(gang, tmp_path, monkeypatch):
+    """So it is made and pickled once, however many they are."""
+    given = {}
+
+    def noted(run, node, rows):
+        given[node.id] = call_commands(run, node, rows)
+        return given[node.id]
+
+    monkeypatch.setattr("prefect_rlhf.tasks.running.dispatch.call_commands", noted)
+    dispatcher = started(gang, "two nodes", tmp_path, 1)
+    for node in row_world.whole_graph(dispatcher.run):
+        dispatcher.execute(node)
+    dispatcher.finish_step(0, oldest=1)
+    for orders in given.values():
+        different = {(order.rows, order.keys, order.frees) for order in orders.values()}
+        assert len({id(order) for order in orders.values()}) == len(different)
+    assert len({id(order) for order in given["actor_train_step@0"].values()}) == 2, "four ranks, two replicas"
+
+
 def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_path):
     """Two replicas of one mini-batch of one row and one of two: all four ranks are told."""
     dispatcher = started(gang, "pipelines", tmp_path, 1, num_rows=3)
