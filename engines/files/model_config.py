@@ -85,7 +85,7 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
         vocab_size=_size(config, "vocab_size", field, MOST_TOKENS, family.vocabulary),
         max_position_embeddings=_size(config, "max_position_embeddings", field, MOST_TOKENS, family.context),
         rope_theta=_fraction(theta, "rope_theta", field, 1.0, 1e15),
-        rms_norm_eps=_fraction({"rms_norm_eps": 1e-6} | config, "rms_norm_eps", field, 0.0, 1.0),
+        rms_norm_eps=_epsilon(config, field),
         tied_embeddings=_flag(config, "tie_word_embeddings", field, family.tied),
         biases=_biases(config, field, family),
         qk_norm=family.qk_norm,
@@ -160,6 +160,14 @@ def _biases(config: dict[str, Any], field: str, family: Family) -> tuple[str, ..
     return sum(switched, family.always_biases)
 
 
+def _epsilon(config: dict[str, Any], field: str) -> float:
+    """Return what norms add. Raises InvalidInput for a whole number, for which transformers refuses the file."""
+    value = _fraction({"rms_norm_eps": 1e-6} | config, "rms_norm_eps", field, 0.0, 1.0)
+    if isinstance(config.get("rms_norm_eps"), int):
+        raise InvalidInput(f"{field}.rms_norm_eps", config["rms_norm_eps"], f"{value}: transformers takes no whole one")
+    return value
+
+
 def _even_head(config: dict[str, Any]) -> int | None:
     hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
     return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads > 0 else None
@@ -170,7 +178,10 @@ def _window_not_run(config: dict[str, Any], field: str, family: Family) -> Itera
     if family.window is None:
         return
     kinds = config.get("layer_types") if "layer_types" in family.window.others else None
-    if kinds and any(kind != "full_attention" for kind in kinds):
+    num_layers = _size(config, "num_hidden_layers", field, MOST_LAYERS)
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != num_layers):
+        yield InvalidInput(f"{field}.layer_types", kinds, f"null, or a list of {num_layers}, one for each layer")
+    elif kinds and any(kind != "full_attention" for kind in kinds):
         other = next(kind for kind in kinds if kind != "full_attention")
         yield InvalidInput(f"{field}.layer_types", other, "full_attention in every layer")
     if family.window.switch is not None and not _flag(config, family.window.switch, field, False):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.engines.storage.mirror import readable
@@ -16,6 +19,7 @@ Prompt = str | Sequence[ChatMessage]
 @lru_cache(maxsize=4)  # loading one takes longer than all it does in a step
 def load_tokenizer(folder: str) -> Any:
     """Return the tokenizer of a folder, which may be remote. Raises InvalidInput when there is none."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer  # seconds to import; the controller checks much before it needs this
 
     local = readable(folder, "tokenizer")
@@ -24,8 +28,18 @@ def load_tokenizer(folder: str) -> Any:
         raise InvalidInput("tokenizer", folder, "a folder with tokenizer.json or tokenizer.model")
     try:
         return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
+    except StrictDataclassError as error:  # it reads config.json too
+        raise refused_config(local, f"{folder}/config.json", error) from error
     except Exception as error:  # noqa: BLE001  whatever it dislikes about the file, the person must change the file
         raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
+
+
+def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
+    """Return what is wrong with a config.json that transformers refuses: the key and its value, where it names one."""
+    config = json.loads((folder / "config.json").read_text())
+    named = re.search(r"[Ff]ield '(\w+)'", str(error))
+    field, seen = (f"{name}.{named[1]}", config.get(named[1])) if named else (name, config)
+    return InvalidInput(field, seen, f"what transformers takes ({str(error).splitlines()[-1].strip():.200})")
 
 
 def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool, system_prompt: str | None = None) -> list[int]:

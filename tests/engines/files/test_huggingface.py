@@ -67,6 +67,10 @@ BROKEN = {
         lambda f: edit(f, **QWEN2, layer_types=["full_attention", "sliding_attention"]),
         "layer_types: got 'sliding_attention', expected full_attention in every layer",
     ),
+    "layers that are not there": (
+        lambda f: edit(f, **QWEN3, layer_types=["full_attention"]),
+        r"actor.config.json.layer_types: got \['full_attention'\], expected null, or a list of 2, one for each layer",
+    ),
     "window of Qwen": (
         lambda f: edit(f, **QWEN3, use_sliding_window=True, sliding_window=64, max_window_layers=2),
         "sliding_window: got 64, expected null, or 128, the context: none is active",
