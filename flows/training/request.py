@@ -92,6 +92,7 @@ def read_request(
     options = with_steps(options, graph)
     graph = falling_over(graph, options.steps)
     check_names(options, graph)
+    check_has_checkpoints(options)
     if (best := best_model(options)) is not None:
         best.check(graph, options.checkpoint_every, options.keep_checkpoints)
     inputs = inputs.read_by(speaking_role(graph))
@@ -119,6 +120,14 @@ def check_names(options: RunOptions, graph: DataflowGraph) -> None:
     for metric in options.limits:
         if metric.rpartition(".")[0] not in calls:
             raise InvalidInput("limits", metric, f"a metric of a call: {', '.join(f'{name}.*' for name in calls)}")
+
+
+def check_has_checkpoints(options: RunOptions) -> None:
+    """Raise InvalidInput for a number of checkpoints to keep where a run writes none."""
+    default = RunOptions.model_fields["keep_checkpoints"].default
+    if options.checkpoint_every is None and options.keep_checkpoints != default:
+        expected = f"{default}, its default, or a checkpoint_every: without it a run writes no checkpoints to keep"
+        raise InvalidInput("keep_checkpoints", options.keep_checkpoints, expected)
 
 
 def best_model(options: RunOptions) -> BestModel | None:

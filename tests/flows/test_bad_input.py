@@ -181,6 +181,7 @@ CASES = {
         "tracking.report_to: got [], expected a tracker, such as [tensorboard], which project would be for",
     ),
     "the best of no metric": (lambda g: at(g, "best_is", "lowest"), "best_is: got 'lowest', expected a best_metric"),
+    "checkpoints to keep of none": (lambda g: at(g, "keep_checkpoints", 5), "keep_checkpoints: got 5, expected 2, its default, or a checkpoint_every"),
     "a fall after a warm-up that does not end": (lambda g: at(at(g, "algo.actor_optimizer.schedule", "cosine"), "algo.actor_optimizer.warmup_steps", 50), "warmup_steps of the actor's optimizer: got 50"),
     "a temperature below zero": (lambda g: at(g, "algo.sampling.temperature", -1.0), "temperature"),
     "a learning rate of zero": (lambda g: at(g, "algo.actor_optimizer.lr", 0.0), "lr"),
