@@ -92,7 +92,8 @@ class ClusterFields(BaseModel):
     node_kinds: list[NodeKind] = Field(
         default_factory=list,
         title="Kinds of nodes",
-        description="Which nodes there are, in their order, where they are not all alike; empty: all are.",
+        description="In their order, where nodes are not all alike:"
+        ' [{"device": "a100-80", "num_nodes": 2}, {"device": "v100-32"}].',
     )
     lease_directory: str = Field(
         str(DEFAULT_LEASE_DIRECTORY),
