@@ -19,11 +19,11 @@ BUCKET = "bucket"
 
 
 @contextmanager
-def s3_emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Answer as S3 with one empty bucket, which the environment points to; gives `s3://bucket`."""
+def s3_emulator(monkeypatch: pytest.MonkeyPatch, address: str = "127.0.0.1") -> Iterator[str]:
+    """Answer as S3 at an address, with one empty bucket, which the environment points to; gives `s3://bucket`."""
     from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
+    server = ThreadedMotoServer(ip_address=address, port=free_port(), verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     point_s3_to(monkeypatch, f"http://{host}:{port}")

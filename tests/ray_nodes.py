@@ -118,6 +118,16 @@ class RayNodes:
         """Let a node send nothing to an address."""
         _ip("-n", self.names[node], "route", "add", "blackhole", f"{address}/32")
 
+    @contextmanager
+    def another_address(self) -> Iterator[str]:
+        """Give the machine of the test an address beside the head's, to be blocked by itself."""
+        address = f"{self.address.partition(':')[0].rpartition('.')[0]}.253"
+        _ip("addr", "add", f"{address}/24", "dev", f"rb{os.getpid()}")
+        try:
+            yield address
+        finally:
+            _ip("addr", "del", f"{address}/24", "dev", f"rb{os.getpid()}")
+
     def unblock(self, node: int, address: str) -> None:
         """Undo `block`."""
         _ip("-n", self.names[node], "route", "del", "blackhole", f"{address}/32")

@@ -64,7 +64,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "worker",  # the package's front door shows it
     },
     "engines": {
-        "gang": "rank weights",
+        "gang": "rank weights storage",
         "trial": "rank .",
         "profiling": "rank megatron.cpu files weights .",
         "rank": "megatron vllm files sampling weights storage .",

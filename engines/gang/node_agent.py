@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 
 from prefect_rlhf.engines.gang.messages import ProcessSettings
 from prefect_rlhf.engines.gang.node_ranks import NodeRanks
+from prefect_rlhf.engines.gang.shared_folder import SharedFolder
 from prefect_rlhf.engines.gang.wires import Address, Hello, reach
 from prefect_rlhf.engines.weights.read_peer_memory import NODE
 from prefect_rlhf.placement.augmented.node import RESOURCES
@@ -26,27 +26,6 @@ DISTRIBUTIONS = ("prefect-rlhf", "torch", "megatron-core")
 def versions() -> dict[str, str]:
     """Return what must be the same on every node."""
     return {"Python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}}
-
-
-def write_marker(folder: Path, name: str) -> str | None:
-    """Write a file named `name`, with that content, into a folder that is there; return what went wrong, if so."""
-    try:
-        (folder / name).write_text(name)
-    except OSError as error:
-        return error.strerror or type(error).__name__
-    return None
-
-
-def unseen(folder: Path, names: Sequence[str]) -> list[str]:
-    """Return the markers that this machine cannot read in the folder."""
-
-    def is_seen(name: str) -> bool:
-        try:
-            return (folder / name).read_text() == name
-        except OSError:
-            return False
-
-    return [name for name in names if not is_seen(name)]
 
 
 class NodeAgent:
@@ -75,13 +54,17 @@ class NodeAgent:
                 found.append((address, str(error)))
         return found
 
-    def write_marker(self, folder: Path, name: str) -> str | None:
-        """Write a marker into a folder that is there; return why that cannot be, None if it can."""
-        return write_marker(folder, name)
+    def adopt(self, environment: Mapping[str, str]) -> None:
+        """Add variables to this process's environment, and so to its ranks'."""
+        os.environ.update(environment)
 
-    def unseen(self, folder: Path, names: Sequence[str]) -> list[str]:
-        """See `unseen`."""
-        return unseen(folder, names)
+    def write_marker(self, shared: SharedFolder, name: str) -> str | None:
+        """See `SharedFolder.write`."""
+        return shared.write(name)
+
+    def unread_marker(self, shared: SharedFolder, names: Sequence[str]) -> tuple[str, str] | None:
+        """See `SharedFolder.unread`."""
+        return shared.unread(names)
 
     def start(
         self,
@@ -90,13 +73,11 @@ class NodeAgent:
         ranks: Sequence[int],
         controller: Address,
         hello: Hello,
-        environment: Mapping[str, str],
         python_path: Sequence[str],
     ) -> None:
         """Start `ranks`, whose pipes lead to the controller. Rank 0 serves the world's store where `listen` said.
 
-        `environment` is added to this node's, `python_path` to where it finds modules. Raises OSError where the
-        controller cannot be reached.
+        `python_path` is added to where they find modules. Raises OSError where the controller cannot be reached.
         """
         interface = interface_of(self._address)
         own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, NODE: str(node)}
@@ -105,7 +86,7 @@ class NodeAgent:
         wires = [[hello.dial(controller, rank, kind) for kind in range(len(RESOURCES))] for rank in ranks]
         pipes = [[wire.fileno() for wire in of_rank] for of_rank in wires]
         listener = self._listener.fileno() if self._listener and 0 in ranks else None
-        started = NodeRanks.start(here, pipes, control.fileno(), listener, {**os.environ, **environment}, python_path)
+        started = NodeRanks.start(here, pipes, control.fileno(), listener, dict(os.environ), python_path)
         for wire in (wire for of_rank in wires for wire in of_rank):
             wire.close()
         if self._listener:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,10 +25,11 @@ from typing import Any, final
 
 from prefect_rlhf.engines.gang.local import message_pipe
 from prefect_rlhf.engines.gang.messages import GangSettings, Start
-from prefect_rlhf.engines.gang.node_agent import CONTROL, unseen, versions, write_marker
+from prefect_rlhf.engines.gang.node_agent import CONTROL, versions
 from prefect_rlhf.engines.gang.node_ranks import CLOSE_SECONDS, Deaths
 from prefect_rlhf.engines.gang.process_gang import ProcessGang
-from prefect_rlhf.engines.gang.ray_places import Placed, places_of
+from prefect_rlhf.engines.gang.ray_places import PLACE_SECONDS, Placed, places_of
+from prefect_rlhf.engines.gang.shared_folder import FIELD, SharedFolder
 from prefect_rlhf.engines.gang.wires import CONNECT_SECONDS, Address, Hello, reach
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
@@ -36,6 +38,8 @@ HEAD_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}
 """Ray ends every process that has not reached the head for a minute, the controller's too; with this after a week."""
 PASSED_ON = ("PREFECT", "RLHF", "HF_", "NCCL_", "GLOO_", "TORCH", "VLLM_", "AWS_", "GOOGLE_")
 """Beginnings of the variables of the controller's environment that ranks of other nodes have too."""
+MARKER_SECONDS = 3 * PLACE_SECONDS
+"""Limit of writing and reading markers: a store that accepts and never answers is given up by then."""
 
 
 @final
@@ -67,8 +71,10 @@ class RayGang(ProcessGang):
         places = places_of(ranks_of_nodes, settings.device, node_devices)
         placed = Placed.on(cluster, places, say)
         try:
+            environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+            placed.ask("adopt", lambda node: (environment,))
             if shared is not None:
-                _check_shared(placed, shared)
+                _check_shared(placed, SharedFolder.of(shared))
             processes, store = _launch(settings, ranks_of_nodes, placed, own)
         except BaseException:
             placed.release()
@@ -132,9 +138,8 @@ def _launch(
         starts = [end - count for end, count in zip(accumulate(ranks_of_nodes), ranks_of_nodes, strict=True)]
         ranks = [range(start, start + count) for start, count in zip(starts, ranks_of_nodes, strict=True)]
         hello = Hello()
-        environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         python_path = [str(Path(path).absolute()) for path in sys.path]
-        given = (controller, hello, environment, python_path)
+        given = (controller, hello, python_path)
         placed.ask("start", lambda node: (settings.processes, node, ranks[node], *given))
         expected = [(rank, kind) for rank in chain(*ranks) for kind in range(CONTROL)]
         expected += [(node, CONTROL) for node in range(len(ranks))]
@@ -169,28 +174,26 @@ def _check_reach(placed: Placed, addresses: Sequence[Address]) -> None:
             raise InvalidInput("cluster", ", ".join(placed.addresses), expected)
 
 
-def _check_shared(placed: Placed, folder: Path) -> None:
+def _check_shared(placed: Placed, shared: SharedFolder) -> None:
     """Let this machine and each node write a marker into the folder, and all of them read all markers."""
     where = ("the controller's machine", *(f"node {address}" for address in placed.addresses))
     markers = [f".seen-by-all-{uuid.uuid4().hex}" for _ in where]
+    ask = partial(placed.ask, seconds=MARKER_SECONDS)
     try:
-        wrong = [write_marker(folder, markers[0])]
-        wrong += placed.ask("write_marker", lambda node: (folder, markers[1 + node]))
+        wrong = [shared.write(markers[0]), *ask("write_marker", lambda node: (shared, markers[1 + node]))]
         for machine, reason in zip(where, wrong, strict=True):
             if reason is not None:
                 expected = f"a folder that every node may write: {machine} cannot ({reason})"
-                raise InvalidInput("output_dir", str(folder), expected)
-        readers = zip(
-            where, (unseen(folder, markers), *placed.ask("unseen", lambda node: (folder, markers))), strict=True
-        )
-        for machine, lacking in readers:
-            if lacking:
-                writer = where[markers.index(lacking[0])]
+                raise InvalidInput(FIELD, shared.shown, expected)
+        unread = [shared.unread(markers), *ask("unread_marker", lambda node: (shared, markers))]
+        for machine, lacking in zip(where, unread, strict=True):
+            if lacking is not None:
+                marker, reason = lacking
+                writer = where[markers.index(marker)]
                 expected = f"storage that all machines of the run share: {machine} does not see what {writer} writes"
-                raise InvalidInput("output_dir", str(folder), expected)
+                raise InvalidInput(FIELD, shared.shown, f"{expected} ({reason})")
     finally:
-        for marker in markers:
-            (folder / marker).unlink(missing_ok=True)
+        shared.remove(markers)
 
 
 @dataclass(frozen=True, slots=True)

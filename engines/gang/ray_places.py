@@ -87,10 +87,15 @@ class Placed:
             raise
         return cls(group, tuple(started), addresses)
 
-    def ask(self, question: str, arguments: Callable[[int], tuple[Any, ...]] = lambda node: ()) -> list[Any]:
-        """Return every agent's answer; `arguments` are those of the agent of a node."""
+    def ask(
+        self,
+        question: str,
+        arguments: Callable[[int], tuple[Any, ...]] = lambda node: (),
+        seconds: float | None = None,
+    ) -> list[Any]:
+        """Return every agent's answer; `arguments` are those of the agent of a node, `seconds` the limit."""
         asked = [getattr(agent, question).remote(*arguments(node)) for node, agent in enumerate(self.agents)]
-        return _answers(", ".join(self.addresses), question, asked)
+        return _answers(", ".join(self.addresses), question, asked, seconds)
 
     def release(self) -> None:
         """End the agents, and give their places back; a head that is gone has forgotten them."""
@@ -148,12 +153,12 @@ class _Agent(NodeAgent):
         return self._address
 
 
-def _answers(of: str, question: str, asked: Sequence[Any]) -> list[Any]:
+def _answers(of: str, question: str, asked: Sequence[Any], seconds: float | None = None) -> list[Any]:
     """Wait for agents' answers. Raises RankLost for agents that are gone or silent, and what they raised."""
     import ray
 
     try:
-        return list(ray.get(list(asked), timeout=PLACE_SECONDS))
+        return list(ray.get(list(asked), timeout=PLACE_SECONDS if seconds is None else seconds))
     except ray.exceptions.RayTaskError as error:
         reason = str(error.cause).splitlines()[0]
         raise RankLost(f"a node of {of} failed in {question}: {reason}") from error

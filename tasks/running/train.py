@@ -13,7 +13,6 @@ from prefect import get_run_logger
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ModelInstance
-from prefect_rlhf.placement.remote_path import remote_path
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -46,7 +45,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         engines=engines,
         through_ray=lease.cluster.num_nodes > 1,
         say=get_run_logger().info,
-        shared=None if remote_path(run.run_dir) else run.run_dir,  # what is remote, every node has its own copy of
+        shared=run.run_dir,
         node_devices=lease.node_devices,
     )
     with closing(opened) as gang:

@@ -15,8 +15,10 @@ from prefect_rlhf.engines.gang import ray_places
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.ray import RayGang, join_cluster
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
+from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, local_path
 from prefect_rlhf.tasks.nodes import known_nodes
 from tests.engines.gang.test_gang import Probe, call
+from tests.object_stores import names, s3_emulator
 from tests.ray_nodes import joined, ray_nodes, why_not
 from tests.small_disk import small_disk
 
@@ -111,6 +113,21 @@ class TestTwoMachines:
         assert "cannot (No such file or directory)" in refused(nodes, 1, 1, shared=tmp_path / "none")
         with opened(nodes, 1, 1, shared=tmp_path) as gang:
             assert gang.size == 2 and not [path for path in tmp_path.iterdir() if path.is_file()]
+
+    def test_a_store_that_not_every_machine_reaches_is_named(self, nodes, tmp_path, monkeypatch):
+        """The nodes have its address and their credentials from the controller."""
+        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+        with nodes.another_address() as address, s3_emulator(monkeypatch, address) as url:
+            folder = local_path(f"{url}/runs/amber", "output_dir")
+            nodes.block(0, address)
+            try:
+                said = refused(nodes, 1, 1, shared=folder)
+            finally:
+                nodes.unblock(0, address)
+            assert f"output_dir: got '{url}/runs/amber', expected a folder that every node may write: " in said
+            assert f"node {nodes.addresses[0]} cannot (it takes a store that answers at http://{address}:" in said
+            with opened(nodes, 1, 1, shared=folder) as gang:
+                assert gang.size == 2 and names(url) == []
 
 
 HOLDER = """

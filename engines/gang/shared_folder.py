@@ -1,0 +1,92 @@
+"""Whether all machines of a run write to one folder, or one path of a store: each leaves a marker, and all read all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from prefect_rlhf.engines.storage.stores import explained, open_store
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, remote_path
+
+FIELD = "output_dir"  # all that a run writes lies in it
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """A folder that every machine of a run has to write to; `url` is the remote path that it mirrors, if any.
+
+    A marker is a file whose content is its name. Why one cannot be written or read is returned, for others to say.
+    """
+
+    folder: Path
+    url: str | None
+
+    @classmethod
+    def of(cls, folder: Path) -> SharedFolder:
+        """Return a folder as this machine has it."""
+        return cls(folder, remote_path(folder))
+
+    @property
+    def shown(self) -> str:
+        """The path as its user gave it."""
+        return self.url or str(self.folder)
+
+    def write(self, name: str) -> str | None:
+        """Write a marker to the store, or into a folder that is there; return why that cannot be, None if it can."""
+        if remote_path(self.folder) != self.url:
+            return f"its home or {CACHE_VARIABLE} is another: {self.folder} mirrors {remote_path(self.folder)} there"
+        return _reason(self._write, name)
+
+    def unread(self, names: Sequence[str]) -> tuple[str, str] | None:
+        """Return the first of these markers that this machine cannot read, and why; None where it reads all."""
+        for name in names:
+            if (reason := _reason(self._check, name)) is not None:
+                return name, reason
+        return None
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove markers where they are, as far as that can be."""
+        for name in names:
+            with suppress(OSError, InvalidInput):
+                self._remove(name)
+
+    def _write(self, name: str) -> None:
+        if self.url is None:
+            (self.folder / name).write_text(name)
+            return
+        store = open_store(self.url, FIELD)
+        with explained(self.url, FIELD), store.files.open_output_stream(f"{store.path}/{name}") as out:
+            out.write(name.encode())
+
+    def _check(self, name: str) -> None:
+        """Raise InvalidInput or OSError unless a marker can be read."""
+        if self.url is None:
+            found = (self.folder / name).read_text()
+        else:
+            store = open_store(self.url, FIELD)
+            with explained(self.url, FIELD), store.files.open_input_stream(f"{store.path}/{name}") as source:
+                found = source.read().decode()
+        if found != name:
+            raise InvalidInput(name, found, "its name as its content")
+
+    def _remove(self, name: str) -> None:
+        if self.url is None:
+            (self.folder / name).unlink(missing_ok=True)
+            return
+        store = open_store(self.url, FIELD)
+        with explained(self.url, FIELD):
+            store.files.delete_file(f"{store.path}/{name}")
+
+
+def _reason(attempt: Callable[[str], None], name: str) -> str | None:
+    """Return why an attempt on a marker failed, None where it did not."""
+    try:
+        attempt(name)
+    except InvalidInput as error:
+        return f"it takes {error.expected}"
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return None
