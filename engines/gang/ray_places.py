@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prefect_rlhf.engines.gang.node_agent import NodeAgent
+from prefect_rlhf.engines.gang.wires import reach
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
 
 PLACE_SECONDS = 60.0
@@ -104,8 +105,20 @@ class Placed:
 
         for agent in self.agents:
             ray.kill(agent, no_restart=True)
-        with suppress(ray.exceptions.GetTimeoutError):
-            remove_placement_group(self.group)
+        if _head_answers():  # else Ray would wait for it for a minute
+            with suppress(ray.exceptions.GetTimeoutError):
+                remove_placement_group(self.group)
+
+
+def _head_answers() -> bool:
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        reach((host, int(port))).close()
+    except OSError:
+        return False
+    return True
 
 
 def _await_nodes(group: Any, cluster: str, places: Sequence[Place], say: Callable[[str], object]) -> None:
