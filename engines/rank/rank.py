@@ -88,6 +88,10 @@ class Rank:
         self._states: dict[str, Any] = {}  # what stateful computations return for the next step, by call
         self._copies: dict[ModelInstance, HostCopy] = {}  # of what is trained here, for checkpoints
 
+    def device_memory_bytes(self) -> int:
+        """Return the memory of its GPU, all of it. Raises RuntimeError without one."""
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
     def build(self, command: BuildCommand) -> RankReport:
         """Make the instance's engine and load its weights: version 0, or that of a checkpoint. Collective."""
         began = time.perf_counter()

@@ -13,6 +13,7 @@ from prefect import get_run_logger
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.tasks.running.device_memory import check_device_memory
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
@@ -49,6 +50,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         node_devices=lease.node_devices,
     )
     with closing(opened) as gang:
+        check_device_memory(lease, gang, run.call_deadline_seconds)
         dispatcher = Dispatcher(run, gang)
         dispatcher.build(audience.built)
         stop = StopRequest()
