@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
@@ -21,16 +22,43 @@ BUCKET = "bucket"
 @contextmanager
 def s3_emulator(monkeypatch: pytest.MonkeyPatch, address: str = "127.0.0.1") -> Iterator[str]:
     """Answer as S3 at an address, with one empty bucket, which the environment points to; gives `s3://bucket`."""
-    from moto.moto_server.threaded_moto_server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address=address, port=free_port(), verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    point_s3_to(monkeypatch, f"http://{host}:{port}")
-    urlopen(Request(f"http://{host}:{port}/moto-api/reset", method="POST")).read()
-    urlopen(Request(f"http://{host}:{port}/{BUCKET}", method="PUT")).read()
-    try:
+    with s3_server(monkeypatch, address):
         yield f"s3://{BUCKET}"
+
+
+class S3Server:
+    """An emulator of S3 at an address, which can go away and come back with what it held."""
+
+    def __init__(self, address: str) -> None:
+        self.place = address, free_port()
+        self.endpoint = f"http://{address}:{self.place[1]}"
+        self._running: list[Any] = []
+
+    def start(self) -> None:
+        """Answer from now on."""
+        from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+        server = ThreadedMotoServer(*self.place, verbose=False)
+        server.start()
+        server.get_host_and_port()  # once it listens
+        self._running.append(server)
+
+    def stop(self) -> None:
+        """Refuse connections from now on."""
+        while self._running:
+            self._running.pop().stop()
+
+
+@contextmanager
+def s3_server(monkeypatch: pytest.MonkeyPatch, address: str = "127.0.0.1") -> Iterator[S3Server]:
+    """Answer as `s3_emulator` does; gives the server."""
+    server = S3Server(address)
+    server.start()
+    point_s3_to(monkeypatch, server.endpoint)
+    urlopen(Request(f"{server.endpoint}/moto-api/reset", method="POST")).read()
+    urlopen(Request(f"{server.endpoint}/{BUCKET}", method="PUT")).read()
+    try:
+        yield server
     finally:
         server.stop()
 

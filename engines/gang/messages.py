@@ -67,8 +67,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The result of the method, or why there is none; `traceback` is for the log."""
+    """The result of the method, or why there is none; `traceback` and `warnings`, a line each, are for the log."""
 
     value: Any = None
     error: Exception | None = None
     traceback: str = ""
+    warnings: tuple[str, ...] = ()

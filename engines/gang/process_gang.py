@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import select
 import threading
@@ -15,6 +16,8 @@ from prefect_rlhf.engines.gang.failures import raise_first_failure
 from prefect_rlhf.engines.gang.messages import Reply, Request, Start
 from prefect_rlhf.placement.augmented.node import Resource
 from prefect_rlhf.placement.errors import RankLost, RankSilent, RlhfError
+
+_log = logging.getLogger(__name__)
 
 PIPE_SECONDS = 30  # a message that is this long in the pipe belongs to a rank that is stopped
 FAILURE_GRACE_SECONDS = 5.0  # after one rank failed, how long the others have to fail or to finish
@@ -91,6 +94,9 @@ class ProcessGang:
         except (RankLost, RankSilent) as error:
             self._end(str(error))
             raise
+        for rank, reply in replies.items():
+            for line in reply.warnings:
+                _log.warning("%s: %s", self._name(rank), line)
         raise_first_failure(replies, doing, self._name)
         return {rank: replies[rank].value for rank in messages}
 

@@ -6,13 +6,17 @@ between device and host and writes to disk beside it.
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import signal
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import NoReturn
@@ -27,8 +31,35 @@ from prefect_rlhf.engines.gang.messages import Reply, Request, Start
 
 _COLLECTIVE = timedelta(hours=2)  # one rank may wait long for another at work; the call's deadline is the real limit
 
+LOGGER = "prefect_rlhf"  # this module may be __main__
+MOST_WARNINGS = 100  # newest ones that are kept for a reply
+
 GONE = (EOFError, ConnectionError, TimeoutError)
 """What a pipe says when the controller, or the node it is on, can no longer be reached."""
+
+
+class Warnings(logging.Handler):
+    """Keeps what this process warns of until a reply takes it to the controller, and says it here at once."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._lines: deque[str] = deque(maxlen=MOST_WARNINGS)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line."""
+        self._lines.append(record.getMessage())
+        sys.stderr.write(f"{record.getMessage()}\n")
+
+    def taken(self) -> tuple[str, ...]:
+        """Return the lines since the last time; each is taken once, by whichever thread comes first."""
+        lines = []
+        with suppress(IndexError):
+            while True:
+                lines.append(self._lines.popleft())
+        return tuple(lines)
+
+
+WARNINGS = Warnings()
 
 
 def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
@@ -41,6 +72,7 @@ def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to answer
     connections: list[Connection[Reply, Request]] = [Connection(pipe) for pipe in pipes]
+    logging.getLogger(LOGGER).addHandler(WARNINGS)
     status = 1
     try:
         serve(connections, listener)
@@ -85,7 +117,7 @@ def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoRe
     """Reply to every request in turn. Raises one of GONE when the controller is gone."""
     while True:
         request: Request = pickle.loads(connection.recv_bytes())
-        send(connection, reply_to(request, target))
+        send(connection, replace(reply_to(request, target), warnings=WARNINGS.taken()))
 
 
 def use_device(start: Start) -> None:

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_rlhf.engines.storage.stores import explained, open_store
+from prefect_rlhf.engines.storage.answers import explained
+from prefect_rlhf.engines.storage.stores import open_store
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, remote_path
 

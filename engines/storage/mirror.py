@@ -15,7 +15,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.engines.storage.stores import NO_BUCKET, Store, explained, open_store
+from prefect_rlhf.engines.storage.answers import NO_BUCKET, explained
+from prefect_rlhf.engines.storage.patience import patiently
+from prefect_rlhf.engines.storage.stores import Store, open_store
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.remote_path import cache_folder, is_remote, local_path, remote_path
 
@@ -57,14 +59,14 @@ def fetch(url: str, field: str, wanted: Wanted = lambda name: True, *, may_be_ab
     store = open_store(url, field)
     with explained(url, field), _alone(url):
         try:
-            there = list_files(store)
+            there = patiently(url, lambda: list_files(store))
         except FileNotFoundError as error:
             if not may_be_absent or NO_BUCKET in str(error):
                 raise
             there = []
         found = [file for file in there if wanted(file.name)]
         for file in found:
-            _copy_unless_current(store, file, mirror / file.name if file.name else mirror)
+            _copy_unless_current(store, file, mirror / file.name if file.name else mirror, url)
         _remove_others(mirror, {file.name for file in found}, wanted)
     return mirror
 
@@ -94,7 +96,7 @@ def _remote_file(info: Any, name: str) -> RemoteFile:
     return RemoteFile(info.path, name, info.size, info.mtime_ns)
 
 
-def _copy_unless_current(store: Store, file: RemoteFile, target: Path) -> None:
+def _copy_unless_current(store: Store, file: RemoteFile, target: Path, url: str) -> None:
     if target.is_dir():
         shutil.rmtree(target)
     if target.is_file() and _is_current(file, target):
@@ -106,7 +108,7 @@ def _copy_unless_current(store: Store, file: RemoteFile, target: Path) -> None:
         if file.time_ns is not None:
             os.utime(part, ns=(file.time_ns, file.time_ns))
 
-    write_atomically(target, copy)
+    write_atomically(target, lambda part: patiently(url, lambda: copy(part)))
 
 
 def _is_current(file: RemoteFile, target: Path) -> bool:

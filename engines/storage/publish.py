@@ -8,10 +8,14 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+from prefect_rlhf.engines.storage.answers import explained, uploading
 from prefect_rlhf.engines.storage.mirror import COPY_BYTES, RemoteFile, list_files
-from prefect_rlhf.engines.storage.stores import Store, explained, open_store, uploading
+from prefect_rlhf.engines.storage.patience import patiently
+from prefect_rlhf.engines.storage.stores import Store, open_store
 from prefect_rlhf.placement.remote_path import remote_path
 
 FIELD = "output_dir"  # all that a run writes lies in it
@@ -31,9 +35,10 @@ def publish(path: Path, last: str | None = None, to: Path | None = None) -> int:
     with uploading(url):
         store = open_store(url, FIELD)
         if last is not None:
-            _delete(store, last)
+            patiently(url, lambda: _delete(store, last))
         for file in files:
-            _upload(store, file, "" if file == path else file.relative_to(path).as_posix())
+            name = "" if file == path else file.relative_to(path).as_posix()
+            patiently(url, partial(_upload, store, file, name))
     return sum(file.stat().st_size for file in files)
 
 
@@ -45,9 +50,9 @@ def withdraw(path: Path, first: str | None = None) -> None:
     with uploading(url):
         store = open_store(url, FIELD)
         if first is not None:
-            _delete(store, first)
-        for file in _files(store):
-            store.files.delete_file(file.path)
+            patiently(url, lambda: _delete(store, first))
+        for file in patiently(url, lambda: _files(store)):
+            patiently(url, partial(_delete_path, store, file.path))
 
 
 def names_at_store(path: Path) -> set[str]:
@@ -56,7 +61,8 @@ def names_at_store(path: Path) -> set[str]:
     if url is None:
         return set()
     with uploading(url):
-        return {file.name for file in _files(open_store(url, FIELD))}
+        store = open_store(url, FIELD)
+        return {file.name for file in patiently(url, lambda: _files(store))}
 
 
 def check_writable(url: str) -> None:
@@ -64,9 +70,13 @@ def check_writable(url: str) -> None:
     with explained(url, FIELD):
         store = open_store(url, FIELD)
         path = f"{store.path}/.writable-{uuid.uuid4().hex}"
-        with store.files.open_output_stream(path) as out:
-            out.write(b"prefect-rlhf")
-        store.files.delete_file(path)
+        patiently(url, lambda: _write_bytes(store, path))
+        patiently(url, lambda: _delete_path(store, path))
+
+
+def _write_bytes(store: Store, path: str) -> None:
+    with store.files.open_output_stream(path) as out:
+        out.write(b"prefect-rlhf")
 
 
 def _files(store: Store) -> list[RemoteFile]:
@@ -91,4 +101,10 @@ def _delete(store: Store, name: str) -> None:
 
     path = f"{store.path}/{name}"
     if store.files.get_file_info(path).type == FileType.File:
+        _delete_path(store, path)
+
+
+def _delete_path(store: Store, path: str) -> None:
+    """Delete a file, which may be gone already: by an earlier request whose answer did not arrive."""
+    with suppress(FileNotFoundError):
         store.files.delete_file(path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from logging import Logger
 
 from prefect import get_run_logger
@@ -28,3 +30,22 @@ def _log() -> Logger | LoggingAdapter:
         return get_run_logger()
     except MissingContextError:
         return get_logger("prefect_rlhf.plan")
+
+
+@contextmanager
+def engines_in_log() -> Iterator[None]:
+    """Have the run's log show what engines warn of: a store that is waited for, in this process or in a rank's."""
+    handler, logger = _ToRunLog(), logging.getLogger("prefect_rlhf.engines")
+    propagated, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated
+
+
+class _ToRunLog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            log_warning(record.getMessage())

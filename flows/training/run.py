@@ -17,7 +17,7 @@ from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.installed_engines import check_engines
-from prefect_rlhf.flows.training.log import log_info, log_warning
+from prefect_rlhf.flows.training.log import engines_in_log, log_info, log_warning
 from prefect_rlhf.flows.training.measured_plan import trials_json
 from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.request import RunRequest, read_request
@@ -57,6 +57,7 @@ class PreparedRun:
     prediction: Prediction | None
 
 
+@engines_in_log()
 def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
     """Prepare a run of `algorithm`, then train; returns its run folder and trained models, of a dry run its plan.
 

@@ -1,5 +1,6 @@
 """The gang: what a call gives, and that no trouble of a rank hangs the controller or leaves a process behind."""
 
+import logging
 import os
 import re
 import signal
@@ -52,6 +53,9 @@ class Probe:
 
     def echo(self, value):
         return value
+
+    def warn(self, line):
+        logging.getLogger("prefect_rlhf.engines.storage.patience").warning("%s of %d", line, self.rank)
 
     def pid(self):
         return os.getpid()
@@ -196,6 +200,15 @@ def assert_group_gone(group, seconds=30.0):
     while processes_of(group) and time.monotonic() < end:
         time.sleep(0.02)
     assert processes_of(group) == []
+
+
+def test_what_a_rank_warns_of_is_in_the_controllers_log_once_under_its_name(shared, caplog):
+    call(shared, "warn", "waits for a store", ranks=(0, 2))
+    call(shared, "echo", 1)
+    lines = [record.getMessage() for record in caplog.records if "waits for a store" in record.getMessage()]
+    assert [re.sub(NODE, "", line) for line in lines] == [
+        f"rank {rank}: waits for a store of {rank}" for rank in (0, 2)
+    ]
 
 
 def test_a_call_runs_on_each_rank_it_names(shared):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from prefect_rlhf.engines.storage import patience
 from prefect_rlhf.placement.remote_path import CACHE_VARIABLE
 from tests.object_stores import gcs_emulator, s3_emulator
 
@@ -11,6 +12,13 @@ def cache(tmp_path, monkeypatch):
     """The folder of mirrors, empty at first."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch):
+    """A store that is away is given up at once, unless a test says otherwise; none is known to be away."""
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(patience, "_given_up", set())
 
 
 @pytest.fixture(params=[s3_emulator, gcs_emulator], ids=["s3", "gs"])
