@@ -11,13 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_rlhf.blocks.lease import DEFAULT_LEASE_DIRECTORY
 from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
-from prefect_rlhf.placement.cost.hardware import GIB, datasheet, parts_of_the_fastest
+from prefect_rlhf.placement.cost.hardware import GIB, GPUS, datasheet, parts_of_the_fastest
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
 MOST_NODES = 10_000
 MOST_DEVICES = 1024  # of a node
 DEVICE_MEMORY_GIB = 8.0  # of a device where nobody says
+DEVICE_FIELD = "node_kinds.device"
 DEVICE_NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"  # that Ray takes as a label
 
 
@@ -55,11 +56,19 @@ class NodeKind(BaseModel):
         """Return the memory of a device; `otherwise` is that of one without a datasheet."""
         if self.device_memory_gib:
             return int(self.device_memory_gib * GIB)
-        return otherwise if backend == "cpu" else datasheet(self.device, "node_kinds.device").memory_bytes
+        return otherwise if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS).memory_bytes
 
     def peak(self, backend: Backend) -> float:
         """Return what its datasheet says of its speed, to be compared with other kinds'."""
-        return 1.0 if backend == "cpu" else datasheet(self.device, "node_kinds.device").bfloat16_flops
+        return 1.0 if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS).bfloat16_flops
+
+    def label(self, backend: Backend) -> str:
+        """Return what Ray's nodes of this kind are labelled with: of a GPU its datasheet's name, however it is written.
+
+        >>> NodeKind(device="A100-SXM4-80GB").label("cuda"), NodeKind(device="Old").label("cpu")
+        ('a100-80', 'Old')
+        """
+        return self.device if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS).name
 
 
 class ClusterFields(BaseModel):
@@ -124,7 +133,7 @@ class ClusterFields(BaseModel):
             num_nodes=len(nodes),
             device_memory_bytes=min(memory),
             node_memory_bytes=tuple(memory) if len(set(memory)) > 1 else (),
-            node_devices=tuple(node.device for node in nodes),
+            node_devices=tuple(node.label(self.kind) for node in nodes),
         )
         return shape.with_speeds(parts_of_the_fastest(speeds), "node_kinds.speed")
 
@@ -135,9 +144,9 @@ class ClusterFields(BaseModel):
         if self.kind == "cuda" and self.device_memory_gib != DEVICE_MEMORY_GIB:
             right = "to be left out: each of node_kinds says its own, or has its datasheet's"
             raise InvalidInput("device_memory_gib", self.device_memory_gib, right)
-        names, speeds = zip(*((kind.device, kind.speed) for kind in self.node_kinds), strict=True)
+        names, speeds = zip(*((kind.label(self.kind), kind.speed) for kind in self.node_kinds), strict=True)
         if len(set(names)) < len(names):
-            raise InvalidInput("node_kinds.device", list(names), "each kind once, with all its nodes")
+            raise InvalidInput(DEVICE_FIELD, list(names), "each kind once, with all its nodes")
         if any(speeds) and not all(speeds):
             raise InvalidInput("node_kinds.speed", list(speeds), "one for every kind, or none")
 

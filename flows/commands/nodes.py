@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from prefect_rlhf.blocks.cluster import DEVICE_NAME, MOST_DEVICES
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
 from prefect_rlhf.flows.hardware.datasheets import gpu_name
-from prefect_rlhf.placement.cost.hardware import datasheet
+from prefect_rlhf.placement.cost.hardware import GPUS, datasheet
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.tasks.nodes import DEFAULT_PORT, Devices, known_nodes, start_head, start_node, stop_node
@@ -31,11 +31,16 @@ class NodesFlags:
     address: Annotated[str | None, Parameter(help="With --join: the address at which others reach this machine.")] = (
         None
     )
-    port: Annotated[int, whole_number(1, PORTS), Parameter(help="With --head.", show_default=True)] = DEFAULT_PORT
-    devices: Annotated[int, whole_number(0, MOST_DEVICES), Parameter(help="Devices that runs may use here.")] = 1
-    kind: Annotated[Backend, Parameter(help="What the devices are.", show_default=True)] = "cpu"
+    port: Annotated[int | None, whole_number(1, PORTS), Parameter(help=f"With --head; without it {DEFAULT_PORT}.")] = (
+        None
+    )
+    devices: Annotated[
+        int | None, whole_number(0, MOST_DEVICES), Parameter(help="Devices that runs may use here; without it 1.")
+    ] = None
+    kind: Annotated[Backend | None, Parameter(help="What the devices are; without it cpu.")] = None
     device: Annotated[
-        str | None, Parameter(help="Which of a pool's kinds of nodes this is; without it, what its driver says.")
+        str | None,
+        Parameter(help="Which of a pool's kinds of nodes this is; without it, of GPUs what their driver says."),
     ] = None
 
 
@@ -50,12 +55,9 @@ def nodes(flags: Annotated[NodesFlags, ALL_AT_ONCE] = NodesFlags()) -> int:
     """
     if sum((flags.head is not None, flags.join is not None, flags.stop)) > 1:
         raise InvalidInput("--head, --join, --stop", "more than one", "one of them, or none to list the nodes")
-    if flags.address is not None and flags.join is None:
-        raise InvalidInput("--address", flags.address, "to be left out without --join")
-    if flags.device is not None and flags.head is None and flags.join is None:
-        raise InvalidInput("--device", flags.device, "to be left out without --head or --join")
+    _check_flags(flags)
     if flags.head is not None:
-        head = start_head(flags.head, flags.port, _devices(flags))
+        head = start_head(flags.head, flags.port or DEFAULT_PORT, _devices(flags))
         print(f"others join with: prefect-rlhf nodes --join {head}; runs find it with RAY_ADDRESS={head}")
     elif flags.join is not None:
         start_node(flags.join, flags.address, _devices(flags))
@@ -67,11 +69,24 @@ def nodes(flags: Annotated[NodesFlags, ALL_AT_ONCE] = NodesFlags()) -> int:
     return 0
 
 
+def _check_flags(flags: NodesFlags) -> None:
+    """Raise InvalidInput for flags that what is asked for leaves without effect."""
+    starts = flags.head is not None or flags.join is not None
+    of_which = (
+        ("address", flags.join is not None, "--join"),
+        ("port", flags.head is not None, "--head"),
+        *((name, starts, "--head or --join") for name in ("devices", "kind", "device")),
+    )
+    for name, has_effect, beside in of_which:
+        if not has_effect and (value := getattr(flags, name)) is not None:
+            raise InvalidInput(f"--{name}", value, f"to be left out without {beside}")
+
+
 def _devices(flags: NodesFlags) -> Devices:
     """Return what this machine has. Raises InvalidInput for GPUs that nobody knows and for a name that is none."""
-    name = flags.device
-    if name is None:
-        name = "" if flags.kind == "cpu" else datasheet(gpu_name(), "--device").name
-    elif not re.fullmatch(DEVICE_NAME, name):
+    name, kind = flags.device, flags.kind or "cpu"
+    if kind == "cuda":  # by its datasheet, or no pool's kind of nodes would ever be this one
+        name = datasheet(gpu_name("--kind", "--device that does") if name is None else name, "--device", GPUS).name
+    elif name is not None and not re.fullmatch(DEVICE_NAME, name):
         raise InvalidInput("--device", name, "up to 63 letters and digits, with . _ - between them")
-    return Devices(flags.devices, flags.kind, name)
+    return Devices(1 if flags.devices is None else flags.devices, kind, name or "")

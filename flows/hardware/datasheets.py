@@ -94,16 +94,19 @@ def orchestration_seconds(leased: Lease) -> float:
     return ORCHESTRATION_SECONDS if has_a_core_free else CORE_SECONDS
 
 
-def gpu_name() -> str:
-    """Return the product name of this machine's first GPU. Raises InvalidInput where none answers."""
+def gpu_name(field: str = "kind", otherwise: str = "node_kinds that do") -> str:
+    """Return the product name of this machine's first GPU.
+
+    Raises InvalidInput of the field where none answers; where the machine cannot be asked, `otherwise` may say it too.
+    """
     if shutil.which(QUERY[0]) is None:
-        right = f"a machine with {QUERY[0]}, which says what GPUs there are, or node_kinds that do"
-        raise InvalidInput("kind", "cuda", right)
+        right = f"a machine with {QUERY[0]}, which says what GPUs there are, or {otherwise}"
+        raise InvalidInput(field, "cuda", right)
     try:
         answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise InvalidInput("kind", "cuda", f"a GPU; {QUERY[0]} says nothing in {QUERY_LIMIT_SECONDS} s") from error
+        raise InvalidInput(field, "cuda", f"a GPU; {QUERY[0]} says nothing in {QUERY_LIMIT_SECONDS} s") from error
     names = answer.stdout.splitlines()
     if answer.returncode or not names:
-        raise InvalidInput("kind", "cuda", f"a GPU; {QUERY[0]} says: {(answer.stdout + answer.stderr).strip()[:200]}")
+        raise InvalidInput(field, "cuda", f"a GPU; {QUERY[0]} says: {(answer.stdout + answer.stderr).strip()[:200]}")
     return names[0].strip()

@@ -193,6 +193,8 @@ DATASHEETS: Mapping[str, Datasheet] = MappingProxyType(
 )
 """Dense peaks; memory is what CUDA reports, somewhat less than what is sold. The V100 has no bfloat16: its tensor
 cores' float16 peak stands for every format of two bytes."""
+GPUS: Mapping[str, Datasheet] = MappingProxyType({k: kind for k, kind in DATASHEETS.items() if not kind.measured})
+"""Those that say what a GPU has."""
 
 NETWORKS: Mapping[str, Network] = MappingProxyType(
     {
@@ -206,17 +208,17 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
 )
 
 
-def datasheet(name: str, field: str = "device") -> Datasheet:
-    """Return the datasheet of that name, or of a product's full name.
+def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] = DATASHEETS) -> Datasheet:
+    """Return the datasheet of that name, or of a product's full name. Raises InvalidInput where there is none.
 
     >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA GeForce RTX 4090").name
     ('h100', 'a100-40', 'rtx4090')
     """
     plain = re.sub("rtx[ -]", "rtx", name.lower())
-    if plain in DATASHEETS:
-        return DATASHEETS[plain]
-    for kind in DATASHEETS.values():
+    if plain in among:
+        return among[plain]
+    for kind in among.values():
         family, _, size = kind.name.partition("-")
         if re.search(rf"{family}(?![a-z0-9])", plain) and (not size or f"{size}gb" in plain):
             return kind
-    raise InvalidInput(field, name, f"one of {', '.join(DATASHEETS)}, or a product name with its memory in GB")
+    raise InvalidInput(field, name, f"one of {', '.join(among)}, or a product name with its memory in GB")

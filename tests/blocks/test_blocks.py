@@ -160,6 +160,8 @@ def test_kinds_of_nodes_are_what_plans_and_leases_must_know_of_each():
     a100 = DATASHEETS["a100-80"].memory_bytes
     assert shape.node_memory_bytes == (a100, a100, 30 << 30) and shape.device_memory_bytes == 30 << 30
     assert shape.node_speeds == (1.0, 1.0, 0.401)
+    kinds = [{"device": "A100-SXM4-80GB"}, {"device": "V100-32"}]
+    assert Cluster(kind="cuda", node_kinds=kinds).shape.node_devices == ("a100-80", "v100-32")  # as drivers' labels are
 
     shape = Cluster(node_kinds=[{"device": "old", "speed": 1}, {"device": "new", "speed": 4}]).shape
     assert (shape.node_speeds, shape.node_memory_bytes) == ((0.25, 1.0), ())
@@ -172,6 +174,11 @@ def test_kinds_of_nodes_are_what_plans_and_leases_must_know_of_each():
         ({"num_nodes": 3}, "num_nodes: got 3, expected the 2 nodes of node_kinds, or to be left out"),
         ({"kind": "cuda", "device_memory_gib": 40}, "device_memory_gib: got 40.0, expected to be left out: each of"),
         ({"kind": "cuda", "node_kinds": [{"device": "z9"}]}, "node_kinds.device: got 'z9', expected one of "),
+        ({"kind": "cuda", "node_kinds": [{"device": "cpu"}]}, "node_kinds.device: got 'cpu', expected one of h100, "),
+        (
+            {"kind": "cuda", "node_kinds": [{"device": "H100"}, {"device": "h100"}]},
+            "node_kinds.device: got ['h100', 'h100'], expected each kind once",
+        ),
         ({"node_kinds": [{"device": "a", "speed": 1}, {"device": "b"}]}, "node_kinds.speed: got [1.0, 0.0], expected"),
         ({"node_kinds": [{"device": "a"}, {"device": "a"}]}, "node_kinds.device: got ['a', 'a'], expected each kind"),
         (

@@ -20,7 +20,12 @@ NEEDS_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="
         (["--address", "10.0.0.1"], "--address: got '10.0.0.1', expected to be left out without --join"),
         (["--device", "old"], "--device: got 'old', expected to be left out without --head or --join"),
         (["--head", "127.0.0.1", "--device", "a b"], "--device: got 'a b', expected up to 63 letters and digits"),
-        (["--head", "127.0.0.1", "--kind", "cuda"], "kind: got 'cuda', expected a machine with nvidia-smi"),
+        (["--head", "127.0.0.1", "--kind", "cuda"], "--kind: got 'cuda', expected a machine with nvidia-smi"),
+        (["--head", "127.0.0.1", "--kind", "cuda"], "or --device that does"),
+        (["--head", "127.0.0.1", "--kind", "cuda", "--device", "old"], "--device: got 'old', expected one of h100, "),
+        (["--devices", "8"], "--devices: got 8, expected to be left out without --head or --join"),
+        (["--stop", "--kind", "cpu"], "--kind: got 'cpu', expected to be left out without --head or --join"),
+        (["--join", "127.0.0.1:1", "--port", "7"], "--port: got 7, expected to be left out without --head"),
     ],
 )
 def test_a_mistake_is_one_line(words, said, capsys, monkeypatch):
