@@ -13,21 +13,20 @@ from prefect_rlhf.placement.rows.shares import partition_of
 from prefect_rlhf.placement.table import table
 
 NUMBERS_SHOWN = 8  # of an order of devices
-_COLUMNS = ("mesh", "strategy", "engine", "micro_batches", "offload")  # fields of Placement that every table shows
+_COLUMNS = ("mesh", "strategy", "engine", "micro_batches")  # fields of Placement with columns of their own
 STEPS_LISTED = 2  # the first step differs: nothing was trained before it
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
     """Return one row for each call, for a table: what it is, where it runs, how its rows are split.
 
-    Whatever else a plan decides has a column where some call does not have it as usual.
+    What a plan decides otherwise than usual is a cell; a column in which no call has anything is left out.
     """
-    rows = [_plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} for call in graph]
-    if all(placement.strategy.ep == 1 for _, placement in plan.placements):
-        rows = [{title: cell for title, cell in row.items() if title != "ep"} for row in rows]
-    decided = [_decided(plan[call.name]) for call in graph]
-    shown = [title for title in decided[0] if any(row[title] for row in decided)] if decided else []
-    return [row | {title: others[title] for title in shown} for row, others in zip(rows, decided, strict=True)]
+    rows = [
+        _plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} | _decided(plan[call.name])
+        for call in graph
+    ]
+    return [{title: row[title] for title in row if any(other[title] for other in rows)} for row in rows]
 
 
 def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
@@ -67,11 +66,10 @@ def _plan_row(call: Call, placement: Placement) -> dict[str, str]:
         "dp": str(strategy.dp),
         "tp": str(strategy.tp),
         "pp": str(strategy.pp),
-        "ep": str(strategy.ep),
+        "ep": "" if strategy.ep == 1 else str(strategy.ep),
         "rows": " + ".join(str(part.num_rows) for part in call.parts),
         "mini-batches": str(call.mini_batches) if call.kind == "train_step" else "",
         "micro-batches": str(placement.micro_batches) if placement.engine == "megatron" else "",
-        "offload": "" if placement.offload == "none" else placement.offload,
     }
 
 

@@ -33,20 +33,23 @@ def test_the_plan_table_has_a_row_per_call():
         "rows": "8",
         "mini-batches": "",
         "micro-batches": "",
-        "offload": "",
     }
 
 
-def test_whatever_else_a_plan_decides_has_a_column():
-    """Any field of a placement that some call does not have as usual; the others have none."""
+def test_whatever_a_plan_decides_has_a_column_and_what_it_does_not_has_none():
+    """Any field of a placement that some call does not have as usual, and expert parallelism, beside the others."""
     placements = dict(PLAN.placements)
+    shared = placements["actor_train_step"]
+    placements["actor_train_step"] = replace(shared, strategy=replace(shared.strategy, ep=2))
     placements["actor_generate"] = replace(placements["actor_generate"], offload="all", prefetch=False)
     placements["ref_inference"] = replace(placements["ref_inference"], device_order=(1, 0))
     rows = plan_rows(replace(PLAN, placements=tuple(placements.items())), ppo())
     cells = {row["call"]: (row["offload"], row["prefetch"], row["order"]) for row in rows}
     assert cells["actor_generate"] == ("all", "no", "")
     assert cells["ref_inference"] == ("", "", "1 0")
-    assert not {"prefetch", "order"} & plan_rows(PLAN, ppo())[0].keys()
+    assert {row["call"]: row["ep"] for row in rows if row["ep"]} == {"actor_train_step": "2"}
+    assert list(rows[0])[5:9] == ["dp", "tp", "pp", "ep"]
+    assert not {"ep", "offload", "prefetch", "order"} & plan_rows(PLAN, ppo())[0].keys()
 
 
 def test_replicas_of_different_speeds_are_shown_with_the_rows_they_get():
