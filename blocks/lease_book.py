@@ -89,8 +89,7 @@ class LeaseBook:
         With `at_least`, one that is not wholly free makes do with a smaller one, the largest that is free and has so
         many devices. Raises InvalidInput when the cluster can never give that.
         """
-        candidates = self.candidates(wanted)
-        smaller = self._smaller(candidates, at_least) if at_least else ()
+        candidates, *smaller = self.acceptable(wanted, at_least)
         with self._book_lock():
             free = self._lock_free_devices()
             chosen = (self._choose(meshes, free) for meshes in (candidates, *smaller))
@@ -112,6 +111,14 @@ class LeaseBook:
     def _make_folder(self) -> None:
         make_shared_folder(self.directory.parent)
         make_shared_folder(self.directory)
+
+    def acceptable(self, wanted: str | int, at_least: int = 0) -> tuple[tuple[DeviceMesh, ...], ...]:
+        """Return meshes of the size wanted, then those of each smaller one that `acquire` would make do with.
+
+        Raises InvalidInput when the cluster can never give that.
+        """
+        candidates = self.candidates(wanted)
+        return (candidates, *(self._smaller(candidates, at_least) if at_least else ()))
 
     def candidates(self, wanted: str | int) -> tuple[DeviceMesh, ...]:
         """Return every mesh that would do, in device order. Raises InvalidInput when there is none."""

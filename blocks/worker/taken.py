@@ -31,10 +31,14 @@ class TakenRun:
         return None if lock is None else cls(configuration, lock)
 
     def take_devices(self) -> Busy | None:
-        """Lock the devices of the run; Busy when others have them. Raises InvalidInput for a mesh that cannot be."""
-        if self.configuration.run.dry_run:
-            return None
+        """Lock the devices of the run; Busy when others have them. Raises InvalidInput for a mesh that cannot be.
+
+        A dry run locks none, and is refused all the same what the run would be.
+        """
         book, wanted = self.configuration.lease_book(), self.configuration.wanted
+        if self.configuration.run.dry_run:
+            book.acceptable(wanted, self.configuration.min_devices)
+            return None
         require_ray(book.cluster)
         holder = Holder.now(self.configuration.run.id, self.configuration.run.name)
         answer = book.acquire(wanted, holder, self.configuration.min_devices)

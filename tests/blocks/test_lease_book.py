@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from prefect_rlhf.blocks.lease import LeaseTimeout, lease
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
+from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration, RunFacts
+from prefect_rlhf.blocks.worker.taken import TakenRun
 from prefect_rlhf.placement.errors import DeviceOutsideLease, InvalidInput
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
@@ -230,6 +232,18 @@ def test_a_run_that_may_make_do_with_less_gets_the_largest_mesh_that_is_free(tmp
 def test_a_least_above_what_is_asked_for_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="min_devices: got 4, expected at most the 2 devices"):
         LeaseBook(tmp_path, NODE).acquire("n0:0-1", ME, at_least=4)
+
+
+@pytest.mark.parametrize("fields", [{"mesh": "n3:0-1"}, {"num_devices": 3}, {"num_devices": 2, "min_devices": 3}])
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_dry_run_is_refused_the_devices_that_its_run_would_be(tmp_path, fields, dry_run):
+    """Before it is submitted: afterwards Prefect says in many words that it crashed."""
+    configuration = GpuMeshConfiguration(lease_directory=str(tmp_path), command="", env={}, **fields)
+    configuration._run = RunFacts("id-1", dry_run=dry_run)
+    taken = TakenRun.take(configuration)
+    with pytest.raises(InvalidInput, match=f"^{list(fields)[-1]}: got "):
+        taken.take_devices()
+    taken.release()
 
 
 @pytest.mark.parametrize("wanted", [8, "n0-1:0-3"])
