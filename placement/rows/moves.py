@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache, partial
+from typing import NamedTuple
 
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.mesh import Device
@@ -33,9 +34,8 @@ class RowMove:
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceTransfer:
-    """Rows of one call's keys that go from device `source` to device `target` (never equal)."""
+class DeviceTransfer(NamedTuple):
+    """Rows of one call's keys that go from device `source` to device `target` (never equal). A tuple: made fast."""
 
     source: Device
     target: Device
@@ -104,19 +104,21 @@ def _transfers(
     load: dict[Device, int] = defaultdict(int)
     transfers: list[DeviceTransfer] = []
     for move, producer in producers:
-        holders = _holders(producer.rows_held(), told)
+        by_holders = cache(partial(_by_holders, _holders(producer.rows_held(), told)))
         brought: dict[tuple[Device, str], set[int]] = defaultdict(set)
         for consumer in (part for part in parts if any(port.source == move.producer for port in part.call.inputs)):
             rows_each = consumer.call.rows.per_row(producer.call.rows)
-            for target, need in consumer.needs().items():
+            for need, targets in consumer.devices_by_need().items():
                 keys = tuple(key for key in move.keys if key in need.keys)
                 needed = need.share.made_of(rows_each).rows(told) if keys else ()
-                if len(parts) > 1:
-                    needed = tuple(row for row in needed if any(row not in brought[target, key] for key in keys))
-                    for key in keys:
-                        brought[target, key].update(needed)
-                for source, rows in _from_nearest(target, needed, holders, load, len(keys)).items():
-                    transfers.append(DeviceTransfer(source, target, move.producer, keys, tuple(rows)))
+                for target in targets:
+                    new = needed
+                    if len(parts) > 1:
+                        new = tuple(row for row in needed if any(row not in brought[target, key] for key in keys))
+                        for key in keys:
+                            brought[target, key].update(new)
+                    for source, rows in _from_nearest(target, by_holders(new), load, len(keys), len(targets)):
+                        transfers.append(DeviceTransfer(source, target, move.producer, keys, rows))
     return tuple(transfers)
 
 
@@ -132,19 +134,33 @@ def _holders(held: Mapping[Device, RowShare], told: ToldByCall | None) -> dict[i
     return holders
 
 
+def _by_holders(
+    holders: Mapping[int, Sequence[Device]], rows: RowIndices
+) -> tuple[tuple[Sequence[Device], RowIndices], ...]:
+    """Return the rows that the same devices hold together, in ascending order, each with the list of those devices."""
+    together: dict[int, list[int]] = defaultdict(list)  # by the identity of a list of holders
+    for row in sorted(rows):
+        together[id(holders[row])].append(row)
+    return tuple((holders[same[0]], tuple(same)) for same in together.values())
+
+
 def _from_nearest(
-    target: Device, needed: RowIndices, holders: Mapping[int, Sequence[Device]], load: dict[Device, int], weight: int
-) -> dict[Device, list[int]]:
-    """Choose a source for every row that the target lacks; `load` counts what each source sends and is updated."""
-    chosen: dict[Device, list[int]] = defaultdict(list)
-    nearest: dict[int, Sequence[Device]] = {}  # by the identity of a list of holders: on the target's node, or else all
-    for row in sorted(needed):
-        sources = holders[row]
-        if id(sources) not in nearest:
-            near = [source for source in sources if source.node == target.node]
-            nearest[id(sources)] = [] if target in sources else near or sources
-        if nearest[id(sources)]:
-            source = min(nearest[id(sources)], key=load.__getitem__)
-            load[source] += weight
-            chosen[source].append(row)
-    return chosen
+    target: Device,
+    by_holders: Iterable[tuple[Sequence[Device], RowIndices]],
+    load: dict[Device, int],
+    weight: int,
+    num_targets: int,
+) -> Iterator[tuple[Device, RowIndices]]:
+    """Choose sources for the rows that the target lacks; `load` counts what each source sends and is updated.
+
+    So many targets need the same rows. They share the nearest holders out, so that a target has few to hear from.
+    """
+    for holders, rows in by_holders:
+        if target in holders:
+            continue
+        nearest = [holder for holder in holders if holder.node == target.node] or holders
+        size = -(-len(rows) // max(1, len(nearest) // num_targets))
+        for start in range(0, len(rows), size):
+            source, part = min(nearest, key=load.__getitem__), rows[start : start + size]
+            load[source] += weight * len(part)
+            yield source, part

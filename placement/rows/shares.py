@@ -6,6 +6,7 @@ Rows are numbered 0..num_rows-1 within a step, whatever the plan.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -92,6 +93,10 @@ class PlacedCall:
     def needs(self) -> Mapping[Device, Need]:
         """Return the rows that each device works on, and of their keys those that its stage uses."""
         return _needs(self)
+
+    def devices_by_need(self) -> Mapping[Need, Sequence[Device]]:
+        """Return the devices that need the same, by what they need."""
+        return _devices_by_need(self)
 
     def rows_held(self) -> Mapping[Device, RowShare]:
         """Return the rows of the call's outputs that each device holds once it has run.
@@ -202,6 +207,14 @@ def _needs(placed: PlacedCall) -> Mapping[Device, Need]:
         return Need(RowShare(placed.partition, 0 if placed.partition.whole else replica), inputs & keys)
 
     return MappingProxyType({device: need(at.dp, at.pp) for device, at in device_coordinates(placed.placement)})
+
+
+@lru_cache(maxsize=256)
+def _devices_by_need(placed: PlacedCall) -> Mapping[Need, Sequence[Device]]:
+    devices: dict[Need, list[Device]] = defaultdict(list)
+    for device, need in _needs(placed).items():
+        devices[need].append(device)
+    return MappingProxyType({need: tuple(same) for need, same in devices.items()})
 
 
 @lru_cache(maxsize=256)

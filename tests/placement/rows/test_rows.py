@@ -4,6 +4,7 @@ import random
 from collections import defaultdict
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -195,3 +196,16 @@ def test_sources_share_the_load():
     for move in row_transfers(graph, plan, "ref_inference"):
         sent[move.source] += len(move.rows)
     assert sent == {A: 8, B: 8}
+
+
+@pytest.mark.parametrize(("tp", "heard"), [(1, 4), (2, 2), (4, 1)])
+def test_devices_that_need_the_same_rows_share_their_holders_out(tp, heard):
+    """Of four devices that hold all rows each of `tp` hears from as few as leaves none idle, and all send alike."""
+    generates = on("n0:0-3", "vllm", tp=4)
+    plan = plan_of(ppo(), actor_generate=generates, ref_inference=on(f"n1:0-{tp - 1}", "megatron", tp=tp))
+    peers, sent = defaultdict(set), defaultdict(int)
+    for move in row_transfers(ppo(), plan, "ref_inference", told=LENGTHS):
+        peers[move.target].add(move.source)
+        sent[move.source] += len(move.rows)
+    assert {target: len(sources) for target, sources in peers.items()} == {Device(1, at): heard for at in range(tp)}
+    assert sent == dict.fromkeys(generates.devices, 8 * tp // 4)
