@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from prefect_rlhf.engines.commands import BuildCommand, CallCommand, MoveWeightsCommand, RankReport
+from prefect_rlhf.engines.commands import BuildCommand, CallCommand, Digest, MoveWeightsCommand, RankReport
 from prefect_rlhf.engines.gang.messages import Reply, Request, Start
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.layout.layout import Layout
@@ -89,6 +89,7 @@ def answer(request: Request, rank: int, layouts: dict[object, Layout]) -> RankRe
     return RankReport(seconds=0.0, digest=digest, row_lengths=row_lengths, metrics=metrics, state=state, **memory)
 
 
-def digest_of(layout: Layout, rank: int) -> dict[str, int] | None:
+def digest_of(layout: Layout, rank: int) -> Digest | None:
     """Return digests of a rank's shards that add up to 0, as those of every version then do."""
-    return {name: 0 for name, regions in layout.regions.items() if rank in regions} or None
+    held = layout.of_rank(rank)
+    return Digest.of(dict.fromkeys(held, 0)) if held else None

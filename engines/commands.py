@@ -1,10 +1,12 @@
 """Commands of the controller to a rank, and the rank's reports: small picklable values, never tensors.
 
-A row is named by its position in the step's batch, so every rank means the same row by the same number.
+A row is named by its position in the step's batch, so every rank means the same row by the same number. What goes to or
+comes from each rank in every call has no slots, since dataclasses pickle those by slow Python code.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +23,33 @@ from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 
 FINGERPRINT_MODULUS = 2**64
-Digest = Mapping[str, int]
-"""Parameter name -> what this rank's shard contributes to the weight fingerprint, modulo FINGERPRINT_MODULUS."""
-
 Bytes = TypeVar("Bytes", int, Mapping[str, int])
 """Of one rank a number, of several rank -> number."""
+
+
+@dataclass(frozen=True)
+class Digest:
+    """What a rank's shards contribute to the weight fingerprint of each parameter, modulo FINGERPRINT_MODULUS.
+
+    Two strings, `names` in lines and `values` of 8 bytes each: most ranks report what others report too, which is then
+    compared and never read.
+    """
+
+    names: str
+    values: bytes
+
+    @classmethod
+    def of(cls, by_name: Mapping[str, int]) -> Digest:
+        """Return the digest that has these values.
+
+        >>> Digest.of({"norm": 7, "w": 2**64 - 1}).by_name()
+        {'norm': 7, 'w': 18446744073709551615}
+        """
+        return cls("\n".join(by_name), array("Q", by_name.values()).tobytes())
+
+    def by_name(self) -> dict[str, int]:
+        """Return the value of each parameter."""
+        return dict(zip(self.names.splitlines(), array("Q", self.values), strict=True))
 
 
 class RowSource(Protocol):
@@ -77,7 +101,7 @@ class BuildCommand:
     restore: Restore | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PassCommand:
     """The rows of one row set that a train_step works on, and the losses on them: `call` is the step on these alone.
 
@@ -94,7 +118,7 @@ class PassCommand:
     some_without_rows: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CallCommand:
     """Run one call on this rank's rows.
 
@@ -151,7 +175,7 @@ class RowTransfer(NamedTuple):
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TransferCommand:
     """The row transfers of one node that this rank has a part in, in one order on all. `frees`: see CallCommand."""
 
@@ -160,7 +184,7 @@ class TransferCommand:
     frees: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MoveWeightsCommand:
     """Bring version `version` of a role from one instance's storage into another's (reallocate).
 
@@ -175,7 +199,7 @@ class MoveWeightsCommand:
     devices: tuple[Device, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Measurements(Generic[Bytes]):
     """Time, data and memory of one piece of work: of one rank, or of all ranks of a node (memory then by rank).
 
@@ -197,7 +221,7 @@ class Measurements(Generic[Bytes]):
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RankReport(Measurements[int]):
     """A rank's reply to a command. `digest` is set when weights were written.
 

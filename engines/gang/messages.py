@@ -57,7 +57,7 @@ class Start:
     gang: GangSettings
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """Run `method` of the rank's object."""
 
@@ -65,7 +65,7 @@ class Request:
     arguments: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reply:
     """The result of the method, or why there is none; `traceback` and `warnings`, a line each, are for the log."""
 

@@ -36,7 +36,7 @@ class LoadedModel:
 
     def digest(self) -> Digest:
         """Return the whole digest of the weights as they are now."""
-        return digest(self.engine.weights(), self._factors)
+        return Digest.of(digest(self.engine.weights(), self._factors))
 
     def offload(self, part: OffloadPart) -> int:
         """Move a part to host memory; return the bytes freed."""

@@ -67,10 +67,13 @@ def combined(instance: ModelInstance, layout: Layout, digests: Mapping[int, Dige
     copies = layout.copies.items()  # ranks that hold the same of everything gave the same: one of them stands for all
     agree = all(digests.get(rank) == digests.get(first) for first, ranks in copies for rank in ranks)
     by_name = layout.regions_without_copies if agree else layout.regions
-    return {name: _parameter(instance, name, regions, digests) for name, regions in by_name.items()}
+    read = {rank: digests[rank].by_name() for rank in digests if not agree or rank in layout.copies}
+    return {name: _parameter(instance, name, regions, read) for name, regions in by_name.items()}
 
 
-def _parameter(instance: ModelInstance, name: str, regions: Mapping[int, Region], digests: Mapping[int, Digest]) -> int:
+def _parameter(
+    instance: ModelInstance, name: str, regions: Mapping[int, Region], digests: Mapping[int, Mapping[str, int]]
+) -> int:
     first: dict[Region, int] = {}  # region -> the first rank that holds it
     for rank, region in sorted(regions.items()):
         if rank not in digests or name not in digests[rank]:

@@ -137,7 +137,9 @@ class Dispatcher:
     def _settle(self, instance: ModelInstance, version: int, reports: Mapping[int, RankReport]) -> None:
         """Hold freshly written weights against the version's fingerprint, or make theirs the version's."""
         ranks = self.run.ranks(instance)
-        digests = {rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest}
+        digests = {
+            rank: report.digest for rank, report in reports.items() if rank in ranks and report.digest is not None
+        }
         self.fingerprints.settle(instance, version, digests, self._layout(instance))
 
     def _build_command(self, instance: ModelInstance, calls: Sequence[Call]) -> BuildCommand:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from prefect_rlhf.engines.commands import Measurements, RankReport
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeOutcome(Measurements[Mapping[str, int]]):
     """Measurements of a node; memory by rank."""
 

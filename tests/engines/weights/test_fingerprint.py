@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
+from prefect_rlhf.engines.commands import Digest
 from prefect_rlhf.engines.engine import Shard
 from prefect_rlhf.engines.weights.fingerprint import Factors, digest, factors, name_factor, sample
 from prefect_rlhf.engines.weights.versions import Fingerprints, combined
@@ -171,7 +172,9 @@ def weights(seed):
 def digests(layout, held):
     """What each rank of a layout reports; `held` gives each rank's weights."""
     return {
-        rank: digest({name: shard(held[rank][name], regions[rank]) for name, regions in layout.regions.items()})
+        rank: Digest.of(
+            digest({name: shard(held[rank][name], region) for name, region in layout.of_rank(rank).items()})
+        )
         for rank in (0, 1)
     }
 
@@ -201,7 +204,7 @@ def test_every_family_has_one_fingerprint_under_any_layout(shape, heads, degrees
     generator = torch.Generator().manual_seed(tp)
     whole = {name: torch.randn(size, generator=generator) for name, size in layout.shapes.items()}
     held = {
-        rank: digest({name: shard(whole[name], region) for name, region in layout.of_rank(rank).items()})
+        rank: Digest.of(digest({name: shard(whole[name], region) for name, region in layout.of_rank(rank).items()}))
         for rank in range(tp * pp)
     }
     assert combined(VLLM, layout, held) == {name: defined(name, tensor) for name, tensor in whole.items()}
@@ -268,11 +271,11 @@ def test_whoever_differs_from_its_copies_is_named(rank, name, other):
     halves = [((0, 2), (0, 8)), ((2, 4), (0, 8))]
     layout = Layout(SHAPES, {"w": dict(enumerate(2 * halves)), "norm": dict.fromkeys(range(4), ((0, 8),))})
     held = {at: {"w": at % 2, "norm": 5} for at in range(4)}
-    assert combined(VLLM, layout, held) == {"w": 1, "norm": 5}
+    assert combined(VLLM, layout, {at: Digest.of(values) for at, values in held.items()}) == {"w": 1, "norm": 5}
     held[rank][name] += 1
     first, second = sorted((rank, other[rank]))
     with pytest.raises(StaleWeights, match=f"ranks {first} and {second} hold different copies of {name}"):
-        combined(VLLM, layout, held)
+        combined(VLLM, layout, {at: Digest.of(values) for at, values in held.items()})
 
 
 def test_a_missing_report_is_told():
