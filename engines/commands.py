@@ -166,7 +166,7 @@ class CallCommand:
 
 
 class RowTransfer(NamedTuple):
-    """Rows of one call's keys that go from rank `source` to rank `target` (not equal). A tuple: it pickles fast."""
+    """Rows of one call's keys that go from rank `source` to rank `target` (not equal)."""
 
     source: int
     target: int
@@ -182,6 +182,14 @@ class TransferCommand:
     step: int
     transfers: tuple[RowTransfer, ...]
     frees: tuple[tuple[str, str], ...] = ()
+
+    def __reduce__(self) -> tuple[Callable[..., TransferCommand], tuple[Any, ...]]:
+        """Pickle the transfers as plain tuples, which takes a tenth of the time that named ones take."""
+        return _transfer_command, (self.step, tuple(map(tuple, self.transfers)), self.frees)
+
+
+def _transfer_command(step: int, transfers: Sequence[Any], frees: tuple[tuple[str, str], ...]) -> TransferCommand:
+    return TransferCommand(step, tuple(map(RowTransfer._make, transfers)), frees)
 
 
 @dataclass(frozen=True)
