@@ -105,6 +105,7 @@ class Dispatcher:
         commands = {
             rank: (TransferCommand(node.step, tuple(transfers), frees.get(rank, ())),)
             for rank, transfers in parts.items()
+            if transfers or frees.get(rank)  # who has no part in it is not asked
         }
         return self._call("transfer", commands, node.title)
 

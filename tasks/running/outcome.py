@@ -15,18 +15,18 @@ class NodeOutcome(Measurements[Mapping[str, int]]):
 
 
 def outcome_of(reports: Mapping[int, RankReport]) -> NodeOutcome:
-    """Return a node's reports as one: the slowest rank's seconds, all bytes and tokens.
+    """Return a node's reports as one: the slowest rank's seconds, all bytes and tokens. A transfer may need no rank.
 
     Metrics are those of the ranks that have some: of all rows each, or else means over the tokens of each one's rows.
     `peak_extra_bytes` is that of the rank that staged most.
     """
     by_rank = sorted(reports.items())
     return NodeOutcome(
-        seconds=max(report.seconds for report in reports.values()),
-        fingerprint_seconds=max(report.fingerprint_seconds for report in reports.values()),
+        seconds=max((report.seconds for report in reports.values()), default=0.0),
+        fingerprint_seconds=max((report.fingerprint_seconds for report in reports.values()), default=0.0),
         bytes_moved=sum(report.bytes_moved for report in reports.values()),
         num_tokens=sum(report.num_tokens for report in reports.values()),
-        peak_extra_bytes=max(report.peak_extra_bytes for report in reports.values()),
+        peak_extra_bytes=max((report.peak_extra_bytes for report in reports.values()), default=0),
         device_bytes={str(rank): report.device_bytes for rank, report in by_rank},
         resident_bytes={str(rank): report.resident_bytes for rank, report in by_rank},
         store_bytes={str(rank): report.store_bytes for rank, report in by_rank},

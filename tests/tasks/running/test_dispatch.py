@@ -94,7 +94,7 @@ def test_calls_get_their_rows_and_stores_are_empty_after_each_step(gang, tmp_pat
             uses = [row_uses(augmented.graph, augmented.plan, later) for later in nodes[index + 1 :]]
             wanted = {(run.rank(d), *key) for found in uses for d, keys in found.items() for key in keys}
             assert held(gang, step) <= wanted
-            most = max(most, *outcome.store_bytes.values())
+            most = max([most, *outcome.store_bytes.values()])
             assert node.kind != "compute" or outcome.metrics["rows"] == num_rows, "it asserts every column of its rows"
         dispatcher.finish_step(step, oldest=step + 1)
         assert most > 0
@@ -170,6 +170,26 @@ def test_ranks_that_work_on_the_same_rows_are_given_one_order(gang, tmp_path, mo
         different = {(order.rows, order.keys, order.frees) for order in orders.values()}
         assert len({id(order) for order in orders.values()}) == len(different)
     assert len({id(order) for order in given["actor_train_step@0"].values()}) == 2, "four ranks, two replicas"
+
+
+def test_a_transfer_asks_only_ranks_that_have_a_part_in_it(gang, tmp_path, monkeypatch):
+    """Who sends, receives or frees rows; where all rows lie where they are needed, nobody."""
+    asked, call = {}, gang.call
+
+    def noted(method, arguments, **settings):
+        if method == "transfer":
+            asked[settings["doing"]] = arguments
+        return call(method, arguments, **settings)
+
+    monkeypatch.setattr(gang, "call", noted)
+    dispatcher = started(gang, "pipelines", tmp_path, 1)
+    transfers = [node for node in row_world.whole_graph(dispatcher.run) if node.kind == "transfer"]
+    for node in row_world.whole_graph(dispatcher.run):
+        outcome = dispatcher.execute(node)
+        assert node.kind != "transfer" or set(outcome.store_bytes) == set(map(str, asked[node.title]))
+    dispatcher.finish_step(0, oldest=1)
+    assert all(order.transfers or order.frees for orders in asked.values() for (order,) in orders.values())
+    assert any(len(asked[node.title]) < len(node.devices) for node in transfers)
 
 
 def test_who_has_no_rows_of_a_mini_batch_knows_and_so_do_the_others(gang, tmp_path):
