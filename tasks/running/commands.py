@@ -55,8 +55,9 @@ def call_commands(run: TrainingRun, node: Node, step_rows: StepRows) -> dict[int
             passes=of_parts if call.kind == "train_step" else (),
         )
 
-    by_rank = {run.rank(device): tuple(part.needs()[device] for part in parts) for device in parts[0].needs()}
-    return {rank: command(needs, frees.get(rank, ())) for rank, needs in by_rank.items()}
+    needs = [part.needs() for part in parts]
+    by_rank = {run.rank(device): tuple(of_device[device] for of_device in needs) for device in needs[0]}
+    return {rank: command(own, frees.get(rank, ())) for rank, own in by_rank.items()}
 
 
 def _passes(run: TrainingRun, placed: PlacedCall, step: int, step_rows: StepRows) -> dict[Need, PassCommand]:

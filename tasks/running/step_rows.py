@@ -103,7 +103,8 @@ class StepRows:
                 self._uses_left[node.step] = self._uses_in(node.step)
             left = self._uses_left[node.step]
             for device, keys in self._uses_of(node).items():
-                left.subtract((device, key) for key in keys)
+                for key in keys:
+                    left[device, key] -= 1
                 frees[self.run.rank(device)] = tuple(sorted(key for key in keys if not left[device, key]))
         return frees
 
