@@ -94,7 +94,7 @@ class ProcessGang:
         except (RankLost, RankSilent) as error:
             self._end(str(error))
             raise
-        for rank, reply in replies.items():
+        for rank, reply in sorted(replies.items()):
             for line in reply.warnings:
                 _log.warning("%s: %s", self._name(rank), line)
         raise_first_failure(replies, doing, self._name)
