@@ -60,7 +60,10 @@ class Placed:
 
     @classmethod
     def on(cls, cluster: str, places: Sequence[Place], say: Callable[[str], object]) -> Placed:
-        """Reserve places on nodes that are all different. Raises InvalidInput where they are not there."""
+        """Reserve places on nodes that are all different.
+
+        Raises InvalidInput where they are not there, RankLost where they were.
+        """
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -122,19 +125,34 @@ def _head_answers() -> bool:
 
 
 def _await_nodes(group: Any, cluster: str, places: Sequence[Place], say: Callable[[str], object]) -> None:
-    """Wait until the places are reserved; those that others hold, for long, and those that are not there a minute."""
+    """Wait until the places are reserved; those that others hold, for long, and those that are not there a minute.
+
+    Raises InvalidInput then, RankLost where nodes are missing that the cluster has lost: they may be back for the next
+    attempt.
+    """
     import ray
 
     wanted = f"{len(places)} nodes with {', '.join(map(str, places))}"
     until = time.monotonic() + HELD_SECONDS
     while not group.wait(PLACE_SECONDS):
-        nodes = [node for node in ray.nodes() if node["Alive"]]
+        known = ray.nodes()
+        nodes = [node for node in known if node["Alive"]]
         seen = f"{cluster}, whose nodes have {'; '.join(_in_words(node, places[0].resource) for node in nodes)}"
         if not _are_there(places, nodes):
+            if _are_there(places, [*nodes, *_lost(known, places)]):
+                raise RankLost(f"the Ray cluster has lost a node that the run needs, one of {wanted}: it is {seen}")
             raise InvalidInput("cluster", seen, wanted)
         if time.monotonic() > until:
             raise InvalidInput("cluster", f"{seen}, held by others for {HELD_SECONDS:g} s", f"{wanted} free")
         say(f"waiting for {wanted} of the Ray cluster at {cluster}: held by others")
+
+
+def _lost(known: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> list[Mapping[str, Any]]:
+    """Return the nodes that are gone and not back, with as much as a place may want: Ray forgets what they had."""
+    there = {node["NodeManagerAddress"] for node in known if node["Alive"]}
+    last = {node["NodeManagerAddress"]: node for node in known if node["NodeManagerAddress"] not in there}
+    had = {places[0].resource: max(place.count for place in places)}
+    return [{**node, "Resources": had} for node in last.values()]
 
 
 def _in_words(node: Mapping[str, Any], resource: str) -> str:

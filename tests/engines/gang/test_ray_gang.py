@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from prefect_rlhf.engines.gang import ray as ray_gang
 from prefect_rlhf.engines.gang import ray_places
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.ray import RayGang, join_cluster
+from prefect_rlhf.engines.gang.ray_places import DEVICE_LABEL, _await_nodes, places_of
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
 from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, local_path
 from prefect_rlhf.tasks.nodes import known_nodes
@@ -44,6 +46,40 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InvalidInput, match=r"pip install 'prefect-rlhf\[ray\]'"):
         join_cluster("10.0.0.1:6379")
+
+
+class Never:
+    """A reservation that is never granted."""
+
+    def wait(self, seconds):
+        return False
+
+
+@pytest.mark.parametrize(
+    ("lost", "back", "wanted", "error"),
+    [
+        ("", False, ("new", "old"), InvalidInput),  # was never there
+        ("old", False, ("new", "old"), RankLost),
+        ("old", True, ("new", "old", "old"), InvalidInput),  # is there, and they want one more
+        ("old", False, ("new", "new"), InvalidInput),
+        ("old", False, ("new", "old", "old"), InvalidInput),
+    ],
+)
+def test_a_node_that_the_cluster_has_lost_is_no_mistake_in_what_was_asked_for(lost, back, wanted, error, monkeypatch):
+    """A run with restarts left asks again, since it may be back by then; Ray keeps no more of it than its labels."""
+
+    def node(address, device, alive=True):
+        has = {"CPU": 2.0} if alive else {}
+        return {"NodeManagerAddress": address, "Alive": alive, "Resources": has, "Labels": {DEVICE_LABEL: device}}
+
+    known = [node("10.0.0.1", "new"), *([node("10.0.0.2", lost, False)] if lost else [])]
+    known += [node("10.0.0.2", lost)] if back else []
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(nodes=lambda: known))
+    places = places_of([2] * len(wanted), "cpu", wanted)
+    with pytest.raises(error) as caught:
+        _await_nodes(Never(), "10.0.0.9:6379", places, print)
+    wants = f"{len(wanted)} nodes with {', '.join(f'2 CPUs ({device})' for device in wanted)}"
+    assert "10.0.0.1 2 CPUs (new)" in str(caught.value) and wants in str(caught.value)
 
 
 @pytest.fixture(scope="class")
