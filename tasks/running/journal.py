@@ -9,7 +9,7 @@ import json
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,8 @@ class Journal:
         with self._lock:
             if span.kind not in BEHIND or span.step in self._by_step:  # a commit may end when its step is forgotten
                 self._by_step[span.step].append(span)
-            _append(self.run_dir / "task_runs.jsonl", asdict(span))
+            values = {field.name: getattr(span, field.name) for field in fields(span)}  # asdict would copy all of them
+            _append(self.run_dir / "task_runs.jsonl", values)
 
     def finish_step(self, step: int) -> Mapping[str, float]:
         """Write and return the metrics of a step: each call's, under `call.metric`, and where its time went.
