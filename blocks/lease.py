@@ -60,9 +60,11 @@ def lease(
 
 
 def require_ray(cluster: ClusterShape) -> None:
-    """Raise InvalidInput for a cluster of several nodes where Ray, which starts the ranks of each, is not installed."""
-    if cluster.num_nodes > 1 and find_spec("ray") is None:
-        raise InvalidInput("num_nodes", cluster.num_nodes, "1, or Ray: pip install 'prefect-rlhf[ray]' on each node")
+    """Raise InvalidInput where Ray, which starts the ranks of several nodes and of kinds of them, is not installed."""
+    if cluster.through_ray and find_spec("ray") is None:
+        seen, alone = (list(cluster.node_devices), "none") if cluster.node_devices else (cluster.num_nodes, "1")
+        field = "node_kinds" if cluster.node_devices else "num_nodes"
+        raise InvalidInput(field, seen, f"{alone}, or Ray: pip install 'prefect-rlhf[ray]' on each node")
 
 
 def _wait_for_mesh(

@@ -124,8 +124,7 @@ def measure_profile(leased: Lease, request: ProfileRequest, say: Say) -> Path:
 
     Of several nodes, which are taken to be alike, layers are timed on the first and messages between all.
     """
-    node_devices = leased.node_devices if leased.cluster.num_nodes > 1 else ()
-    return keep_profile(measure(request.subject, request.sizes, say, node_devices), request.file)
+    return keep_profile(measure(request.subject, request.sizes, say, leased.node_devices), request.file)
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:

@@ -121,6 +121,11 @@ class ClusterShape:
     def whole(self) -> DeviceMesh:
         return DeviceMesh(0, self.num_nodes, 0, self.devices_per_node)
 
+    @property
+    def through_ray(self) -> bool:
+        """Whether runs find its nodes through Ray: else it is the machine that they start on, whatever that has."""
+        return self.num_nodes > 1 or bool(self.node_devices)
+
     def with_speeds(self, speeds: Sequence[float], field: str = "node_speeds") -> ClusterShape:
         """Return the cluster with these node speeds. Raises InvalidInput unless there is one for each node, above 0."""
         if len(speeds) not in (0, self.num_nodes):

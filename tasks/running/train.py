@@ -44,7 +44,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         lease.devices_of_nodes,
         device=lease.kind,
         engines=engines,
-        through_ray=lease.cluster.num_nodes > 1,
+        through_ray=lease.cluster.through_ray,
         say=get_run_logger().info,
         shared=run.run_dir,
         node_devices=lease.node_devices,

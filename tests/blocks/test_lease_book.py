@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -246,12 +247,19 @@ def test_a_dry_run_is_refused_the_devices_that_its_run_would_be(tmp_path, fields
     taken.release()
 
 
-@pytest.mark.parametrize("wanted", [8, "n0-1:0-3"])
-def test_a_lease_of_several_nodes_without_ray_is_refused(tmp_path, wanted, monkeypatch):
-    """Only Ray starts ranks on other nodes; here, two ranks would share each device."""
+@pytest.mark.parametrize(
+    ("cluster", "wanted", "says"),
+    [
+        (RACK, 8, "num_nodes: got 3, expected 1, or Ray"),
+        (RACK, "n0-1:0-3", "num_nodes: got 3, expected 1, or Ray"),
+        (replace(DESK, node_devices=("h100",)), 1, r"node_kinds: got \['h100'\], expected none, or Ray"),
+    ],
+)
+def test_a_lease_of_nodes_that_only_ray_finds_is_refused_without_it(tmp_path, cluster, wanted, says, monkeypatch):
+    """Here, two ranks would share each device, or be on a machine that is none of the kind."""
     monkeypatch.setattr("prefect_rlhf.blocks.lease.find_spec", lambda name: None)
     with (
-        pytest.raises(InvalidInput, match="num_nodes: got 3, expected 1, or Ray"),
-        lease(RACK, wanted, directory=tmp_path),
+        pytest.raises(InvalidInput, match=says),
+        lease(cluster, wanted, directory=tmp_path),
     ):
         pass
