@@ -26,7 +26,7 @@ class NodeKind(BaseModel):
     """Equal nodes of a cluster whose nodes are of several kinds, or whose GPUs its worker cannot see.
 
     >>> NodeKind(device="a100-80", num_nodes=2).memory_bytes("cuda", otherwise=8 * GIB) // GIB
-    80
+    79
     """
 
     model_config = ConfigDict(extra="forbid")
