@@ -19,8 +19,8 @@ ENVIRONMENT_VARIABLE = "RLHF_LEASE"
 class Lease:
     """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through work pool `pool`.
 
-    A dry run may plan but touch no device: it has the mesh that it would get, and no devices. A run without a worker
-    has pool `local`.
+    Where nodes of it are lost, the run may make do with `min_devices`; 0: with all of them alone. A dry run may plan
+    but touch no device: it has the mesh that it would get, and no devices. A run without a worker has pool `local`.
 
     >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
     >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
@@ -38,6 +38,7 @@ class Lease:
     mesh: DeviceMesh
     devices: tuple[Device, ...]
     kind: Backend = "cpu"
+    min_devices: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", replace(self.cluster, backend=self.kind))

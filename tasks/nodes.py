@@ -30,6 +30,10 @@ class KnownNode:
     gpus: int
     device: str = ""
 
+    def has(self, backend: Backend) -> int:
+        """Return how many devices of a backend it has."""
+        return self.cpus if backend == "cpu" else self.gpus
+
     def __str__(self) -> str:
         has = f"{self.cpus} CPUs, {self.gpus} GPUs" + (f", {self.device}" if self.device else "")
         return f"{self.address}: {has if self.alive else 'gone'}"

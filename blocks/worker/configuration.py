@@ -106,7 +106,8 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
     def lease(self, lease_id: str, mesh: DeviceMesh) -> Lease:
         """Return the lease of `mesh`, as the process sees it."""
-        return Lease(self.run.pool, lease_id, self.shape, mesh, () if self.run.dry_run else mesh.devices(), self.kind)
+        devices = () if self.run.dry_run else mesh.devices()
+        return Lease(self.run.pool, lease_id, self.shape, mesh, devices, self.kind, self.min_devices)
 
     @staticmethod
     def _base_flow_run_command() -> str:

@@ -14,6 +14,7 @@ from pydantic_core import to_jsonable_python
 
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.installed_engines import check_engines
@@ -74,7 +75,8 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     own = newest_finished(earlier) if earlier else None
     if own is not None:
         options = options.model_copy(update={"resume_from": str(own)})
-    with complete_record(), leased_devices(options.dry_run) as lease:
+    with complete_record(), leased_devices(options.dry_run) as leased:
+        lease = on_living_nodes(leased, log_info)
         prepared = prepare(algorithm, arguments, options, lease, is_restart=own is not None)
         limits = prepared.request.options.limits
         report = RunReport(prepared.augmented, lease, prepared.prediction, limits)
