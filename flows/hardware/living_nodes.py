@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import DeviceMesh
-from prefect_rlhf.tasks.nodes import KnownNode, known_nodes
+
+if TYPE_CHECKING:
+    from prefect_rlhf.tasks.nodes import KnownNode
 
 
 def on_living_nodes(leased: Lease, say: Callable[[str], object]) -> Lease:
@@ -20,6 +23,8 @@ def on_living_nodes(leased: Lease, say: Callable[[str], object]) -> Lease:
     whole, least = leased.mesh, leased.min_devices
     if not least or whole.num_nodes == 1 or not leased.devices:
         return leased
+    from prefect_rlhf.tasks.nodes import known_nodes  # needs the engines, which a dry run does without
+
     nodes = known_nodes()
     for mesh in _parts(whole):
         part = replace(leased, mesh=mesh, devices=mesh.devices())
