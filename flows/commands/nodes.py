@@ -31,11 +31,15 @@ class NodesFlags:
     address: Annotated[str | None, Parameter(help="With --join: the address at which others reach this machine.")] = (
         None
     )
-    port: Annotated[int | None, whole_number(1, PORTS), Parameter(help=f"With --head; without it {DEFAULT_PORT}.")] = (
-        None
-    )
+    port: Annotated[
+        int | None,
+        whole_number(1, PORTS),
+        Parameter(help=f"With --head; without it {DEFAULT_PORT}.", show_default=False),
+    ] = None
     devices: Annotated[
-        int | None, whole_number(0, MOST_DEVICES), Parameter(help="Devices that runs may use here; without it 1.")
+        int | None,
+        whole_number(0, MOST_DEVICES),
+        Parameter(help="Devices that runs may use here; without it 1.", show_default=False),
     ] = None
     kind: Annotated[Backend | None, Parameter(help="What the devices are; without it cpu.")] = None
     device: Annotated[
