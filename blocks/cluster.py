@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from prefect_rlhf.blocks.lease import DEFAULT_LEASE_DIRECTORY
 from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
-from prefect_rlhf.placement.cost.hardware import GIB, GPUS, datasheet, parts_of_the_fastest
+from prefect_rlhf.placement.cost.hardware import GIB, GPUS, Datasheet, datasheet, parts_of_the_fastest
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
@@ -52,15 +52,21 @@ class NodeKind(BaseModel):
         description="Relative to the other kinds, by which rows are shared out; 0 is its datasheet's, without GPUs 1.",
     )
 
+    def sheet(self, backend: Backend) -> Datasheet | None:
+        """Return the datasheet of its GPUs; None without GPUs. Raises InvalidInput for GPUs that have none."""
+        return None if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS)
+
     def memory_bytes(self, backend: Backend, otherwise: int) -> int:
         """Return the memory of a device; `otherwise` is that of one without a datasheet."""
         if self.device_memory_gib:
             return int(self.device_memory_gib * GIB)
-        return otherwise if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS).memory_bytes
+        sheet = self.sheet(backend)
+        return sheet.memory_bytes if sheet else otherwise
 
     def peak(self, backend: Backend) -> float:
         """Return what its datasheet says of its speed, to be compared with other kinds'."""
-        return 1.0 if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS).bfloat16_flops
+        sheet = self.sheet(backend)
+        return sheet.bfloat16_flops if sheet else 1.0
 
     def label(self, backend: Backend) -> str:
         """Return what Ray's nodes of this kind are labelled with: of a GPU its datasheet's name, however it is written.
@@ -68,7 +74,8 @@ class NodeKind(BaseModel):
         >>> NodeKind(device="A100-SXM4-80GB").label("cuda"), NodeKind(device="Old").label("cpu")
         ('a100-80', 'Old')
         """
-        return self.device if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS).name
+        sheet = self.sheet(backend)
+        return sheet.name if sheet else self.device
 
 
 class ClusterFields(BaseModel):

@@ -102,9 +102,9 @@ def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
     Reads files and asks the driver's tool, so once for a run or a question. Raises InvalidInput for an unknown GPU and
     for a profile that does not hold any more.
     """
-    machines = [Machine.read(leased.kind, device) for device in dict.fromkeys(leased.node_devices) or ("",)]
     if leased.kind == "cpu" and leased.node_devices:  # which a profile does not tell apart
         return cost_sources(leased, "cpu")
+    machines = [Machine.read(leased.kind, device) for device in dict.fromkeys(leased.node_devices) or ("",)]
     shapes = dict.fromkeys((model.shape, model.dtype) for model in models)
     where = devices_and_nodes(leased.mesh)
     profiles = [read_profile(machine.subject(*shape, *where)) for machine in machines for shape in shapes]
