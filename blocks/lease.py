@@ -12,6 +12,7 @@ from pathlib import Path
 
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeaseBook, LeasedMesh
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
@@ -64,7 +65,7 @@ def require_ray(cluster: ClusterShape) -> None:
     if cluster.through_ray and find_spec("ray") is None:
         seen, alone = (list(cluster.node_devices), "none") if cluster.node_devices else (cluster.num_nodes, "1")
         field = "node_kinds" if cluster.node_devices else "num_nodes"
-        raise InvalidInput(field, seen, f"{alone}, or Ray: pip install 'prefect-rlhf[ray]' on each node")
+        raise InvalidInput(field, seen, f"{alone}, or Ray on each node: {install_command('ray')}")
 
 
 def _wait_for_mesh(

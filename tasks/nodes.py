@@ -14,6 +14,7 @@ from typing import Any
 from prefect_rlhf.engines.gang.ray import HEAD_AWAY, join_cluster
 from prefect_rlhf.engines.gang.ray_places import DEVICE_LABEL
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.placement.mesh import Backend
 
 START_SECONDS = 120
@@ -100,7 +101,7 @@ def _ray(*words: str) -> None:
     """Run Ray's own command. Raises InvalidInput where it is not installed, RlhfError with what it said last."""
     command = Path(sys.executable).with_name("ray")
     if not command.exists():
-        raise InvalidInput("nodes", "no Ray in this environment", "pip install 'prefect-rlhf[ray]'")
+        raise InvalidInput("nodes", "no Ray in this environment", install_command("ray"))
     own = {**HEAD_AWAY, **os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     try:
         ended = subprocess.run([command, *words], env=own, capture_output=True, text=True, timeout=START_SECONDS)

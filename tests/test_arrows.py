@@ -44,7 +44,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         "training": "hardware forms",
         "hardware": "",
         "forms": "",
-        "demo": "",
+        "demo": "training",
         ".": "planning training hardware forms",
     },
     "tasks": {

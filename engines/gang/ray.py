@@ -33,6 +33,7 @@ from prefect_rlhf.engines.gang.shared_folder import FIELD, SharedFolder
 from prefect_rlhf.engines.gang.wires import CONNECT_SECONDS, Address, Hello, reach
 from prefect_rlhf.placement.augmented.node import RESOURCES, Resource
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
+from prefect_rlhf.placement.install_command import install_command
 
 HEAD_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}
 """Ray ends every process that has not reached the head for a minute, the controller's too; with this after a week."""
@@ -94,9 +95,7 @@ def join_cluster(address: str) -> str:
     try:
         import ray
     except ImportError as error:
-        raise InvalidInput(
-            "cluster", "several nodes", "Ray on each, as `pip install 'prefect-rlhf[ray]'` has it"
-        ) from error
+        raise InvalidInput("cluster", "several nodes", f"Ray on each: {install_command('ray')}") from error
     if not ray.is_initialized():
         host, _, port = address.rpartition(":")
         try:

@@ -21,7 +21,7 @@ from prefect_rlhf.flows.commands.flags import (
 )
 from prefect_rlhf.flows.commands.server import check_server
 from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
-from prefect_rlhf.flows.training.installed_engines import check_engines
+from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     The run is a Prefect flow run: of the server that PREFECT_API_URL names, or
     of a temporary one.
     """
+    check_builds()
     flow = find_flow(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
     if flags.dry_run:

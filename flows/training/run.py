@@ -17,7 +17,7 @@ from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
-from prefect_rlhf.flows.training.installed_engines import check_engines
+from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.training.log import engines_in_log, log_info, log_warning
 from prefect_rlhf.flows.training.measured_plan import trials_json
 from prefect_rlhf.flows.training.output_folder import output_folder
@@ -65,6 +65,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     A flow run that is started again goes on in its own folder, from the newest checkpoint there; one that had reached
     its end, as it was suspended perhaps, has nothing left to do.
     """
+    check_builds()
     if not options.dry_run:
         check_engines()
         check_trackers(options.tracking)

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.tasks.data.columns import PlainColumn
 
 SCHEME = "reasoning_gym:"
@@ -68,7 +69,7 @@ def _task(field: str, path: str, name: str, options: dict[str, Any]) -> Any:
         package = import_module("reasoning_gym")
         known = import_module("reasoning_gym.factory").DATASETS
     except ImportError as error:
-        expected = f"reasoning-gym on this machine: pip install 'prefect-rlhf[rewards]' ({error!s:.80})"
+        expected = f"reasoning-gym on this machine: {install_command('rewards')} ({error!s:.80})"
         raise InvalidInput(field, path, expected) from error
     if name not in known:
         near = get_close_matches(name, known, n=4) or sorted(known)[:4]

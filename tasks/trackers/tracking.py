@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.placement.wrong_setting import wrong
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.names import Names
@@ -49,4 +50,4 @@ def check_trackers(tracking: Tracking) -> None:
     for name in tracking.report_to:
         spec = find_spec(name)
         if spec is None or spec.origin is None:
-            raise InvalidInput("tracking.report_to", name, f"one that is installed: pip install 'prefect-rlhf[{name}]'")
+            raise InvalidInput("tracking.report_to", name, f"one that is installed: {install_command(name)}")

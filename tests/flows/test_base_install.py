@@ -42,7 +42,7 @@ def test_a_run_says_what_to_install_in_one_line(folder):
     done = command(folder, "ppo", "--parameters", "parameters.yaml", "--devices", "2")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("prefect-rlhf: torch is not installed") and "prefect-rlhf[cpu]" in line
+    assert line.startswith("prefect-rlhf: torch is not installed") and ".[cpu]" in line
 
 
 @pytest.mark.all

@@ -44,7 +44,7 @@ def refused(nodes, *ranks_of_nodes, **settings):
 
 def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InvalidInput, match=r"pip install 'prefect-rlhf\[ray\]'"):
+    with pytest.raises(InvalidInput, match=r"pip install '\.\[ray\]'"):
         join_cluster("10.0.0.1:6379")
 
 

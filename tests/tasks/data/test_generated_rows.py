@@ -82,5 +82,5 @@ def test_options_that_cannot_be_read_are_refused_in_one_line(options, says):
 
 def test_without_the_package_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(InvalidInput, match=r"^d.path: .*pip install 'prefect-rlhf\[rewards\]'"):
+    with pytest.raises(InvalidInput, match=r"^d.path: .*pip install '\.\[rewards\]'"):
         StoredRows("d", SUMS).read("prompt")

@@ -225,7 +225,7 @@ def test_a_wrong_option_costs_a_line(given, says, capsys, tmp_path):
 
 def test_a_tracker_that_is_not_installed_or_said_twice_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
-    with pytest.raises(InvalidInput, match=r"tracking.report_to: got 'wandb', .*pip install 'prefect-rlhf\[wandb\]'"):
+    with pytest.raises(InvalidInput, match=r"tracking.report_to: got 'wandb', .*pip install '\.\[wandb\]'"):
         check_trackers(Tracking(report_to=["wandb"]))
     with pytest.raises(ValidationError, match="expected each tracker once"):
         Tracking(report_to=["wandb", "wandb"])
