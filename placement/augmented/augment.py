@@ -1,8 +1,8 @@
 """Augment a graph under a plan: insert every move of weights and rows that the plan needs.
 
-In this order: the runs of all calls; `reallocate` where an instance lacks the version to be read; `checkpoint` and
-`commit`; waits of each train_step for the readers of what it overwrites; `transfer` where a call's devices lack rows;
-`export` of what was trained; `reload` and `offload`.
+The order is: the runs of all calls; `reallocate`, if an instance lacks the version that it reads; `checkpoint` and
+`commit`; each train_step's waits for the readers of the version that it overwrites; `transfer`, if a call's devices
+lack rows; `export` of trained models; `reload` and `offload`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def augment(
 ) -> AugmentedGraph:
     """Return every task run of `num_steps` steps under `plan`. Evaluation calls run once more, at step `num_steps`.
 
-    With `first_step`, what is left of them for a run that goes on from the checkpoint written before that step. With
-    `checkpoint_every`, a checkpoint after every so many steps and after the last. Expects a plan that `check_plan`
-    accepts. Raises GraphError when the plan makes nodes wait for each other.
+    With `first_step`, return the remaining task runs of a run that resumes from the checkpoint written before that
+    step. With `checkpoint_every`, insert a checkpoint after every `checkpoint_every` steps and after the last step.
+    Expects a plan that `check_plan` accepts. Raises GraphError if the plan makes nodes wait for each other.
     """
     steps = StepRange(num_steps, first_step, checkpoint_every)
     return AugmentedGraph(graph, plan, num_steps, unrolled_nodes(graph, plan, steps, steps.all()), first_step)
@@ -42,10 +42,11 @@ def augment(
 def unrolled_nodes(
     graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Sequence[int]
 ) -> tuple[Node, ...]:
-    """Return the task runs of some steps of a run, which are given in order, each after those that it waits for.
+    """Return the task runs of the given steps in an order in which each follows its dependencies.
 
-    They wait for none of another step. Those near either end are not what they are in the whole graph: of what decides
-    how weights come and go, something is in steps that are not unrolled. `step_groups` says how far that reaches.
+    They have no dependency outside these steps. Nodes near either end may differ from the same nodes of the whole
+    graph, because steps that are not unrolled decide when their weights are loaded and dropped. `step_groups` states
+    how far that effect reaches.
     """
     builder = GraphBuilder()
     priorities = CallPriorities.of(graph)
@@ -62,7 +63,7 @@ def unrolled_nodes(
 
 
 def _runs(graph: DataflowGraph, steps: StepRange, unrolled: Sequence[int]) -> Iterator[CallRun]:
-    """Yield the runs of all calls in these steps, without what they wait for in others."""
+    """Yield the runs of all calls in these steps, without dependencies on other steps."""
     runs = unroll(graph, steps.num_steps, steps.first, steps.drained, unrolled)
     ids = {run.id for run in runs}
     for run in runs:
@@ -88,7 +89,7 @@ def _call_node(graph: DataflowGraph, plan: ExecutionPlan, run: CallRun) -> Node:
 
 
 def _add_overwrites(builder: GraphBuilder) -> None:
-    """Make each train_step wait for whatever still reads, from its own storage, the version that it overwrites."""
+    """Make each train_step wait for all readers of the version that it overwrites in its own storage."""
     users: dict[tuple[ModelInstance, int], list[str]] = defaultdict(list)
     for node in builder.nodes.values():
         storage = node.source or node.instance

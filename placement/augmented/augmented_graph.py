@@ -16,10 +16,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 
 @dataclass(frozen=True, slots=True)
 class AugmentedGraph:
-    """All task runs of a training run, or of its first steps, in a topological order: estimated and drawn.
+    """All task runs of a training run, or of its first steps, in topological order: estimated and drawn.
 
-    `num_steps` is that of the run. `first_step` is where a run goes on that did earlier steps before: trained roles
-    start with weights v`first_step`. A run gets its nodes from `StepGroups`, one group of steps after another.
+    `num_steps` is the number of steps of the run. `first_step` is the step at which a resumed run continues: trained
+    roles start with weights v`first_step`. A run receives its nodes from `StepGroups`, group by group.
     """
 
     graph: DataflowGraph
@@ -51,7 +51,7 @@ class AugmentedGraph:
         return self._by_id[id]
 
     def of_step(self, step: int) -> tuple[Node, ...]:
-        """The nodes of one step, in order."""
+        """The nodes of a step, in order."""
         return tuple(node for node in self.nodes if node.step == step)
 
     @property
@@ -62,8 +62,8 @@ class AugmentedGraph:
     def in_groups(self, num_steps: int) -> tuple[tuple[Node, ...], ...]:
         """Return groups of `num_steps` steps; each group in order, and after the groups that its nodes wait for.
 
-        A node joins a later group than its step's when it waits for one of a later step, as with staleness a train_step
-        waits for what still reads the weights that it overwrites.
+        A node joins a later group than its step's if it waits for a node of a later step. With staleness, for example,
+        a train_step waits for the readers of the weights that it overwrites.
         """
         index: dict[str, int] = {}
         groups: list[list[Node]] = []

@@ -1,9 +1,9 @@
-"""Insert the writing of a run's state to disk, and the waits of what would overwrite it too early.
+"""Insert the writing of a run's state to disk, and the dependencies of nodes that would overwrite that state too early.
 
-After a step that ends a period, and after the last one, each trained role has a `checkpoint` node: its ranks copy what
-they write into host memory, and the next train_step may begin. Behind it one `commit` node writes all copies beside the
-last checkpoint, adds what is small and renames: now they are the newest one. The next copy waits for that, so there is
-never more than one.
+After a step that ends a period, and after the last step, each trained role has a `checkpoint` node: its ranks copy
+their state into host memory, and the next train_step may begin. The `commit` node then writes all copies next to the
+last checkpoint, adds the small files and renames the folder, which makes it the newest checkpoint. The next copy waits
+for the commit, so at most a single copy exists.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_in
 class StepRange:
     """The steps that a run makes, and how often it writes a checkpoint.
 
-    `first` is 0, or the step that the checkpoint it goes on from was written before: then each trained role starts with
-    weights v`first`. `every` None: never. A run that is `stopped` after so many of its steps writes a checkpoint there.
-    Without `exports`, nothing comes after the last step, no evaluation either.
+    `first` is 0, or the step of the checkpoint that the run resumes from: each trained role then starts with weights
+    v`first`. If `every` is None, the run writes no checkpoint. A run that is `stopped` after that number of steps
+    writes a checkpoint there. Without `exports`, the last step ends the run, without evaluation.
     """
 
     num_steps: int
@@ -36,7 +36,7 @@ class StepRange:
     exports: bool = True
 
     def all(self) -> range:
-        """Return the steps, with that of evaluation and export after the last one, which a stopped run does not have.
+        """Return the steps, followed by the step of evaluation and export, which a stopped run does not have.
 
         >>> StepRange(num_steps=3).all(), StepRange(num_steps=3, stopped=2).all()
         (range(0, 4), range(0, 2))
@@ -56,9 +56,9 @@ class StepRange:
         return step + 1 == self.stopped and not self._is_regular(step)
 
     def is_drained(self, step: int, staleness: int) -> bool:
-        """Whether a checkpoint after `step` leaves the weights that later steps read as they are without it.
+        """Whether a checkpoint after `step` leaves the weights that later steps read unchanged.
 
-        With staleness only a regular one does, where there are any; see `drained`.
+        With staleness, only a regular checkpoint does, if the run has regular checkpoints; see `drained`.
         """
         return staleness == 0 or self.every is None or self._is_regular(step)
 
@@ -68,10 +68,10 @@ class StepRange:
         return (step + 1) % self.every == 0 or step + 1 == self.num_steps
 
     def drained(self, step: int) -> int:
-        """Return the oldest weight version that a call at `step` may read: that of the last checkpoint before it.
+        """Return the oldest weight version that a call at `step` may read: the last checkpoint's version.
 
-        What was written is then all that the rest of the run starts from, also where staleness lets a call read older
-        weights: right after a checkpoint it reads the newest.
+        The rest of the run then starts from the written state alone. This holds under staleness too: right after a
+        checkpoint, a call reads the newest weights.
 
         >>> [StepRange(num_steps=5, every=2).drained(step) for step in range(5)]
         [0, 0, 2, 2, 4]
@@ -82,9 +82,9 @@ class StepRange:
 def add_checkpoints(
     builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPlan, steps: StepRange, unrolled: Iterable[int]
 ) -> None:
-    """Insert the nodes of the steps that are unrolled; each copy waits until the one before is on disk.
+    """Insert the nodes of the unrolled steps; each copy waits until its predecessor is on disk.
 
-    That a train_step waits for the copy of what it overwrites is seen to with all other readers.
+    The dependency of a train_step on the copy of the weights that it overwrites is added with its other readers.
     """
     trained = [
         instance for model in graph.models if (instance := trained_instance(graph, plan, model.role)) is not None

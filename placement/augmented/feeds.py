@@ -1,4 +1,4 @@
-"""Row moves that each call of an iteration needs before it runs, and those that two calls can share."""
+"""Row moves that each call of an iteration needs before it runs, and moves that two calls can share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from prefect_rlhf.placement.rows.shares import PlacedCall, RowShare, placed_call
 
 @dataclass(frozen=True, slots=True)
 class SharedMove:
-    """Keys that the transfer before an earlier call, `consumer`, brings for this one as well."""
+    """Keys that this call shares with the transfer before an earlier call, `consumer`."""
 
     consumer: str
     move: RowMove
@@ -25,10 +25,10 @@ class SharedMove:
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """What one call needs beside what its devices hold: transfers of its own, and parts of earlier calls' transfers.
+    """The rows that a call needs and its devices lack: its own transfers, and parts of earlier calls' transfers.
 
-    `transfers` are the moves that each transfer makes; the last has all that need not go ahead. `local` are the keys,
-    by producer, that are used from where they were made: no transfer brings them.
+    `transfers` are the moves of each transfer; the last transfer has all moves that need not go ahead. `local` are the
+    keys, by producer, that are used on the devices that made them: no transfer moves them.
     """
 
     transfers: tuple[tuple[RowMove, ...], ...]
@@ -36,7 +36,7 @@ class Feed:
     local: Mapping[str, tuple[str, ...]]
 
     def goes_ahead(self, producer: str) -> bool:
-        """Whether rows of `producer` come in a transfer of their own, before the last one."""
+        """Whether rows of `producer` move in their own transfer, before the last transfer."""
         return any(move.producer == producer for moves in self.transfers[:-1] for move in moves)
 
 
@@ -64,11 +64,11 @@ def feeds(graph: DataflowGraph, plan: ExecutionPlan, priorities: CallPriorities)
 def _transfers(
     plan: ExecutionPlan, consumer: str, moves: Sequence[RowMove], levels: Mapping[str, int]
 ) -> tuple[tuple[RowMove, ...], ...]:
-    """Group the moves of one call by the transfers that make them.
+    """Group the moves of a call by transfer.
 
-    A producer's rows go ahead, in a transfer of their own, when that sets devices free: those which neither the
-    consumer nor any later producer occupies would else be wanted again when the later rows are made, though they may
-    have begun the next step by then.
+    A producer's rows go ahead in their own transfer if that frees devices: devices that neither the consumer nor any
+    later producer occupies. Otherwise the single transfer would need these devices when the later rows exist, although
+    they may have begun the next step by then.
     """
     ahead = []
     for move in moves:

@@ -1,4 +1,4 @@
-"""A builder of augmented graphs: nodes to which dependencies are still added."""
+"""A builder of augmented graphs: it adds dependencies to nodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GraphBuilder:
         return self._priority[node]
 
     def wait(self, node: str, *dependencies: Dependency) -> None:
-        """Make `node` wait for more; one dependency per node it waits for, the first reason stays."""
+        """Add dependencies to `node`; of two reasons for the same dependency the first stays."""
         awaited = {*self.nodes[node].depends_on, node}
         added = {d.node: d for d in reversed(dependencies) if d.node not in awaited}
         if added:
@@ -40,7 +40,7 @@ class GraphBuilder:
             self.nodes[node] = replace(self.nodes[node], dependencies=merged)
 
     def replace_dependency(self, node: str, old: str, *new: Dependency) -> None:
-        """Wait for `new` where `node` waited for `old`."""
+        """Replace each dependency on `old` by a dependency on `new`."""
         kept = tuple(d for d in self.nodes[node].dependencies if d.node != old)
         self.nodes[node] = replace(self.nodes[node], dependencies=kept)
         self.wait(node, *new)

@@ -54,13 +54,13 @@ class Dependency:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One task run.
+    """A task run.
 
-    `meshes` are all devices it occupies. `reads` is the weight version a call or move uses, `writes` the one it makes.
-    `instance` is the copy of weights that a call uses, an offload or reload moves, a checkpoint or export writes down;
-    `part` is the part of it that moves. `source`, `target` are set for a reallocate. A transfer's `call` and
-    `placement` are those of the call it feeds. `stops_devices`: an offload or reload during which its devices compute
-    nothing.
+    `meshes` are all devices that it occupies. `reads` is the weight version that a call or move uses, `writes` the
+    version that it makes. `instance` is the copy of weights that a call uses, that an offload or reload moves, or that
+    a checkpoint or export writes; `part` is the part of it that moves. `source` and `target` are set for a reallocate.
+    A transfer's `call` and `placement` belong to the call that it feeds. `stops_devices`: its devices compute nothing
+    during this offload or reload.
     """
 
     id: str
@@ -87,11 +87,11 @@ class Node:
 
     @property
     def resources(self) -> tuple[Resource, ...]:
-        """The parts of its devices that it uses.
+        """The resources that the node uses on its devices.
 
-        An offload or reload uses their host links, and with some engines their compute, a commit their ways to disk; a
-        checkpoint computes nothing else meanwhile and fills what a commit writes; a call on hosts has worker processes;
-        all else uses their compute.
+        An offload or reload uses their host links, and with some engines their compute. A commit uses their paths to
+        disk. A checkpoint uses the compute and the memory that a commit reads. A host call has worker processes. All
+        other nodes use the compute.
         """
         if self.kind == "compute" and self.call is not None and self.call.on_hosts:
             return ("hosts",)
@@ -160,7 +160,7 @@ class Node:
 
 
 def subject_of(node: str) -> str:
-    """Return what a node does, whatever its step, from its id.
+    """Return the action of a node from its id, without the step.
 
     >>> subject_of("reallocate.actor.vllm@3"), subject_of("reallocate.actor.vllm.v2@3")
     ('reallocate.actor.vllm', 'reallocate.actor.vllm')
@@ -169,7 +169,7 @@ def subject_of(node: str) -> str:
 
 
 def call_title(call: Call) -> str:
-    """Return role and kind of a call; with its own name where that says more; a computation's name alone.
+    """Return role and kind of a call, with its name if the name says more; for a computation its name alone.
 
     `actor.generate`, `actor.generate_baseline`, `reward.inference (score_baseline)`, `gae`
     """

@@ -1,14 +1,14 @@
 """Insert reload before and offload after each stretch of use of an offloaded instance or optimizer.
 
-Along one topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload`
-after its last. A window ends with its step, or when another offloaded part needs one of the same devices; so at any
-time at most one of them is on a device, and windows cut from one order can never wait for each other. The checkpoint of
-a run that was asked to stop has a window to itself: those of its step may have been handed out without it.
+Along a topological order, each use of an offloaded part opens a window: `reload` before its first use, `offload` after
+its last use. A window ends with its step, or when another offloaded part needs one of the same devices. So at any time
+a device holds at most one offloaded part, and windows cut from a single order can never wait for each other. The
+checkpoint of a run that was asked to stop has a window to itself, because the windows of its step may already be
+submitted.
 
-A reload runs beside the last call that its first use waits for, and no earlier: the copy is hidden behind that call,
-and until then the memory is free. Without prefetch nothing runs beside a window: what comes before it in the order has
-ended on its devices, and what comes after it waits for the offload. vLLM's copies on cuda stop their devices'
-computation.
+A reload runs concurrently with the last call that its first use waits for, and no earlier: that call hides the copy,
+and the memory is free until then. Without prefetch, nothing runs concurrently with a window: earlier nodes have ended
+on its devices, and later nodes wait for the offload. vLLM's copies on cuda stop the computation of their devices.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def add_offloads(builder: GraphBuilder, graph: DataflowGraph, plan: ExecutionPla
 
 @dataclass(slots=True, eq=False)
 class _UseWindow:
-    """Consecutive uses of one instance, or of its optimizer, in one step.
+    """Consecutive uses of an instance, or of its optimizer, in a step.
 
     `version` is the weight version at its reload; `after` are windows on a common device that ended before.
     """
@@ -84,7 +84,7 @@ class _UseWindow:
 
 
 class _UseWindows:
-    """All windows in the order in which they open; walks the nodes in a topological order."""
+    """All windows in the order of their opening; walks the nodes in a topological order."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _UseWindows:
         self._count: Counter[tuple[ModelInstance, int]] = Counter()
 
     def visit(self, node: Node) -> None:
-        """Open the windows that a node needs, and close those that are in their way."""
+        """Open the windows that a node needs, and close conflicting windows."""
         uses = [(instance, max(step, self._steps.first)) for instance, step in _uses(node, self._parts)]
         is_extra = node.kind == "checkpoint" and self._steps.is_extra(node.step)
         for instance, step in uses:
@@ -123,7 +123,9 @@ class _UseWindows:
                 self._versions[instance] = node.reads
 
     def _is_in_the_way(self, other: ModelInstance, node: Node, used: Set[ModelInstance]) -> bool:
-        """Whether an instance's window must end before a node: for another's, or, where it comes late, for any call."""
+        """Whether an instance's window must end before a node: a node of another instance, or any call if the window is
+        late.
+        """
         if any(other.mesh.overlaps(instance.mesh) for instance in used):
             return True
         computes = "compute" in node.resources
@@ -147,9 +149,10 @@ class _UseWindows:
 
 
 def _uses(node: Node, parts: Mapping[ModelInstance, OffloadPart]) -> Iterator[tuple[ModelInstance, int]]:
-    """Yield the instances of which a node uses the part that comes and goes, each with the step it is counted to.
+    """Yield the instances whose offloaded part a node uses, each with the step that counts the use.
 
-    A version is taken from the instance that trained it while that is still on its devices: in the step it was trained.
+    A version is read from the instance that trained it while that instance is still on its devices: in the step of
+    training.
     """
     used = [] if node.instance is None else [(node.instance, node.step)]
     if node.kind == "reallocate":
@@ -214,7 +217,8 @@ def _chain(builder: GraphBuilder, ordered: Iterable[Node], devices: Set[Device])
 
 
 def _keep_apart(builder: GraphBuilder, ordered: Sequence[Node], window: _UseWindow, reload: str, offload: str) -> None:
-    """Let the reload wait for what computes last before it on each device, and what comes next for the offload."""
+    """Make the reload wait for the last computation before it on each device, and the next computation for the offload.
+    """
     used = set(window.uses)
     uses = [index for index, node in enumerate(ordered) if node.id in used]
     for node in _nearest(reversed(ordered[: uses[0]]), window.instance.mesh):
@@ -237,8 +241,8 @@ def _nearest(nodes: Iterable[Node], mesh: DeviceMesh) -> Iterator[Node]:
 def _not_before(builder: GraphBuilder, first: Node) -> tuple[str, ...]:
     """Return the nodes that must have ended before a reload for `first` may begin.
 
-    They are those that the last call before `first` waits for. For a reallocate, all that it waits for: what comes back
-    for it is about to be overwritten, so nothing is gained.
+    They are the dependencies of the last call before `first`. For a reallocate, they are all its dependencies: the
+    reloaded weights are overwritten at once, so an earlier reload gains no time.
     """
     if first.kind == "reallocate":
         return first.depends_on

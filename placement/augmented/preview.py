@@ -19,9 +19,9 @@ LEAST_STEPS, MOST_STEPS = 24, 64
 def preview(
     graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, first_step: int = 0, checkpoint_every: int | None = None
 ) -> AugmentedGraph:
-    """Return the graph of the first steps of a run of `num_steps`; see `augment`. A short run is all there.
+    """Return the graph of the first steps of a run of `num_steps`; see `augment`. A short run is complete.
 
-    Of a longer one, the last steps shown may lack waits for the steps that follow. Raises GraphError when the plan
+    In a longer run, the last steps shown may lack dependencies on the following steps. Raises GraphError if the plan
     makes nodes wait for each other.
     """
     steps = StepRange(num_steps, first_step, checkpoint_every)
@@ -31,9 +31,9 @@ def preview(
 
 
 def distant_nodes(previewed: AugmentedGraph, checkpoint_every: int | None = None) -> tuple[Node, ...]:
-    """Return the nodes of later steps that have what the preview is too short for.
+    """Return nodes of later steps whose kind does not occur in the preview.
 
-    That is the first run of each evaluation, and the first checkpoint.
+    They are the first run of each evaluation, and the first checkpoint.
     """
     there = {node.call.name if node.call else node.kind for node in previewed}
     steps = StepRange(previewed.num_steps, previewed.first_step, checkpoint_every)

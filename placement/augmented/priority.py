@@ -1,9 +1,9 @@
 """Priorities between ready nodes; the device locks of a run follow them.
 
-In a step: first the weights that it needs; then evaluation, so that what that needs does not stay on the devices while
-training; then calls by how many calls their rows went through; then checkpoints. Before the first call of each such
-level come all transfers of rows that the level before made, whichever call they are for: a transfer occupies several
-meshes, and behind a long call on one of them it would keep the others from running at the same time.
+Within a step the order is: the weights that it needs; evaluation, so that its weights and rows leave the devices before
+training; calls, by the number of calls that their rows went through; checkpoints. All transfers of rows of a level
+precede the first call of the next level, whichever call they are for. A transfer occupies several meshes; behind a long
+call on a single mesh it would block the others.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _WEIGHTS, _EVALUATION, _TRAINING, _CHECKPOINT, _EXPORT = range(5)  # the parts o
 
 @dataclass(frozen=True, slots=True)
 class CallPriorities:
-    """Priorities of the calls of one graph."""
+    """Priorities of the calls of a graph."""
 
     levels: dict[str, int]
     positions: dict[str, int]
 
     @classmethod
     def of(cls, graph: DataflowGraph) -> CallPriorities:
-        """Give each call a level one above the highest level of the calls whose rows it reads."""
+        """Give each call the level after the highest level of the calls whose rows it reads."""
         levels: dict[str, int] = {}
         for call in graph:  # producers come first
             levels[call.name] = 1 + max((levels[name] for name in graph.reads_of(call.name)), default=-1)
@@ -36,7 +36,7 @@ class CallPriorities:
         return step, _part(call), self.levels[call.name], self.positions[call.name], 0
 
     def transfer_to(self, call: Call, step: int, producers: Iterable[str]) -> Priority:
-        """Run as soon as the last of its producers has run, though other calls come before the one that it feeds."""
+        """Run as soon as the last of its producers has run, although other calls precede its consumer."""
         level = 1 + max(self.levels[name] for name in producers)
         return step, _part(call), level, -1, self.positions[call.name]
 
@@ -45,7 +45,7 @@ class CallPriorities:
 
 
 def just_before(priority: Priority, distance: int = 1) -> Priority:
-    """Run before the node of that priority and after what comes before it; further ones first."""
+    """Run directly before the node of that priority, after all earlier nodes; a second call goes further ahead."""
     return *priority[:-1], priority[-1] - distance
 
 
@@ -54,7 +54,8 @@ def just_after(priority: Priority, distance: int = 1) -> Priority:
 
 
 def checkpoint_of(step: int, position: int) -> Priority:
-    """Run after all calls of a step, before the next step's: the next train_step may soon overwrite what was copied."""
+    """Run after all calls of a step, before the next step's: the next train_step may soon overwrite the copied state.
+    """
     return step, _CHECKPOINT, 0, position, 0
 
 

@@ -1,4 +1,4 @@
-"""Insert the moves of weights: from the instance that trained a version to those that use it."""
+"""Insert the moves of weights, from the instance that trained a version to the instances that use it."""
 
 from __future__ import annotations
 

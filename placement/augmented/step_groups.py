@@ -1,11 +1,11 @@
-"""Groups of steps, made one at a time as a run comes to them: a long run starts as fast as a short one.
+"""Groups of steps, made when the run reaches them: a long run starts as fast as a short run.
 
-A group is cut out of a window: the steps of the group before, its own, and some on either side. What decides a node of
-step s lies within `REACH` + staleness steps of it: a version is read for so long, and what overwrites it waits for its
-last reader. Some things reach further back. Evaluation every k steps finds its copies of the weights as its last run
-left them, and a checkpoint waits until the one before is on disk: so the steps of those are unrolled too, not the steps
-in between. Other nodes that are far apart need not wait for each other: at most two groups are in flight, so but for
-what is written behind them all older groups have ended.
+A group is cut out of a window: the steps of the previous group, its own steps, and some steps on either side. A node of
+step s depends only on steps within `REACH` + staleness of s: a version is read for that long, and its overwriting waits
+for its last reader. Two effects reach further back. An evaluation every k steps finds its copies of the weights in the
+state that its previous run left, and a checkpoint waits until its predecessor is on disk. So the steps of these nodes
+are unrolled too, without the steps between. Other distant nodes need not wait for each other: at most two groups are in
+flight, so all older groups have ended, except for files that are still being written.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REACH = 2  # steps, beyond the staleness
 class StepGroups:
     """Hands out the nodes of a run, group by group, as `AugmentedGraph.in_groups` does; safe to call from any thread.
 
-    Joined, the groups are the whole graph in an order that works; within a group it is the whole graph's order. A node
-    names the nodes that it waits for in its own group and in the one before; of older ones, which have ended, only
-    those whose rows it reads, and what may still be written to disk behind the steps.
+    The joined groups are the whole graph in a valid order; within a group the order is that of the whole graph. A node
+    names its dependencies in its own group and in the previous group. Of older groups, which have ended, it names only
+    nodes whose rows it reads and nodes that may still be writing to disk.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StepGroups:
         checkpoint_every: int | None = None,
         exports: bool = True,
     ) -> None:
-        """Begin at `first_step`; see `augment`. Without `exports` nothing comes after the last step."""
+        """Begin at `first_step`; see `augment`. Without `exports`, the last step ends the run."""
         self.graph, self.plan = graph, plan
         self._steps = StepRange(num_steps, first_step, checkpoint_every, exports=exports)
         self._steps_per_group = steps_per_group
@@ -56,24 +56,24 @@ class StepGroups:
 
     @property
     def stopped_after(self) -> int | None:
-        """The number of steps after which a stopped run ends, with a checkpoint; None while it goes on to its end."""
+        """The number of steps after which a stopped run ends with a checkpoint; None while it continues to its end."""
         return self._stopped_after
 
     @property
     def first_unfinished(self) -> int:
-        """The first step of which nodes are left; those before were handed out whole."""
+        """The first step with nodes left; earlier steps were handed out whole."""
         return self._unfinished
 
     def stop(self, begun: int) -> int:
-        """Let the run end early, and return its last step; `begun` is the latest step of which a node has begun.
+        """End the run early, and return its last step; `begun` is the latest step with a node that has begun.
 
-        What was handed out of later steps is void: the caller sees to it that it never begins, and that nothing waits
-        for it. The next groups are what is left of the steps up to the last one, with a checkpoint after it, without
-        exports. The last step is `begun`, or the next one that can be: With staleness, a checkpoint between two regular
-        ones would change which weights later steps read, so where `checkpoint_every` is set a regular one follows it.
-        And what was handed out must be right for a shorter run: where weights leave the devices only after a later step
-        has read them, that step is done, too. Where no other step is left, or `next_group` has said so, the run goes on
-        to its end, with exports, and `num_steps` is returned.
+        Nodes of later steps that were handed out are void: the caller ensures that they never begin, and that no node
+        waits for them. The next groups hold the rest of the steps up to the last step and a checkpoint after it,
+        without exports. The last step is `begun`, or the next possible step. With staleness, a checkpoint between two
+        regular checkpoints would change the weights that later steps read. So if `checkpoint_every` is set, the last
+        step is a step before a regular checkpoint. The nodes handed out must also be right for a shorter run: if weights
+        leave the devices only after a later step has read them, that step runs too. If no other step is left, or
+        `next_group` has reported the end, the run continues to its end, with exports, and `num_steps` is returned.
         """
         with self._lock:
             if self._stopped_after is not None:
@@ -90,7 +90,7 @@ class StepGroups:
             return steps.num_steps
 
     def _is_part_of(self, shorter: StepRange) -> bool:
-        """Whether what was handed out is part of the shorter run's graph, and waits for all that it waits for there."""
+        """Whether the nodes handed out are part of the shorter run's graph, with the same dependencies."""
         end, begin = shorter.all().stop, min(self._handed_out, default=self._next)
         window = unrolled_nodes(self.graph, self.plan, shorter, self._window(range(begin, end), shorter))
         awaited = {node.id: set(node.depends_on) for node in window}
@@ -111,9 +111,9 @@ class StepGroups:
             del self._handed_out[step]
 
     def next_group(self) -> tuple[Node, ...]:
-        """Return the next nodes, each after those that it waits for; none when all were handed out.
+        """Return the next nodes, each after its dependencies; an empty tuple after the last group.
 
-        Raises GraphError when nodes wait for each other.
+        Raises GraphError if nodes wait for each other.
         """
         with self._lock:
             end = self._steps.all().stop
@@ -124,9 +124,9 @@ class StepGroups:
             return ()
 
     def _cut(self, steps: range) -> tuple[Node, ...]:
-        """Cut out the nodes of these steps that wait for no later step, and those left of earlier ones that now do not.
+        """Cut out the nodes of these steps without dependencies on later steps, and earlier nodes that now have none.
 
-        Expects steps that follow those of the group before.
+        Expects steps that follow the previous group's.
         """
         begin = min(self._previous[0].start, self._unfinished)
         window = unrolled_nodes(self.graph, self.plan, self._steps, self._window(range(begin, steps.stop), self._steps))
@@ -146,7 +146,7 @@ class StepGroups:
         return tuple(_waiting_only_for(known, node) for node in nodes)
 
     def _window(self, steps: range, run: StepRange) -> list[int]:
-        """Return the steps of the run to unroll, so that the nodes of these are what they are in the whole graph."""
+        """Return the steps of the run to unroll, so that the nodes of these steps equal those of the whole graph."""
         reach = self.graph.staleness + REACH
         every = run.all()
         begin = max(every.start, steps.start - reach)
@@ -157,7 +157,7 @@ class StepGroups:
         return [*before, *range(begin, min(every.stop, steps.stop + reach))]
 
     def _note(self, steps: range, nodes: list[Node], incomplete: set[int]) -> None:
-        """Remember what was handed out, of steps of which something is left."""
+        """Remember the nodes handed out, for each step with nodes left."""
         for node in nodes:
             self._handed_out[node.step][node.id] = node
         self._next = steps.stop

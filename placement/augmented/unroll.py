@@ -1,6 +1,6 @@
-"""Unroll one iteration into all runs of its calls: steps, weight versions, and the runs that each one waits for.
+"""Unroll an iteration into all runs of its calls: steps, weight versions, and the dependencies of each run.
 
-This knows nothing of a plan: what moves weights and data, and what overwrites what in place, is added by augment.
+This is independent of the plan: `augment` adds moves of weights and data, and the waits before weights are overwritten.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prefect_rlhf.placement.graph import Call, DataflowGraph, VersionEdge
 
 @dataclass(frozen=True, slots=True)
 class CallRun:
-    """One run of a call: its step, the weight version it reads, and the one it writes (train_step only)."""
+    """A run of a call: its step, the weight version that it reads, and the version that it writes (train_step only)."""
 
     call: Call
     step: int
@@ -52,8 +52,9 @@ def unroll(
 ) -> tuple[CallRun, ...]:
     """Return every run of every call, step by step; evaluation also runs once after the last step, at `num_steps`.
 
-    A run that goes on from `first_step` has only the later ones, which wait for no earlier one. `oldest` gives the
-    lowest weight version that the calls of a step read, whatever the staleness. With `only`, those of some steps.
+    A run that resumes at `first_step` has only the later runs, without dependencies on earlier steps. `oldest` returns
+    the lowest weight version that the calls of a step read under any staleness. With `only`, return the runs of these
+    steps.
     """
     edges = {(edge.target, edge.source): edge for edge in graph.version_edges()}
     return tuple(
@@ -72,7 +73,7 @@ def runs_at(call: Call, step: int, num_steps: int) -> bool:
 
 
 def latest_run(call: Call, step: int) -> int:
-    """Return the last step, up to `step`, in which `call` runs; not counting evaluation after the last train_step."""
+    """Return the last step, up to `step`, that runs `call`; not counting evaluation after the last train_step."""
     every = call.every or 1
     return step // every * every
 

@@ -1,4 +1,4 @@
-"""Device orders: each copy of a role's weights overlaps most with what its devices already hold.
+"""Device orders: each copy of a role's weights overlaps as far as possible with the weights already on its devices.
 
 HybridFlow (section 5.3, figure 8) groups the ranks of generation at intervals so that each keeps the part of the
 weights that it trains; that is a case of this assignment.
@@ -31,9 +31,9 @@ from prefect_rlhf.placement.strategy import Coordinate, Strategy
 
 
 def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """Return `plan` with a device order for every call whose role is trained elsewhere and that states none.
+    """Return `plan` with a device order for every call whose role is trained elsewhere and that states no order.
 
-    The trained instance itself, and roles that nobody trains, keep theirs: the plain order unless the plan states one.
+    The trained instance itself, and frozen roles, keep the plain order or the order that the plan states.
     """
     orders: dict[str, tuple[int, ...]] = {}
     for instance, calls in instances(graph, plan).items():
@@ -50,11 +50,11 @@ def aligned(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
 
 @lru_cache(maxsize=256)  # presets and candidates of one question ask for the same pairs again and again
 def overlapping_order(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) -> tuple[int, ...]:
-    """Return the device order of `instance` that overlaps most with `trained`; () when it is the plain one.
+    """Return the device order of `instance` that overlaps most with `trained`; () for the plain order.
 
-    Of equal ones, the order that leaves most coordinates on their node, then on their device, as in the plain order. No
-    tensor-parallel group spans more nodes than in the plain order: where the best order would, coordinates stay on
-    their nodes and are assigned node by node.
+    Of equally good orders, take the order that leaves most coordinates on their node, then on their device, as in the
+    plain order. No tensor-parallel group spans more nodes than in the plain order: if the best order would, coordinates
+    stay on their nodes and are assigned node by node.
     """
     devices = instance.mesh.devices()
     gains = _gains(instance, trained, model)
@@ -91,12 +91,12 @@ def _gains(instance: ModelInstance, trained: ModelInstance, model: ModelSpec) ->
 
 
 def _shard(at: Coordinate, strategy: Strategy) -> int:
-    """Return which part of its stage a coordinate has: the tp part, of each share of experts in turn."""
+    """Return the part of its stage that a coordinate holds: the tp part, of each share of experts in order."""
     return at.dp % strategy.ep * strategy.tp + at.tp
 
 
 def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
-    """Return [stage, part, stage, part]: elements that a shard of one instance and a shard of the other share.
+    """Return [stage, part, stage, part]: elements that a shard of the first instance and a shard of the other share.
 
     The stage of a shard decides which parameters it has, its part (see `_shard`) how much of each.
     """
@@ -111,14 +111,14 @@ def _overlaps(one: ModelInstance, other: ModelInstance, model: ModelSpec) -> NDA
 
 
 def _stages(instance: ModelInstance, model: ModelSpec) -> NDArray[np.int64]:
-    """Return [stage, parameter]: 1 where the stage has the parameter."""
+    """Return [stage, parameter]: 1 if the stage has the parameter."""
     layout = _split(instance.engine, Strategy(pp=instance.strategy.pp), model)
     on_stage = [[stage in layout.regions[name] for name in layout.shapes] for stage in range(instance.strategy.pp)]
     return np.array(on_stage, dtype=np.int64)
 
 
 def _shared_parts(one: Layout, other: Layout, parts: int, other_parts: int) -> NDArray[np.int64]:
-    """Return [parameter, part * part]: elements of a parameter that a part of one layout and one of the other hold."""
+    """Return [parameter, part * part]: elements of a parameter that parts of both layouts share."""
 
     @cache  # layers are alike
     def shared(regions: tuple[Region | None, ...], other_regions: tuple[Region | None, ...]) -> list[int]:
@@ -140,7 +140,7 @@ def _split(engine: EngineKind, strategy: Strategy, model: ModelSpec) -> Layout:
 
 
 def _assignment(gains: NDArray[np.float64], positions: Sequence[int]) -> list[int]:
-    """Return, for each coordinate at `positions`, the device out of those at `positions`; the most gain in total."""
+    """Return, for each coordinate at `positions`, a device at `positions`; the assignment with the most total gain."""
     block = gains[np.ix_(positions, positions)]
     _, chosen = linear_sum_assignment(block.T, maximize=True)
     return [positions[index] for index in chosen]

@@ -32,9 +32,10 @@ def experts_held(engine: EngineKind, strategy: Strategy, at: Coordinate) -> tupl
 
 
 def wrong_ep(model: ModelSpec, engine: EngineKind, strategy: Strategy) -> str:
-    """Return what ep should be instead, in words; empty for one that shares the model's experts out.
+    """Return the values that ep may have instead, in words; empty for an ep that divides the model's experts.
 
-    With vLLM all devices share whole experts out (its `enable_expert_parallel`), or each replica has all, split by tp.
+    With vLLM, all devices together hold every expert once (its `enable_expert_parallel`), or each replica has all
+    experts, split by tp.
     """
     experts, (dp, tp, ep) = model.shape.experts, (strategy.dp, strategy.tp, strategy.ep)
     if ep <= 1:

@@ -1,9 +1,9 @@
 """The hyper-rectangle of each global tensor that each device of a model instance holds.
 
 Names, shapes and regions are those of the Hugging Face checkpoint, whatever the engine fuses or interleaves; so
-resharding, checkpoints and weight fingerprints know neither Megatron nor vLLM. An instance in host memory has the
-layout that it has on the device, and a sharded checkpoint that of the instance that wrote it: both keep, rank by rank,
-the regions of that instance, so they need no layout of their own kind.
+resharding, checkpoints and weight fingerprints know neither Megatron nor vLLM. An instance in host memory keeps its
+device layout, and a sharded checkpoint keeps the layout of the instance that wrote it. Both keep the regions of that
+instance rank by rank, so they need no layout of their own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ VLLM_VOCAB_MULTIPLE = 64  # vLLM pads the vocabulary to a multiple of this befor
 
 @dataclass(frozen=True)
 class Layout:
-    """The global shape of each parameter, and the region of it that each rank holds (absent: none).
+    """The global shape of each parameter, and the region of it that each rank holds (absent: no region).
 
-    A layout that follows from `made_of` is pickled as that: an order to 128 ranks has megabytes of regions else.
+    A layout derived from `made_of` is pickled as `made_of`: otherwise a command to 128 ranks carries megabytes of
+    regions.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -42,7 +43,7 @@ class Layout:
         return (Layout, (self.shapes, self.regions)) if self.made_of is None else (_layout, self.made_of)
 
     def of_rank(self, rank: int) -> dict[str, Region]:
-        """Return the regions that one rank holds, by parameter."""
+        """Return the regions that a rank holds, by parameter."""
         return {name: regions[rank] for name, regions in self.regions.items() if rank in regions}
 
     @cached_property
@@ -88,25 +89,25 @@ def megatron_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]
 
 
 def vllm_layout(model: ModelSpec, strategy: Strategy, ranks: tuple[int, ...]) -> Layout:
-    """Split as Megatron without pp, but for experts that replicas share (see `experts_held`).
+    """Split as Megatron without pp, except for experts that replicas share (see `experts_held`).
 
-    The vocabulary is padded before it is split, so the last rank may hold less. A scalar head beside a language model's
-    is not there.
+    The vocabulary is padded before it is split, so the last rank may hold less. A scalar head of a language model is
+    left out.
     """
     return _layout(model, "vllm", strategy, ranks)
 
 
 def held_model(model: ModelSpec, engine: EngineKind) -> ModelSpec:
-    """Return the model as an engine holds it: vLLM, which generates, has no scalar head beside the other."""
+    """Return the model as an engine holds it: vLLM, which generates, has no scalar head."""
     return replace(model, head="lm") if engine == "vllm" and model.head == "lm+scalar" else model
 
 
 @cache
 def stages(num_layers: int, pp: int) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage, as even as possible; earlier stages get the extra ones.
+    """Return the layers of each pipeline stage, as even as possible; earlier stages get the extra layers.
 
-    The last stage also has the output, which costs about as much as a layer or two, so it is the one to be short.
-    Layouts, engines and cost estimates follow this one rule.
+    The last stage also has the output, which costs about as much as a layer or two, so the last stage is the shorter
+    stage. Layouts, engines and cost estimates follow this rule.
 
     >>> [len(layers) for layers in stages(30, 4)]
     [8, 8, 7, 7]
@@ -136,7 +137,7 @@ def wrong_tp(model: ModelSpec, engine: EngineKind, tp: int) -> str:
 
 
 def splits_key_value_heads(num_kv_heads: int, tp: int) -> bool:
-    """Return whether tp ranks can share so many key-value heads out, or hold copies of them in equal numbers.
+    """Return whether tp ranks can divide `heads` key-value heads, or hold copies of them in equal numbers.
 
     >>> [tp for tp in range(1, 13) if splits_key_value_heads(4, tp)]
     [1, 2, 4, 8, 12]
@@ -145,7 +146,7 @@ def splits_key_value_heads(num_kv_heads: int, tp: int) -> bool:
 
 
 def padded_vocabulary(model: ModelSpec, engine: EngineKind, tp: int) -> int:
-    """Return the rows of the engine's embedding over all tp ranks; those past the vocabulary hold nothing."""
+    """Return the rows of the engine's embedding over all tp ranks; rows past the vocabulary are empty."""
     multiple = VLLM_VOCAB_MULTIPLE if engine == "vllm" else tp
     return -(-model.shape.vocab_size // multiple) * multiple
 
@@ -189,7 +190,7 @@ def _layout(model: ModelSpec, engine: EngineKind, strategy: Strategy, ranks: tup
 
 
 def _region(parameter: Parameter, at: Coordinate, engine: EngineKind, strategy: Strategy, padded_vocab: int) -> Region:
-    """Return the region of the rank at a coordinate; empty where all of it is padding."""
+    """Return the region of the rank at a coordinate; empty if all of it is padding."""
     region, index, tp = [(0, size) for size in parameter.shape], at.tp, strategy.tp
     if parameter.over_experts:
         (share, shares), (index, tp) = experts_held(engine, strategy, at)
@@ -203,7 +204,7 @@ def _region(parameter: Parameter, at: Coordinate, engine: EngineKind, strategy: 
 
 
 def _part(index: int, part: int, size: int) -> tuple[int, int]:
-    """Return (start, stop) of the index-th of equal parts, cut off where the real size ends."""
+    """Return (start, stop) of the index-th of equal parts, cut off at the real size."""
     return min(size, index * part), min(size, (index + 1) * part)
 
 

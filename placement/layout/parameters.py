@@ -1,4 +1,4 @@
-"""The parameters of a decoder under their Hugging Face names; those of a layer's experts are stacked."""
+"""The parameters of a decoder under their Hugging Face names; a layer's experts are stacked."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One weight: its global shape, the axis that tensor parallelism splits, and the layer it belongs to.
+    """A weight: its global shape, the axis that tensor parallelism splits, and its layer.
 
-    `most_parts`, where given, is into how many parts it can be cut: keys and values by whole heads. More tp ranks hold
-    copies of parts, neighbours the same. The first axis of what is `over_experts` is shared out by ep.
+    `most_parts`, if given, is the largest number of parts: keys and values are cut by whole heads. More tp ranks hold
+    copies of parts, neighbours the same copy. ep divides the first axis of a parameter that is `over_experts`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Parameter:
 
 
 def parameters(model: ModelSpec) -> tuple[Parameter, ...]:
-    """Return all parameters of `model` in the order of a forward pass. Tied embeddings are one parameter."""
+    """Return all parameters of `model` in the order of a forward pass. Tied embeddings are a single parameter."""
     shape = model.shape
     table = (shape.vocab_size, shape.hidden_size)
     layers = (parameter for layer in range(shape.num_layers) for parameter in _layer(shape, layer))

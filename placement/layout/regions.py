@@ -1,4 +1,4 @@
-"""Hyper-rectangles of a tensor: what two share, what one has beyond another, and runs of elements as rectangles."""
+"""Hyper-rectangles of a tensor: intersection, difference, and runs of elements as rectangles."""
 
 from __future__ import annotations
 

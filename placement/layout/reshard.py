@@ -1,6 +1,6 @@
-"""The regions of parameters that go from rank to rank, so that a target layout is filled from a source layout.
+"""The regions of parameters that move from rank to rank, so that a target layout is filled from a source layout.
 
-A target rank is sent nothing that it holds already, and nothing twice: what moves is the least that can.
+A target rank receives no element that it already holds, and no element twice: the moved bytes are the least possible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ReshardPlan:
-    """`local` pieces are copied within a rank, `moved` ones between ranks. Iterates over all of them."""
+    """`local` pieces are copied within a rank, `moved` pieces between ranks. Iterates over all of them."""
 
     local: tuple[Piece, ...]
     moved: tuple[Piece, ...]
@@ -44,8 +44,8 @@ class ReshardPlan:
 def reshard(source: Layout, target: Layout, devices: Sequence[Device] = ()) -> ReshardPlan:
     """Return the pieces that fill `target` from `source`: every element of it exactly once.
 
-    `devices[rank]` says where a rank is, so that the nearest holder is asked, the least loaded of equally near ones;
-    without it all ranks are equally near. Raises InvalidInput when `source` lacks something or shapes differ.
+    `devices[rank]` is the device of a rank. The nearest holder sends, the least loaded of equally near holders; without
+    `devices`, all ranks are equally near. Raises InvalidInput if `source` lacks an element or shapes differ.
     """
     for name in sorted(source.shapes.keys() | target.shapes.keys()):
         source_shape, target_shape = source.shapes.get(name), target.shapes.get(name)

@@ -18,7 +18,7 @@ too. An assumption."""
 
 
 def base_bytes(device_bytes: int, backend: Backend) -> Mapping[str, int]:
-    """Return what a device holds under any plan, by what it is."""
+    """Return the bytes that a device holds under any plan, by kind."""
     fragments = int(device_bytes * FRAGMENT_SHARE[backend])
     return {"fragments": fragments} if backend == "cpu" else {"CUDA context": CONTEXT_BYTES, "fragments": fragments}
 
@@ -33,7 +33,7 @@ def usable_bytes(device_bytes: int, backend: Backend) -> int:
 
 
 def enough_bytes(filled_bytes: int, backend: Backend) -> int:
-    """Return the memory, in whole GiB, of which a plan may fill so much.
+    """Return the device memory, in whole GiB, of which a plan may use `num_bytes`.
 
     >>> enough_bytes(73 * GIB, "cpu") // GIB, enough_bytes(74 * GIB, "cpu") // GIB
     (80, 81)

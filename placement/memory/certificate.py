@@ -1,8 +1,8 @@
-"""The proof that a plan fits: the most bytes that each device can hold at any moment of a run, and what they are.
+"""The proof that a plan fits: the largest memory use of each device at any moment of a run, by owner.
 
-Counted for every order in which the dependencies let nodes run, not for one schedule: while a node runs, its devices
-hold what stays, whatever may be between its reload and its offload at that time, and what the node itself needs. Nodes
-that share a device never run at the same time, but copies over the host link run beside them.
+The count covers every order that the dependencies allow, not a single schedule. While a node runs, its devices hold the
+resident tensors, every part that may be between its reload and its offload at that time, and the node's own needs.
+Nodes that share a device never run at the same time, but copies over the host link run concurrently with them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ STEPS_CERTIFIED = 3  # beyond the staleness: the first, one between, and the las
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The fullest moment of a device: while `node` runs, or between nodes where nothing runs on it.
+    """The fullest moment of a device: while `node` runs, or between nodes if `node` is None.
 
-    `device_bytes` is what the device has.
+    `device_bytes` is the memory of the device.
     """
 
     device: str
@@ -58,11 +58,12 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Every device's peak, with what it holds besides tensors.
+    """Every device's peak, with its memory use other than tensors.
 
-    `most_resident` is, by device, the most that instances keep at any moment. `excess_bytes` adds up, over devices and
-    nodes, what goes beyond the devices' memory: how far a plan is from fitting, even where several moments are equally
-    full. `hosts` are those that keep what is offloaded; the excess counts what they have no room for too.
+    `most_resident` is, by device, the most that instances keep at any moment. `excess_bytes` is the sum, over devices
+    and nodes, of the bytes beyond the devices' memory. It measures how far a plan is from fitting, even if several
+    moments are equally full. `hosts` are the hosts that keep offloaded parts; the excess counts the bytes beyond their
+    memory too.
     """
 
     plan: str
@@ -73,7 +74,7 @@ class Certificate:
 
     @property
     def device_bytes(self) -> int:
-        """Memory of the fullest device; 0 where no device holds anything."""
+        """Memory of the fullest device; 0 if every device is empty."""
         return self.fullest.device_bytes if self.fullest else 0
 
     @property
@@ -83,11 +84,11 @@ class Certificate:
 
     @property
     def fullest(self) -> Peak | None:
-        """The device whose peak is the largest share of its memory, the first of equal ones."""
+        """The device whose peak is the largest share of its memory; the first of equal devices."""
         return max(self.peaks, key=lambda peak: peak.num_bytes / max(1, peak.device_bytes), default=None)
 
     def rows(self) -> list[dict[str, str]]:
-        """Return a row for each device: its peak, the node, and what holds most; equal devices share a row."""
+        """Return a row for each device: its peak, the node, and the largest owners; equal devices share a row."""
         nameless = {DeviceMesh.parse(peak.device).devices()[0]: replace(peak, device="") for peak in self.peaks}
         alike: dict[Peak, list[str]] = defaultdict(list)
         for lane in lanes(nameless):
@@ -109,7 +110,7 @@ class Certificate:
         return rows
 
     def table(self) -> str:
-        """Return the rows as aligned text, then what the fullest device holds, the largest first."""
+        """Return the rows as aligned text, then the contents of the fullest device, the largest first."""
         lines = [table(self.rows())]
         if self.fullest is not None:
             lines.append(f"{self.fullest.device} at {self.fullest.node} holds:")
@@ -137,7 +138,7 @@ def certify_plan(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, 
 def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> Certificate:
     """Count every device of the plan.
 
-    A few steps suffice: enough that every kind of step is there, since what follows repeats.
+    A few steps suffice, because later steps repeat them: every kind of step occurs in these.
     """
     plan = augmented.plan
     held = _resident_bytes(augmented, workload.longest, backend)
@@ -163,7 +164,7 @@ def certify(augmented: AugmentedGraph, workload: Workload, backend: Backend) -> 
 
 
 def _resident_bytes(augmented: AugmentedGraph, max_length: int, backend: Backend) -> dict[Device, list[ResidentBytes]]:
-    """Bytes that instances keep on each device while they are there; raises InvalidInput for a cache below a row's."""
+    """Bytes that resident instances keep on each device. Raises InvalidInput for a cache smaller than a row's."""
     resident: dict[Device, list[ResidentBytes]] = defaultdict(list)
     graph, plan = augmented.graph, augmented.plan
     for instance, calls in instances(graph, plan).items():
@@ -187,14 +188,14 @@ class _FullestMoment:
 
 @dataclass(frozen=True, slots=True)
 class _DeviceLoad:
-    """One device: what instances keep on it while they are there, and what the nodes that run on it need."""
+    """A device: the bytes that resident instances keep on it, and the needs of the nodes that run on it."""
 
     held: tuple[ResidentBytes, ...]
     needs: tuple[Need, ...]
 
     @property
     def signature(self) -> object:
-        """A value that is equal for devices that count the same; one object stands for each instance."""
+        """A value that is equal for devices with equal counts; a single object stands for each instance."""
         return tuple((id(kept.instance), kept.what, kept.num_bytes) for kept in self.held), self.needs
 
     def fullest_moment(self, precedence: Precedence, all_windows: Sequence[Window]) -> _FullestMoment:
@@ -218,7 +219,7 @@ class _DeviceLoad:
         return replace(fullest, most_resident=most, totals=tuple(totals))
 
     def _heaviest(self, able: Sequence[Window], precedence: Precedence) -> list[ResidentBytes]:
-        """The most that windows which may be open bring at once: a clique of those that may overlap, of most weight."""
+        """The most bytes that simultaneously open windows hold: the heaviest clique of windows that may overlap."""
         chosen = list(able)
         if len(able) > 1:
             pairs = [pair for pair in combinations(able, 2) if precedence.may_overlap(*pair)]

@@ -11,7 +11,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, instances
 
 
 def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend) -> Certificate:
-    """Return the proof that `plan` fits, or raise PlanDoesNotFit: what fills the devices, and which changes help."""
+    """Return the proof that `plan` fits, or raise PlanDoesNotFit with the memory use and the changes that help."""
     certificate = certify_plan(plan, graph, workload, backend)
     if certificate.fits:
         return certificate
@@ -21,10 +21,11 @@ def check_fits(plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, ba
 def offload_to_fit(
     plan: ExecutionPlan, graph: DataflowGraph, workload: Workload, backend: Backend
 ) -> tuple[ExecutionPlan, Certificate]:
-    """Offload frozen instances, the largest first, until the plan fits; all of them when it never does.
+    """Offload frozen instances, the largest first, until the plan fits; all of them if it never does.
 
-    Trained roles stay: what they would have to move, optimizer states and all, is needed in every step. One alone may
-    not help, since it may still be on its way when the next call begins; two take turns.
+    Trained roles stay resident: every step needs the weights and optimizer states that they would have to move. A
+    single offload may not help, because its copy may still be under way when the next call begins; two instances
+    alternate.
     """
     certificate = certify_plan(plan, graph, workload, backend)
     users = instances(graph, plan)

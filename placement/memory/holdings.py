@@ -1,7 +1,7 @@
-"""Holdings: the bytes that a model instance keeps on each device between calls, tensor by tensor as its engine does.
+"""Holdings: the bytes that a model instance keeps on each device between calls, tensor by tensor as in its engine.
 
-That includes what a layout does not show: fused and padded buffers, rows of vocabulary padding, vLLM's tables and, on
-CPU, its packed copies.
+They include memory that a layout does not show: fused and padded buffers, rows of vocabulary padding, vLLM's tables
+and, on CPU, its packed copies.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCALE_BYTES = 16  # vLLM's four scales of a layer's attention
 
 @dataclass(frozen=True, slots=True)
 class ResidentBytes:
-    """`num_bytes` of one kind (`what`) that an instance keeps on a device while it is there."""
+    """`num_bytes` of a kind (`what`) that a resident instance keeps on a device."""
 
     device: Device
     instance: ModelInstance
@@ -58,10 +58,10 @@ def instance_holdings(
     node_speeds: tuple[float, ...] = (),
     cache_bytes: int | None = None,
 ) -> tuple[ResidentBytes, ...]:
-    """Count all that one instance keeps, device by device; `calls` share it, `max_length` is the longest row's tokens.
+    """Count all bytes of an instance, device by device; `calls` share it, `max_length` is the longest row's tokens.
 
-    Where nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device,
-    or holds all rows at their longest.
+    If nodes have speeds, replicas have rows in proportion to them. vLLM's cache takes `cache_bytes` of each device, or
+    has room for all rows at their longest.
     """
     trained = any(call.kind == "train_step" for call in calls)
     speeds = replica_speeds(instance, node_speeds)
@@ -123,7 +123,8 @@ def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backe
 
 
 def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -> Iterator[int]:
-    """Elements of each tensor of a stage on one device; queries, keys and values are one, gate and up another."""
+    """Elements of each tensor of a stage on a device; queries, keys and values share a tensor, and so do gate and up.
+    """
     first, last, sizes = stage == 0, stage == pp - 1, sizes.on(tp)
     table = vocabulary // tp * sizes.hidden
     if first:
@@ -146,7 +147,7 @@ def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -
 
 
 def _expert_tensors(sizes: ModelSizes, strategy: Strategy, stage: int) -> Iterator[int]:
-    """Elements of each tensor of the experts of a stage on one device: gate and up are one, down another."""
+    """Elements of each tensor of a stage's experts on a device: gate and up share a tensor, down has its own."""
     column = sizes.inner * sizes.hidden // strategy.tp
     for _ in range(sizes.stage_layers(strategy.pp, stage) * (sizes.num_experts // strategy.ep)):
         yield from (2 * column, column)

@@ -18,7 +18,7 @@ COPIED = frozenset({"weights", "optimizer"})
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """What a node's host keeps for its devices; `host_bytes` is its room for that, 0 where nobody says."""
+    """The bytes that a node's host keeps for its devices; `host_bytes` is its memory for that, 0 if unknown."""
 
     node: int
     num_bytes: int
@@ -37,9 +37,9 @@ class HostLoad:
 def host_loads(
     graph: DataflowGraph, plan: ExecutionPlan, held: Mapping[Device, Sequence[ResidentBytes]]
 ) -> tuple[HostLoad, ...]:
-    """Count what each host keeps of a plan whose devices hold `held`; a host that keeps nothing is left out.
+    """Count the bytes that each host keeps for a plan whose devices hold `held`; an empty host is left out.
 
-    Each rank has a pinned buffer for what it offloads, from its first offload to the end of the run.
+    Each rank has a pinned buffer for its offloaded parts, from its first offload to the end of the run.
     """
     parts, kept = offloaded_parts(graph, plan), Counter[int]()
     for device, of_device in held.items() if parts else ():
@@ -51,5 +51,5 @@ def host_loads(
 
 
 def fullest_host(loads: Iterable[HostLoad]) -> HostLoad | None:
-    """Return the host that keeps most, the first of equal ones; None where none keeps anything."""
+    """Return the host that keeps most, the first of equal hosts; None if all are empty."""
     return max(loads, key=lambda load: load.num_bytes, default=None)

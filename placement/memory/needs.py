@@ -27,7 +27,7 @@ NOTHING: Mapping[str, int] = {}  # the terms of a device that needs none
 
 @dataclass(frozen=True, slots=True)
 class ByteShare:
-    """`num_bytes` of one kind on a device; `owner` names the instance, or the node that needs them while it runs."""
+    """`num_bytes` of a kind on a device; `owner` names the instance, or the node that needs them while it runs."""
 
     owner: str
     what: str
@@ -47,7 +47,7 @@ class Need:
 def node_needs(
     augmented: AugmentedGraph, held: Mapping[Device, Sequence[ResidentBytes]], workload: Workload, backend: Backend
 ) -> dict[Device, list[Need]]:
-    """Count what each node needs on each of its devices, of which instances keep `held`."""
+    """Count the needs of each node on each of its devices; `held` are the bytes that instances keep there."""
     needs: dict[Device, list[Need]] = defaultdict(list)
     for index, node in enumerate(augmented.nodes):
         if node.kind in BEHIND:  # it reads host memory alone
@@ -96,7 +96,8 @@ def _active_bytes(
 def _staged_by_move(
     source: ModelInstance, target: ModelInstance, sizes: ModelSizes
 ) -> Mapping[Device, Mapping[str, int]]:
-    """At most a bucket of what leaves a device for others, and one of what arrives; what stays is copied in place."""
+    """At most a bucket of outgoing and a bucket of incoming bytes; bytes that stay on the device are copied in place.
+    """
     staged: dict[Device, int] = dict.fromkeys((*source.devices, *target.devices), 0)
     for ways in reallocation_loads(source, target, sizes):
         crossing: dict[Device, float] = defaultdict(float)

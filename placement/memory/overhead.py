@@ -1,6 +1,8 @@
-"""What CUDA devices hold besides tensors: buffers of collectives, a pair or a group at a time, and captured graphs.
+"""The memory of CUDA devices that no tensor uses: buffers of collectives, a pair or a group at a time, and captured
+graphs.
 
-They stay while a model is in host memory. On CPU, gloo's buffers and vLLM's eager steps are too small to count.
+It stays allocated while a model is in host memory. On CPU, gloo's buffers and vLLM's eager steps are too small to
+count.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Members = tuple[Device, ...]
 
 
 def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Mapping[Device, tuple[ByteShare, ...]]:
-    """Return what each device of a plan holds for collectives and graphs from the first step to the last."""
+    """Return the bytes that each device of a plan holds for collectives and graphs from the first step to the last."""
     if backend == "cpu":
         return {}
     groups: dict[Device, set[int]] = defaultdict(set)  # their numbers
@@ -62,7 +64,7 @@ def overhead(graph: DataflowGraph, plan: ExecutionPlan, backend: Backend) -> Map
 
 
 def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: Backend) -> tuple[int, int]:
-    """Return the least bytes of (graphs, communicators) that a call by itself brings to each of its devices."""
+    """Return the least bytes of (graphs, communicators) that a call alone adds to each of its devices."""
     if backend == "cpu":
         return 0, 0
     strategy = placement.strategy
@@ -81,7 +83,7 @@ def call_overhead(call: Call, placement: Placement, model: ModelSpec, backend: B
 
 
 def communicator_bytes(size: int) -> int:
-    """Return what a communicator of so many devices keeps on each.
+    """Return the bytes per device of a communicator of `size` devices.
 
     >>> [communicator_bytes(size) // MIB for size in (1, 2, 8)]
     [0, 544, 688]

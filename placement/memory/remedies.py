@@ -25,7 +25,7 @@ CHANGES_AT_MOST = 6  # that are tried together
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """A changed plan, what was changed, and what it would need."""
+    """A changed plan, a description of the change, and the plan's memory use."""
 
     change: str
     plan: ExecutionPlan
@@ -43,10 +43,10 @@ class Remedy:
 def remedies(
     plan: ExecutionPlan, certificate: Certificate, graph: DataflowGraph, workload: Workload, backend: Backend
 ) -> list[Remedy]:
-    """Return changes that help, the best first; where none alone suffices, then some of them together."""
+    """Return changes that help, the best first; if no single change suffices, also combinations of changes."""
 
     def single(plan: ExecutionPlan, now: Certificate) -> Iterator[Remedy]:
-        """Legal changes of one instance, or of one call's micro-batches, that bring the plan nearer to fitting."""
+        """Legal changes of an instance, or of a call's micro-batches, that bring the plan nearer to fitting."""
         for change, changed in _changes(plan, graph, now):
             try:
                 check_plan(changed, graph, plan.cluster.whole)
@@ -71,7 +71,7 @@ def remedies(
 
 
 def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Remedy]) -> PlanDoesNotFit:
-    """Return the error that says what fills the fullest device, and what of `proposed` helps."""
+    """Return the error that states the contents of the fullest device, and which of `proposed` help."""
     where, seen, room = _shortage(certificate)
     changes = "\n".join(f"  {remedy}" for remedy in proposed) or "  nothing that this plan could change: more devices"
     helps = next((remedy.change for remedy in proposed if remedy.certificate.fits), "")
@@ -87,7 +87,7 @@ def refusal(plan: ExecutionPlan, certificate: Certificate, proposed: Sequence[Re
 
 
 def _shortage(certificate: Certificate) -> tuple[str, str, int]:
-    """Which memory is too small, what it would hold, and the bytes that it has: a device's, else a host's."""
+    """The memory that is too small, the bytes that it would hold, and its size: a device's, else a host's."""
     fullest, host = certificate.fullest, fullest_host(certificate.hosts)
     assert fullest is not None  # an empty plan fits
     if host is not None and host.excess_bytes and fullest.num_bytes <= fullest.device_bytes:
@@ -145,7 +145,8 @@ def _changes(
 
 
 def _cached(certificate: Certificate, instance: ModelInstance) -> int:
-    """Bytes of an instance's key-value cache on the fullest device; 0 where it is not there at its fullest moment."""
+    """Bytes of an instance's key-value cache on the fullest device; 0 if it is absent at that device's fullest moment.
+    """
     shares = certificate.fullest.shares if certificate.fullest else ()
     return sum(share.num_bytes for share in shares if (share.owner, share.what) == (instance.name, "key-value cache"))
 
@@ -153,9 +154,9 @@ def _cached(certificate: Certificate, instance: ModelInstance) -> int:
 def _offloads(
     plan: ExecutionPlan, graph: DataflowGraph, there: Mapping[ModelInstance, Sequence[Call]]
 ) -> Iterator[tuple[str, ExecutionPlan]]:
-    """Groups that take turns on the device: what is frozen, optimizers, copies that generate, and all of these.
+    """Groups that alternate on the device: frozen instances, optimizers, copies that generate, and all of these.
 
-    One alone seldom helps, since its copy to the host may still be under way when the next call begins.
+    A single member seldom helps, because its copy to the host may still be under way when the next call begins.
     """
     trains = {i for i, calls in there.items() if any(call.kind == "train_step" for call in calls)}
     copies = {i for i in there if i not in trains and graph.trained_by(i.role) is not None}

@@ -1,4 +1,4 @@
-"""Windows: while which nodes an offloaded part of an instance may be on its devices, whatever order a run takes."""
+"""Windows: the nodes during which an offloaded part of an instance may be on its devices, in any order of the run."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def windows(augmented: AugmentedGraph) -> list[Window]:
 class Precedence:
     """The nodes that must have ended before others start, however long each takes.
 
-    Those are what a node waits for, and each offload and reload before it in the graph that shares something with it
-    and waits for nothing else: of nodes that are ready, a run begins the earlier one.
+    They are a node's dependencies, and each earlier offload and reload that shares a resource with it and has no other
+    dependency: of ready nodes, a run begins the earlier.
     """
 
     def __init__(self, augmented: AugmentedGraph) -> None:
@@ -57,7 +57,7 @@ class Precedence:
                 copies.append((awaited, index, node))
 
     def precedes(self, first: int, second: int) -> bool:
-        """Return whether the node at one position must have ended before the other starts."""
+        """Return whether the node at the first position must have ended before the other starts."""
         return bool(self._before[second] >> first & 1)
 
     def may_be_open(self, window: Window, node: int) -> bool:
@@ -66,6 +66,6 @@ class Precedence:
         return not gone and not self.precedes(node, window.opened)
 
     def may_overlap(self, one: Window, other: Window) -> bool:
-        """Return whether both may be open at once; an instance comes and goes one window at a time."""
+        """Return whether both may be open at once; the windows of a single instance never overlap."""
         apart = (a.closed is not None and self.precedes(a.closed, b.opened) for a, b in ((one, other), (other, one)))
         return one.instance != other.instance and not any(apart)

@@ -1,1 +1,1 @@
-"""Rows: those that each device has and needs, and the moves between them."""
+"""Rows: the rows that each device has and needs, and the moves between them."""

@@ -26,8 +26,8 @@ from prefect_rlhf.placement.rows.shares import (
 class RowMove:
     """Keys that a transfer brings from the ranks that made them to the ranks that need them.
 
-    `producer` is the call whose placement says who holds which rows. A dataset's rows never move: every rank reads
-    them for itself.
+    The placement of `producer` decides which ranks hold which rows. A dataset's rows never move: every rank reads them
+    from the dataset.
     """
 
     producer: str
@@ -35,7 +35,7 @@ class RowMove:
 
 
 class DeviceTransfer(NamedTuple):
-    """Rows of one call's keys that go from device `source` to device `target` (never equal). A tuple: made fast."""
+    """Rows of a call's keys that move from device `source` to device `target` (never equal). A tuple: made fast."""
 
     source: Device
     target: Device
@@ -45,9 +45,9 @@ class DeviceTransfer(NamedTuple):
 
 
 def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple[RowMove, ...]:
-    """Return, for each producer, the keys of which some device of the consumer may lack some row.
+    """Return, for each producer, the keys whose rows some device of the consumer may lack.
 
-    Whether rows that are partitioned by tokens do lie elsewhere or were chosen, is known only when calls have told it.
+    The true places of rows that are partitioned by tokens, or chosen, are known only after their calls have reported.
     """
     lacking: dict[str, tuple[str, ...]] = {}
     for placed in placed_parts(graph, plan, consumer):
@@ -60,7 +60,7 @@ def row_moves(graph: DataflowGraph, plan: ExecutionPlan, consumer: str) -> tuple
 
 @lru_cache(maxsize=1024)  # many of the plans that a question compares have the same
 def _lacking(consumer: PlacedCall, producer: PlacedCall, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the keys of a producer of which some device of the consumer may lack some row."""
+    """Return the keys of a producer whose rows some device of the consumer may lack."""
     held, needed = producer.rows_held(), consumer.needs().items()
     rows_each = consumer.call.rows.per_row(producer.call.rows)
     distinct = {(need, held.get(device)) for device, need in needed}  # many devices need and hold the same
@@ -100,7 +100,7 @@ def _transfers_of_equal_rows(
 def _transfers(
     parts: Sequence[PlacedCall], producers: Sequence[tuple[RowMove, PlacedCall]], told: ToldByCall | None
 ) -> tuple[DeviceTransfer, ...]:
-    """Bring each part what it lacks, and nothing that comes for an earlier part anyway."""
+    """Send each part the rows that it lacks, except rows that an earlier call's transfer sends anyway."""
     load: dict[Device, int] = defaultdict(int)
     transfers: list[DeviceTransfer] = []
     for move, producer in producers:
@@ -151,9 +151,9 @@ def _from_nearest(
     weight: int,
     num_targets: int,
 ) -> Iterator[tuple[Device, RowIndices]]:
-    """Choose sources for the rows that the target lacks; `load` counts what each source sends and is updated.
+    """Choose sources for the rows that the target lacks; `load` counts the rows that each source sends and is updated.
 
-    So many targets need the same rows. They share the nearest holders out, so that a target has few to hear from.
+    `num_targets` devices need the same rows. They divide the nearest holders, so that each target has few sources.
     """
     for holders, rows in by_holders:
         if target in holders:

@@ -1,7 +1,7 @@
 """The partition of a step's rows over data-parallel replicas: by count, or by tokens once lengths are known.
 
 Mini-batch m of M is items [floor(m*I/M), floor((m+1)*I/M)) of the I in the batch, so its rows do not depend on the
-plan; only which replica works on which of them does. A replica may have no item of a mini-batch, or none at all.
+plan; only the assignment of rows to replicas does. A replica may have no item of a mini-batch, or no item at all.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Partitions = tuple[tuple[RowIndices, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowPartition:
-    """A rule for who works on which rows: equal rules and equal lengths give equal partitions.
+    """A rule that assigns rows to replicas: equal rules and equal lengths give equal partitions.
 
     Replica d gets work in proportion to `speeds[d]`. Items, groups of `rows_per_item` adjacent rows, stay together.
-    `lengths_of` names the generate whose rows' lengths balance it; None: it goes by count. `kept_by` names the call
-    that chooses the rows, then at most `num_rows`; None: they are all rows.
+    `lengths_of` names the generate whose rows' lengths balance it; if None, it counts rows. `kept_by` names the call
+    that chooses the rows, then at most `num_rows`; if None, all rows are kept.
     """
 
     num_rows: int
@@ -44,14 +44,14 @@ class RowPartition:
 
     @property
     def whole(self) -> bool:
-        """Whether its one replica has all rows, or all that were kept."""
+        """Whether a single replica has all rows, or all kept rows."""
         return self.dp == 1
 
     def partitions(self, lengths: tuple[int, ...] | None = None, kept: RowIndices | None = None) -> Partitions:
-        """Partition the rows: by each row's number of tokens where the rule goes by tokens; without them by count.
+        """Partition the rows: by each row's number of tokens if the rule goes by tokens; without lengths, by count.
 
-        `kept` are the rows that there are, in order; without them rows 0 to num_rows - 1. Raises InvalidInput when rows
-        are no whole number of items, or have fewer items than mini-batches.
+        `kept` are the existing rows, in order; the default is rows 0 to num_rows - 1. Raises InvalidInput if rows are
+        no whole number of items, or have fewer items than mini-batches.
 
         >>> RowPartition(8, (1.0, 1.0), mini_batches=2).partitions()
         (((0, 1), (4, 5)), ((2, 3), (6, 7)))
@@ -68,10 +68,10 @@ class RowPartition:
 def balance(
     tokens: Sequence[int], speeds: Sequence[float], tokens_before: Sequence[int] | None = None
 ) -> list[list[int]]:
-    """Give items to replicas, so that the last to finish finishes early: by count where that is as good as any.
+    """Assign items to replicas so that the last replica finishes early: by count if that is equally good.
 
-    By count first, since generate goes by count: rows stay where they are unless moving them pays. Else the longest
-    first. Of equally good replicas the one with the fewest `tokens_before` (of earlier mini-batches) is taken.
+    By count first, because generate goes by count: rows stay in place unless moving them saves time. Else the longest
+    first. Of equally good replicas, take the replica with the fewest `tokens_before` (of earlier mini-batches).
 
     >>> balance([1, 1, 1, 1], (1.0, 1.0)), balance([5, 4, 1, 1], (1.0, 1.0)), balance([1] * 6, (1.0, 0.5))
     ([[0, 1], [2, 3]], [[0, 3], [1, 2]], [[0, 1, 2, 3], [4, 5]])
@@ -90,9 +90,9 @@ def balance(
 
 @lru_cache(maxsize=1024)
 def counts(num_items: int, speeds: tuple[float, ...], tokens_before: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """Return the number of items of each replica by count: each one goes where it would be done first.
+    """Return the number of items of each replica by count: each item goes to the replica that finishes it first.
 
-    Of equally good replicas the one with the fewest `tokens_before` (of earlier mini-batches) is taken.
+    Of equally good replicas, take the replica with the fewest `tokens_before` (of earlier mini-batches).
 
     >>> counts(6, (1.0, 0.5)), counts(8, (1.0, 1.0, 1.0)), counts(1, (1.0, 1.0)), counts(3, (1.0, 1.0), (9, 8))
     ((4, 2), (3, 3, 2), (1, 0), (1, 2))
@@ -130,9 +130,9 @@ def _partitions(rule: RowPartition, lengths: tuple[int, ...] | None, kept: RowIn
 
 
 def mini_batch_bounds(num_items: int, mini_batches: int) -> list[int]:
-    """Return where each mini-batch begins, and the end of the last: sizes differ by at most one item.
+    """Return the start of each mini-batch, and the end of the last: sizes differ by at most a single item.
 
-    k times as many mini-batches have these bounds too, so coarse ones are made of whole fine ones.
+    k times as many mini-batches have these bounds too, so coarse mini-batches consist of whole fine mini-batches.
 
     >>> mini_batch_bounds(7, 2), mini_batch_bounds(7, 4)
     ([0, 3, 7], [0, 1, 3, 5, 7])

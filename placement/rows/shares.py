@@ -1,4 +1,4 @@
-"""The rows and keys that each device needs for a call, and holds once it has run.
+"""The rows and keys that each device needs for a call, and holds after it.
 
 Rows are numbered 0..num_rows-1 within a step, whatever the plan.
 """
@@ -24,9 +24,9 @@ ToldByCall = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RowShare:
-    """The rows of one replica: known once lengths and choices are, but equal shares are equal rows whatever those are.
+    """The rows of a replica. They are known after lengths and choices are; equal shares are equal rows in any case.
 
-    With `rows_each` they are the rows that those were made of, so many of each.
+    With `rows_each`, they are the source rows of these rows: each source row made `rows_each` rows.
     """
 
     partition: RowPartition
@@ -46,17 +46,17 @@ class RowShare:
         return self.partition.partitions(lengths, kept)[self.replica]
 
     def mini_batch_sizes(self, mini_batches: int, told: ToldByCall | None = None) -> tuple[int, ...]:
-        """Count its rows in each of so many mini-batches; those of its partition may be finer."""
+        """Count its rows in each of `mini_batches` mini-batches; the mini-batches of its partition may be finer."""
         sizes = [len(batch) for batch in self.mini_batches(told)]
         finer = len(sizes) // mini_batches
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
     def made_of(self, rows_each: int) -> RowShare:
-        """Return the rows that these were made of, each of which counts for so many of them."""
+        """Return the source rows of these rows, each of which made `rows_each` rows."""
         return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
 
     def surely_within(self, shares: Sequence[RowShare]) -> bool:
-        """Whether some of `shares` together have all its rows, however long rows are and whichever stay."""
+        """Whether some of `shares` together have all its rows, for any lengths and any choice of rows."""
         own = self.partition
         if any(
             share == self or (share.partition.whole and share.partition.kept_by in (None, own.kept_by))
@@ -71,7 +71,7 @@ class RowShare:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The input of a call on one device: these keys, for its replica's rows."""
+    """The input of a call on a device: these keys, for its replica's rows."""
 
     share: RowShare
     keys: frozenset[str]
@@ -79,10 +79,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCall:
-    """All of a call and a plan that decides which rows and keys its devices need, and hold once it has run.
+    """All parts of a call and a plan that decide which rows and keys its devices need, and hold after it.
 
-    `staged`: whether its pipeline stages use different keys. Plans that differ in other calls have equal ones, which
-    are worked out once: who searches, certifies or times plans asks for the same again and again.
+    `staged`: whether its pipeline stages use different keys. Plans that differ in other calls have equal values, which
+    are computed once: search, certificate and estimate request the same values again and again.
     """
 
     call: Call
@@ -91,18 +91,18 @@ class PlacedCall:
     staged: bool
 
     def needs(self) -> Mapping[Device, Need]:
-        """Return the rows that each device works on, and of their keys those that its stage uses."""
+        """Return the rows that each device works on, with the keys that its stage uses."""
         return _needs(self)
 
     def devices_by_need(self) -> Mapping[Need, Sequence[Device]]:
-        """Return the devices that need the same, by what they need."""
+        """Group devices by their need."""
         return _devices_by_need(self)
 
     def rows_held(self) -> Mapping[Device, RowShare]:
-        """Return the rows of the call's outputs that each device holds once it has run.
+        """Return the rows of the call's outputs that each device holds after it.
 
         generate: every device of the replica. inference: the replica's device of the last pipeline stage with tp
-        coordinate 0. compute: its one device. train_step: none.
+        coordinate 0. compute: its device. train_step: no device.
         """
         return _rows_held(self)
 
@@ -113,12 +113,12 @@ def placed_parts(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> tuple[
 
 
 def placed_call(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> PlacedCall:
-    """Return a call as placed by a plan, on the first of its row sets: whoever makes rows has no other."""
+    """Return a call as placed by a plan, on the first of its row sets: a call that makes rows has no other."""
     return placed_parts(graph, plan, name)[0]
 
 
 def needs(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> Mapping[Device, Need]:
-    """Return what each device of a call works on, of the first of its row sets; see PlacedCall."""
+    """Return the input of each device of a call, for the first of its row sets; see PlacedCall."""
     return placed_call(graph, plan, name).needs()
 
 
@@ -149,12 +149,12 @@ def _placed(graph: DataflowGraph, plan: ExecutionPlan, part: Call) -> PlacedCall
 
 
 def partition_of(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> RowPartition:
-    """Return the rule for a call's rows (the first of its row sets): calls on the same rows with the same dp and speeds
-    have the same one.
+    """Return the rule for a call's rows (the first of its row sets).
 
-    So nothing moves between them. All calls on the same rows use the finest mini-batches that any train_step cuts them
-    into, so that inference and train_step agree, where there are items enough. Rows that a generate made go by tokens;
-    its own, and those of a dataset, by count.
+    Calls on the same rows with the same dp and speeds have the same rule, so no row moves between them. All calls on
+    the same rows use the finest mini-batches that any train_step cuts them into, so that inference and train_step
+    agree, if there are enough items. Rows of a generate are balanced by tokens for its readers; the generate itself,
+    and a dataset's rows, go by count.
     """
     return _partition(graph, plan, graph.call(name).parts[0])
 
@@ -171,7 +171,7 @@ def _partition(graph: DataflowGraph, plan: ExecutionPlan, call: Call) -> RowPart
 
 
 def _cuts(graph: DataflowGraph, call: Call) -> tuple[int, int]:
-    """Return the mini-batches and the rows of an item that a call's rows are cut into, whatever the plan."""
+    """Return the mini-batches and the rows per item of a call, whatever the plan."""
     same_rows = [part for other in graph if other.kind != "compute" for part in other.parts if part.rows == call.rows]
     width = math.lcm(*(other.rows_per_item for other in same_rows))
     finest = math.lcm(*(other.mini_batches for other in same_rows))
@@ -188,7 +188,7 @@ def knows_lengths(graph: DataflowGraph, call: Call) -> bool:
 
 
 def replica_speeds(placement: Placement | ModelInstance, node_speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return the speed of each replica, that of its slowest device, in parts of the fastest replica's."""
+    """Return the speed of each replica, that is of its slowest device, relative to the fastest replica."""
     if not node_speeds:
         return (1.0,) * placement.strategy.dp
     slowest = [math.inf] * placement.strategy.dp
@@ -231,8 +231,8 @@ def _rows_held(placed: PlacedCall) -> Mapping[Device, RowShare]:
 def _stage_keys(call: Call, stage: int, strategy: Strategy, inputs: frozenset[str]) -> frozenset[str]:
     """Return the keys that a stage uses.
 
-    The first stage embeds tokens; the last one picks outputs, and has the loss, which may look at every column. Every
-    stage must know how long rows are; where the controller does, it says so with the command.
+    The first stage embeds tokens; the last stage picks outputs and computes the loss, which may read every column.
+    Every stage must know the lengths of rows; if the controller knows them, the command states them.
     """
     keys: frozenset[str] = frozenset({"tokens"} if stage == 0 else ())
     if stage < strategy.pp - 1:
