@@ -1,8 +1,8 @@
-"""Seconds of a model function call under a way to execute it.
+"""Seconds of a model function call under a given execution.
 
-Every kind of call is layers of one stage, times micro-batches, plus the pipeline around them: with m micro-batches of
-which the slowest stage takes t, a portion takes m * t, and once around the other stages (Narayanan et al. 2021,
-section 2.2). The last stage has the head on top of its layers, so it may be the slowest.
+Every kind of call is layers of a stage, times micro-batches, plus the pipeline around them. With m micro-batches that
+take t on the slowest stage, a portion takes m * t plus a pass through the other stages (Narayanan et al. 2021, section
+2.2). The last stage has the head in addition to its layers, so it may be the slowest.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from prefect_rlhf.placement.cost.workload import CallWork
 
 
 def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Seconds:
-    """Return the seconds of one call, by what takes them.
+    """Return the seconds of a call, by cause.
 
-    New weights cost a train_step their fingerprint, and a generate that is the first to use them their packing; whoever
-    moves weights to a generate pays for their fingerprint there. Raises InvalidInput where the execution spans nodes
-    that no network connects.
+    New weights cost a train_step their fingerprint, and the first generate that uses them their packing; a move of
+    weights to a generate includes their fingerprint there. Raises InvalidInput if the execution spans nodes without a
+    network between them.
     """
     call, parameters = _CallSeconds(work, execution, times), times.sizes.fullest_stage_parameters(execution.strategy)
     if work.kind == "train_step":
@@ -36,7 +36,7 @@ def call_cost(work: CallWork, execution: Execution, times: LayerTimes) -> Second
 
 @dataclass(frozen=True, slots=True)
 class _CallSeconds:
-    """The formulas of one call's kinds. `rows` are of one micro-batch, `length` and `context` are tokens of a row."""
+    """The formulas of a call's kinds. `rows` are per micro-batch, `length` and `context` are tokens of a row."""
 
     work: CallWork
     execution: Execution
@@ -72,9 +72,9 @@ class _CallSeconds:
         return self._pipelined(layer, hops, heads, pieces).times(portions)
 
     def generate(self) -> Seconds:
-        """Prefill all prompts, then take one step per token for the rows that are still being generated.
+        """Prefill all prompts, then take a step per token for the unfinished rows.
 
-        Rows that find no room in the cache come as others end.
+        Rows without room in the cache begin when other rows end.
         """
         workload, rows = self.work.workload, self.work.replica_rows(self.execution.strategy.dp)
         portions, pieces = self.execution.pieces(rows // self.work.rows_per_item, train=False)
@@ -95,8 +95,8 @@ class _CallSeconds:
     def _in_turn(self, rows: float, at_once: float) -> Seconds:
         """Generate `rows` that begin as others end, `at_once` of them in flight.
 
-        Whatever a row that ends leaves free is filled by prompts at once. As they grow, those that lose their blocks
-        compute them again: in all, at most as many tokens as the row had.
+        Prompts fill the space of a finished row at once. As rows grow, some lose their blocks and compute them again:
+        in all, at most as many tokens as the row had.
         """
         workload, tp = self.work.workload, self.execution.strategy.tp
         layer, hop = self._forward(rows, workload.mean_length), self._to_next_stage(rows * workload.mean_length)
@@ -105,9 +105,9 @@ class _CallSeconds:
         return prefill + self._decode_step(at_once, context, 1).times(rows * workload.responses.mean / at_once)
 
     def _decode_step(self, rows: float, context: float, pieces: int) -> Seconds:
-        """Make one token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.
+        """Make a token for each of `pieces` micro-batches of `rows`, which follow each other around the pipeline.
 
-        With too few of them to keep every stage busy, each waits for its own token to come around.
+        If there are too few micro-batches to keep every stage busy, each waits for its own token.
         """
         tp = self.execution.strategy.tp
         graphs = self.work.workload.cuda_graphs and self.execution.replays_graphs
@@ -119,12 +119,12 @@ class _CallSeconds:
         return slowest.times(pieces) + Seconds(launch=host, pipeline_bubble=idle)
 
     def _pipelined(self, layer: Seconds, hop: Seconds, head: Seconds, pieces: int) -> Seconds:
-        """Run `pieces` micro-batches through all stages; `layer`, `hop` and `head` are of one of them."""
+        """Run `pieces` micro-batches through all stages; `layer`, `hop` and `head` are seconds per micro-batch."""
         slowest, around = self._stages(layer, hop, head)
         return slowest.times(pieces) + Seconds(pipeline_bubble=around - slowest.total)
 
     def _stages(self, layer: Seconds, hop: Seconds, head: Seconds) -> tuple[Seconds, float]:
-        """Return (time of the slowest stage, seconds of one micro-batch through all stages)."""
+        """Return (time of the slowest stage, seconds of a micro-batch through all stages)."""
         pp, sizes = self.execution.strategy.pp, self.times.sizes
         last = layer.times(sizes.stage_layers(pp, pp - 1)) + head
         if pp == 1:
@@ -133,13 +133,13 @@ class _CallSeconds:
         return max(first, last, key=lambda stage: stage.total), (pp - 1) * first.total + last.total
 
     def _forward(self, rows: float, length: float) -> Seconds:
-        """Run one layer forward, with its two all-reduces, and tokens on their way to experts and back."""
+        """Run a layer forward, with its two all-reduces, and the exchange of tokens with experts."""
         strategy = self.execution.strategy
         layer = self.times.forward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
         return layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
 
     def _backward(self, rows: float, length: float) -> Seconds:
-        """Run one layer backward. Full recomputation runs its forward once more (Chen et al. 2016)."""
+        """Run a layer backward. Full recomputation repeats its forward (Chen et al. 2016)."""
         strategy = self.execution.strategy
         layer = self.times.backward(rows, length, strategy.tp, self.execution.sequence_split, strategy.ep)
         layer = layer + self._tp_reduces(rows * length) + self._to_experts(rows * length)
@@ -172,9 +172,9 @@ class _CallSeconds:
         return Seconds(tp_communication=2 * self.times.all_reduce(num_bytes, self.execution.tp_group()))
 
     def _to_experts(self, tokens: float) -> Seconds:
-        """Send a copy of [tokens, hidden] to each of a token's experts, and what they make of it back.
+        """Send a copy of [tokens, hidden] to each of a token's experts, and return their outputs.
 
-        Experts are taken to have equally many tokens.
+        Experts are assumed to have equally many tokens.
         """
         if self.execution.strategy.ep == 1:
             return Seconds()

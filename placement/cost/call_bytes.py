@@ -1,10 +1,11 @@
-"""Bytes that a call holds on one device while it runs, by what they are.
+"""Bytes that a call holds on a device while it runs, by kind.
 
-Static bytes are there between calls too: weights, gradients, optimizer states. Active bytes come and go with the call.
-The counts follow the tensors that our engines keep: in training a layer keeps what its backward reads (norms' inputs
-and outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
-without dropout and masks, and in the compute format. Of a mixture of experts a token has the feed-forward layers of its
-experts, whose backward reads a copy each of its hidden state; all devices are taken to have equally many.
+Static bytes stay between calls: weights, gradients, optimizer states. Active bytes exist only during the call. The
+counts follow the tensors that our engines keep: in training a layer keeps the inputs of its backward (norms' inputs and
+outputs, attention's heads and result, the feed-forward layer's halves), as in Korthikanti et al. (2022, section 4)
+without dropout and masks, and in the compute format. In a mixture of experts, a token passes through the feed-forward
+layers of its experts, and the backward of each reads a copy of the token's hidden state; all devices are assumed to
+have equally many.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ NUM_COLUMNS = 6  # per response token, in a train_step: old, reference, value, r
 
 @dataclass(frozen=True, slots=True)
 class CallBytes:
-    """Bytes on one device at the call's fullest moment.
+    """Bytes on a device at the call's fullest moment.
 
-    `working` is what exists only within one layer's forward or backward, or within the head's; `logits` only there.
+    `working` exists only within the forward or backward of a single layer or of the head; `logits` only in the head.
     """
 
     weights: int = 0
@@ -53,7 +54,7 @@ class CallBytes:
 
     @property
     def active(self) -> int:
-        """Bytes that are there while the call runs."""
+        """Bytes that exist only while the call runs."""
         return self.activations + self.working + self.logits + self.kv_cache + self.rows
 
     @property
@@ -75,11 +76,11 @@ def call_bytes(
     max_length: int | None = None,
     on_cpu: bool = False,
 ) -> CallBytes:
-    """Return what a device of a pipeline stage holds during the call; by default one of the stage that holds most.
+    """Return the bytes of a device of a pipeline stage during the call; by default of the fullest stage.
 
-    That is the first, with the embedding and most micro-batches, or the last, with the head. `max_length` is what a
-    key-value cache has room for, by default the workload's longest row. `on_cpu`: with our
-    engines' kernels for CPU, which save and stage less.
+    That is the first stage, with the embedding and most micro-batches, or the last, with the head. `max_length` is the
+    row length that a key-value cache has room for, by default the workload's longest row. `on_cpu`: with our engines'
+    kernels for CPU, which save and stage less.
     """
     if stage is None:
         stages = {0, execution.strategy.pp - 1}
@@ -120,7 +121,7 @@ def static_bytes(execution: Execution, sizes: ModelSizes, trained: bool, stage: 
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """Active bytes of one call on a device of one stage."""
+    """Active bytes of a call on a device of a stage."""
 
     work: CallWork
     execution: Execution
@@ -130,7 +131,7 @@ class _Active:
     on_cpu: bool
 
     def generate(self, static: CallBytes, engine: EngineKind) -> CallBytes:
-        """Add the cache, one forward pass of prompts, and the logits of a step."""
+        """Add the cache, a forward pass of prompts, and the logits of a step."""
         portions, _ = self.execution.pieces(self._items(self._replica_rows), train=False)
         in_flight = -(-self._replica_rows // portions)
         prompts = in_flight * self.work.workload.prompts.longest
@@ -154,7 +155,7 @@ class _Active:
         )
 
     def infer(self, static: CallBytes) -> CallBytes:
-        """Add one micro-batch, within a layer or at its head."""
+        """Add a micro-batch, within a layer or at its head."""
         tokens = self._micro_rows(train=False) * self._length
         hidden = (2 * tokens + self._head_tokens(tokens)) * self.sizes.hidden * self.sizes.item
         moment = _fuller((tokens * self._forward_bytes, 0), (hidden, self._logits(tokens)))
@@ -163,9 +164,9 @@ class _Active:
         return _with(static, activations=before, **moment, rows=self._rows(2))
 
     def train(self, static: CallBytes) -> CallBytes:
-        """Add what the backward of every micro-batch in flight will read: at most pp - stage of them (1F1B).
+        """Add the saved inputs of every backward in flight: of at most pp - stage micro-batches (1F1B).
 
-        All of it is there when the last layer's backward begins, and the head's, which has ended by then.
+        All of them exist when the last layer's backward begins. The head's backward has ended by then.
         """
         rows = self._micro_rows(train=True)
         tokens = rows * self._length
@@ -246,15 +247,15 @@ class _Active:
 
     @property
     def _copies(self) -> int:
-        """Elements of a token's copies for its experts, and of what they make of it, while the layer computes.
+        """Elements of a token's copies for its experts, and of the experts' outputs, while the layer computes.
 
-        Megatron weighs experts inside them, so no backward reads what they make.
+        Megatron weighs experts inside them, so no backward reads their outputs.
         """
         return 2 * self.sizes.experts_per_token * self.sizes.hidden
 
     @property
     def _largest_weight(self) -> float:
-        """Elements of gate and up on a device, of all its experts as one."""
+        """Elements of gate and up on a device, of all its experts together."""
         held = max(1, self.sizes.num_experts // self.execution.strategy.ep)
         return held * 2 * self.sizes.inner * self.sizes.hidden / self._tp
 
@@ -271,9 +272,9 @@ class _Active:
     def _layer_backward(self, rows: int, tokens: int) -> float:
         """Count gradients of the larger of feed-forward and attention while the last layer's backward computes.
 
-        A weight's gradient is whole, in the compute format, before it is added to its buffer; the largest is that of
-        gate and up. On CPU attention's, which makes all scores of short rows, comes when what the feed-forward layer
-        kept is gone.
+        A weight's gradient is whole, in the compute format, before it is added to its buffer; the largest is the
+        gradient of gate and up. On CPU, attention makes all scores of short rows at once. Its backward runs after the
+        saved inputs of the feed-forward layer were freed.
         """
         sizes, tp = self.sizes, self._tp
         inner, hidden, of_weight = self._inner, 3 * sizes.hidden + self._copies, self._largest_weight

@@ -1,8 +1,9 @@
 """Seconds of collectives over a group of devices: rings, and the all-to-all of experts.
 
 A ring over n devices sends (n - 1) / n of the data over every link for a reduce-scatter or an all-gather, and twice
-that for an all-reduce (Patarasuk and Yuan 2009; Thakur et al. 2005). Where a group spans nodes, its members on a node
-share their ways out, so the ring is as fast as those together, and never faster than the links within the node.
+that for an all-reduce (Patarasuk and Yuan 2009; Thakur et al. 2005). If a group spans nodes, its members on a node
+share their network links, so the ring is as fast as these links together, and never faster than the links within the
+node.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def replicas_seconds(num_parameters: float, item_bytes: int, group: CollectiveGr
 def all_to_all_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> float:
     """Return the seconds until every device has sent `num_bytes` in equal parts to all of the group, itself included.
 
-    Every device has its own share of the network, and uses both kinds of links at once: the busier one counts.
+    Every device has its own share of the network, and uses both kinds of links at once: the busier kind counts.
 
     >>> all_to_all_seconds(1e9, CollectiveGroup(4, "network", 2), Links(2e12, 1e11, 1e10, 2e10))
     0.05
@@ -73,7 +74,7 @@ def _ring_seconds(num_bytes: float, group: CollectiveGroup, links: Links) -> flo
 
 
 def _latency_seconds(group: CollectiveGroup, links: Links) -> float:
-    """Return the latency of a tree, over which small messages are reduced, first on each node."""
+    """Return the latency of a tree that reduces small messages, first on each node."""
     levels = ceil(log2(group.size))
     if group.span == "node":
         return levels * links.latency_seconds

@@ -1,7 +1,7 @@
-"""How much longer work takes where devices of one host are busy at once: they share its processor, memory and links.
+"""The slow-down of work if devices of a host are busy at once: they share its processor, memory and links.
 
-A profile has the seconds of each kind of work on 1, 2, ... devices of a host at once. Who works on a mesh is slowed by
-the mesh's own devices, and by those that are busy with something else on the same host.
+A profile has the seconds of each kind of work on 1, 2, ... devices of a host at once. The mesh's own devices slow a
+node, and so do devices of the same host that are busy with other work.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SharedWork = Literal[ModelCallKind, "move"]
 
 @dataclass(frozen=True, slots=True)
 class SlowDown:
-    """Seconds of one kind of work in one engine, `seconds[i]` while `busy[i]` devices of a host do it at once.
+    """Seconds of a kind of work in an engine, `seconds[i]` while `busy[i]` devices of a host do it at once.
 
     They last until the last of those devices is done. `busy` grows from 1 to all devices that were profiled. `profiled`
-    is what the profile's other times of that work add up to: the mean over all devices at once.
+    is the sum of the profile's other times of that work: the mean over all devices at once.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -40,10 +40,10 @@ class SlowDown:
     profiled: Positive
 
     def factor(self, busy: float) -> float:
-        """Return how many times longer than alone it takes while so many devices are busy, itself among them.
+        """Return how many times longer than alone it takes while `busy` devices are busy, including itself.
 
-        In between it is interpolated, and more than all that were profiled slow no further. It never falls, so that
-        more of them never make anything faster, whatever noise was measured.
+        Values in between are interpolated, and more devices than were profiled slow no further. The factor never falls,
+        so measurement noise never makes more devices faster.
 
         >>> SlowDown("train_step", "megatron", (1, 2, 4), (1.0, 0.9, 2.0), 1.9).factor(3)
         1.5
@@ -52,17 +52,17 @@ class SlowDown:
         return float(np.interp(busy, self.busy, highest)) / highest[0]
 
     def of_profiled(self, busy: float) -> float:
-        """Return what it takes with so many busy devices, in parts of the profile's own times."""
+        """Return its seconds with `busy` busy devices, relative to the profile's own times."""
         return self.factor(busy) * self.seconds[0] / self.profiled
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a node asks of its hosts while it runs.
+    """The load of a node on its hosts while it runs.
 
-    `devices`: on each host (a node of the cluster), how many of its devices work at once, on average over its ranks'
-    work; what it takes by itself is counted with those. `share` of its seconds is that work; the controller has the
-    rest. `slow_down` is None where nobody knows what others do to it.
+    `devices`: on each host (a node of the cluster), the number of its devices that work at once, on average over its
+    ranks' work; the node's undisturbed seconds include them. `share` of its seconds is that work; the rest is the
+    controller's. `slow_down` is None if the effect of other work on it is unknown.
     """
 
     devices: Mapping[int, float]
@@ -70,7 +70,7 @@ class Demand:
     slow_down: SlowDown | None = None
 
     def times_longer(self, others: Mapping[int, float]) -> float:
-        """Return how many times longer than by itself it takes beside so many other busy devices on each host."""
+        """Return how many times longer than alone it takes if each host has `others` more busy devices."""
         if self.slow_down is None:
             return 1.0
         slowest = max(
@@ -81,12 +81,13 @@ class Demand:
 
 
 def working_share(cost: Seconds) -> float:
-    """Return the share of its ranks' seconds in which a device of a call works: in a bubble it waits for the others."""
+    """Return the share of its ranks' seconds that a device of a call works; in a bubble it waits for the other devices.
+    """
     return 1.0 - cost.pipeline_bubble / cost.worked if cost.worked else 0.0
 
 
 def times_longer(demands: Sequence[Demand]) -> list[float]:
-    """Return, of what runs at once, how many times longer than by itself each takes.
+    """Return the factor by which each of some concurrent nodes takes longer than alone.
 
     >>> slow = SlowDown("inference", "megatron", (1, 2), (1.0, 1.5), 1.5)
     >>> times_longer([Demand({0: 1.0}, 1.0, slow), Demand({0: 1.0}, 1.0), Demand({1: 1.0}, 1.0, slow)])

@@ -2,8 +2,8 @@
 
 A matrix product takes its FLOPs over the peak or its weights over the memory bandwidth, whichever is longer (Williams
 et al. 2009). Element-wise kernels take their passes over memory. In forward and backward the host runs ahead, so
-launches show only where the device would be done sooner; a decoding step ends with a sampled token that the host waits
-for, and its kernels are too short to hide anything, so there they add up.
+launches count only if the device would finish sooner. A decoding step ends with a sampled token that the host waits
+for, and its kernels are too short to hide launches, so there they add up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class DatasheetTimes:
 
     @classmethod
     def of(cls, sizes: ModelSizes, hardware: Hardware) -> DatasheetTimes:
-        """Return the times of a model by a datasheet. Raises InvalidInput for a measured kind, which has none."""
+        """Return the times of a model by a datasheet. Raises InvalidInput for a measured kind, which has no datasheet.
+        """
         device, reached = hardware.device, hardware.efficiency
         if device.measured:
             raise InvalidInput("profile", None, f"a profile of {device.name}, which has no datasheet: run rlhf/profile")
@@ -93,7 +94,7 @@ class DatasheetTimes:
         return Seconds(head.compute, max(weights, head.memory_traffic))
 
     def exchange(self) -> float:
-        """See LayerTimes: as long as launching so many kernels; a stage goes on when its device has seen the end."""
+        """See LayerTimes: EXCHANGE_LAUNCHES kernel launches; a stage continues when its device has reported the end."""
         return self.eager_layer_seconds * EXCHANGE_LAUNCHES / LAYER_LAUNCHES
 
     def adam(self, num_parameters: float) -> float:
@@ -101,11 +102,11 @@ class DatasheetTimes:
         return num_parameters * ADAM_PASS_BYTES / self.links.device
 
     def written(self, num_parameters: float) -> float:
-        """See LayerTimes: nothing."""
+        """See LayerTimes: zero."""
         return 0.0
 
     def packed(self, num_parameters: float) -> float:
-        """See LayerTimes: nothing."""
+        """See LayerTimes: zero."""
         return 0.0
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
@@ -118,11 +119,11 @@ class DatasheetTimes:
 
     @property
     def _moved_passes(self) -> float:
-        """Passes over [tokens, hidden] outside of products, those of copies for experts among them."""
+        """Passes over [tokens, hidden] outside of products, including the copies for experts."""
         return self.passes + COPY_PASSES * self.sizes.experts_per_token
 
     def _experts_read(self, tokens: float, tp: int, ep: int) -> float:
-        """Elements of the router and of the experts on one device that so many tokens of each of ep replicas need."""
+        """Elements of the router and of the experts on a device that `tokens` tokens of each of ep replicas need."""
         return self.sizes.experts_touched(tokens * ep) / ep * self.sizes.feed_forward / tp + self.sizes.router
 
     def _layer(self, rows: float, length: float, tp: int, split: int, ep: int, passes: int) -> Seconds:

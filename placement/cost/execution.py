@@ -1,4 +1,4 @@
-"""The execution of a call, as far as its time and memory depend on it: strategy, span of nodes, cuts, recomputation."""
+"""The parts of a call's execution that decide its time and memory: strategy, span of nodes, cuts, recomputation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Tokens = TypeVar("Tokens", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One way that our engines run a call on a mesh of `num_nodes` x `devices_per_node` devices.
+    """A way in which our engines run a call on a mesh of `num_nodes` x `devices_per_node` devices.
 
     An estimate of another system derives from it and overrides what that system's engine does differently.
 
-    `recompute`: training keeps each layer's input only and runs its forward again (full recomputation).
-    `cache_bytes`: those of a paged key-value cache on each device, which rows in flight fill (None: room for all).
-    `engine` is the one whose layers a profile is asked for.
+    `recompute`: training keeps each layer's input only and runs its forward again (full recomputation). `cache_bytes`:
+    the size of a paged key-value cache on each device, which rows in flight fill (None: room for all rows). `engine`
+    names the engine whose layers a profile has.
     """
 
     gradient_bytes: ClassVar[int] = GRADIENT_BYTES
@@ -52,7 +52,7 @@ class Execution:
         )
 
     def pieces(self, items: float, train: bool) -> tuple[int, int]:
-        """Return (portions run one after the other, micro-batches in each that fill the pipeline) for so many items.
+        """Return (consecutive portions, micro-batches in each that fill the pipeline) for a number of items.
 
         >>> Execution(Strategy(pp=4), micro_batches=8).pieces(64, train=True)
         (1, 8)
@@ -71,22 +71,22 @@ class Execution:
 
     @property
     def boundary_split(self) -> int:
-        """The number of parts in which the devices of a stage send [tokens, hidden] to the next stage."""
+        """The number of parts of [tokens, hidden] that the devices of a stage send to the next stage."""
         return self.sequence_split
 
     @property
     def copies_split(self) -> int:
-        """The number of devices that share a token's copies for experts: with vLLM those of tp, else each sends all."""
+        """The number of devices that share a token's copies for experts: tp with vLLM; with Megatron each sends all."""
         return self.strategy.tp if self.engine == "vllm" else 1
 
     def head_tokens(self, prompt: Tokens, response: Tokens) -> Tokens:
-        """Return the tokens of a row that reach the head, of so many in its prompt and its response."""
+        """Return the tokens of a row that reach the head, given the tokens of its prompt and its response."""
         return response
 
     def logit_bytes(self, logits: int, at_once: int, item_bytes: int) -> int:
         """Return the bytes of a forward pass's logits: `at_once` at a time in float32, and as many more.
 
-        Those are their softmax or the slice before, beside which the next one is made in the compute format first.
+        The second half holds their softmax, or the previous slice while the next slice is made in the compute format.
         """
         several = logits > at_once and item_bytes < 4
         return min(logits, at_once) * (2 * 4 + (item_bytes if several else 0))
@@ -123,5 +123,5 @@ class Execution:
 
 
 def at_most(count: int, items: float) -> int:
-    """Return the number of pieces that items are cut into: `count`, or one for each item where there are fewer."""
+    """Return the number of pieces of some items: `count`, or the number of items if there are fewer."""
     return max(1, min(count, int(items)))

@@ -22,14 +22,14 @@ LinkSpan = Literal["device", "node", "network", "host"]
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """The constants between peaks and the times of calls; none belongs to a call, a plan or a model.
+    """The constants between peaks and the times of calls; they are independent of call, plan and model.
 
     `matmul`: share of peak FLOP/s in large matrix products. `memory`: share of memory bandwidth in kernels that only
-    move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of one hop of a
-    collective. `passes`: how often a layer's forward reads or writes [tokens, hidden] outside matrix products (norms
-    in float32, residuals); tensor parallelism does not divide it. `graph_layer_seconds` and `eager_layer_seconds`: what
-    the launches of a layer's kernels take, with and without CUDA graphs. `call_seconds`: what every call takes besides
-    (request, gather and split of its batch); it is ReaL's, and another runtime has its own.
+    move bytes. `link`: share of a link's bandwidth in collectives and copies. `link_latency_seconds`: of a hop of a
+    collective. `passes`: how often a layer's forward reads or writes [tokens, hidden] outside matrix products (norms in
+    float32, residuals); tensor parallelism does not divide it. `graph_layer_seconds` and `eager_layer_seconds`: the
+    launches of a layer's kernels, with and without CUDA graphs. `call_seconds`: the fixed part of every call (request,
+    gather and split of its batch); the value is ReaL's, and another runtime has its own.
     """
 
     matmul: float = 0.75
@@ -44,7 +44,7 @@ class Efficiency:
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """A kind of device. Bandwidths are bytes per second, a link's in one direction and per device.
+    """A kind of device. Bandwidths are bytes per second, a link's in each direction and per device.
 
     A `measured` kind has no datasheet: its times come from a profile only.
     """
@@ -66,10 +66,10 @@ class Datasheet:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """The network between nodes: bytes per second of one node in one direction, shared equally by its devices.
+    """The network between nodes: bytes per second of a node in each direction, shared equally by its devices.
 
-    `latency_seconds` is that of a small message between GPUs of two nodes, by NCCL: 20 to 30 us over InfiniBand or RoCE
-    (sendrecv of nccl-tests), of which it takes the least.
+    `latency_seconds` is the latency of a small message between GPUs of two nodes, by NCCL: 20 to 30 us over InfiniBand
+    or RoCE (sendrecv of nccl-tests), of which the default is the least.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Hardware:
 
 
 def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
-    """Return each node's speed for sharing out rows, in parts of the fastest's peak; empty where all are alike.
+    """Return each node's speed for dividing rows, relative to the fastest's peak; empty if all are alike.
 
     >>> relative_speeds([Hardware(DATASHEETS[kind], 8) for kind in ("a100-80", "v100-32")])
     (1.0, 0.401)
@@ -111,15 +111,15 @@ def relative_speeds(nodes: Sequence[Hardware]) -> tuple[float, ...]:
 
 
 def parts_of_the_fastest(speeds: Sequence[float]) -> tuple[float, ...]:
-    """Return speeds in parts of the highest, to three digits; empty where all are alike."""
+    """Return speeds relative to the highest, to three digits; empty if all are alike."""
     return () if len(set(speeds)) == 1 else tuple(round(speed / max(speeds), 3) for speed in speeds)
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """Reached bytes per second of one device in one direction, to each `LinkSpan`; a network of 0 does not exist.
+    """Reached bytes per second of a device in each direction, for each `LinkSpan`; a network of 0 does not exist.
 
-    `latency_seconds` is of one message, `network_latency_seconds` of one between nodes.
+    `latency_seconds` is per message, `network_latency_seconds` per message between nodes.
     """
 
     device: float
@@ -130,7 +130,7 @@ class Links:
     network_latency_seconds: float = 0.0
 
     def seconds(self, num_bytes: float, span: LinkSpan) -> float:
-        """Return the seconds to move bytes over one device's link.
+        """Return the seconds to move bytes over a device's link.
 
         >>> Links(2e12, 4e11, 5e10, 2e10).seconds(1e9, "network")
         0.02
@@ -143,11 +143,11 @@ class Links:
         return num_bytes / bandwidth + self.latency(span)
 
     def faster(self, factor: float) -> Links:
-        """Return links within a node that are so many times as fast."""
+        """Return links within a node that are `times` as fast."""
         return replace(self, device=self.device * factor, node=self.node * factor, host=self.host * factor)
 
     def latency(self, span: LinkSpan) -> float:
-        """Return the seconds that a message takes besides its bytes."""
+        """Return the seconds of a message in addition to its bytes."""
         return max(self.latency_seconds, self.network_latency_seconds) if span == "network" else self.latency_seconds
 
     def of(self, span: LinkSpan) -> float:
@@ -209,7 +209,7 @@ NETWORKS: Mapping[str, Network] = MappingProxyType(
 
 
 def datasheet(name: str, field: str = "device", among: Mapping[str, Datasheet] = DATASHEETS) -> Datasheet:
-    """Return the datasheet of that name, or of a product's full name. Raises InvalidInput where there is none.
+    """Return the datasheet of that name, or of a product's full name. Raises InvalidInput for an unknown name.
 
     >>> datasheet("H100-SXM-80GB").name, datasheet("a100-SXM4-40GB").name, datasheet("NVIDIA GeForce RTX 4090").name
     ('h100', 'a100-40', 'rtx4090')

@@ -1,4 +1,4 @@
-"""Seconds of one layer and of the head on one device, which datasheets and profiles both tell."""
+"""Seconds of a layer and of the head on a device, which datasheets and profiles both provide."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prefect_rlhf.placement.cost.workload import ModelCallKind
 
 
 class LayerTimes(Protocol):
-    """One model on one kind of device. Times are of one layer's tp-th part, without communication.
+    """A model on a kind of device. Times are per tp-th part of a layer, without communication.
 
     `rows` of `length` tokens each pass through together; `context` is the tokens that a decoded token attends to. The
-    experts that a device has, of every `ep`-th, serve the tokens of `ep` replicas with as many each.
+    experts of a device, every `ep`-th expert, serve the tokens of `ep` replicas with equally many tokens each.
     """
 
     @property
@@ -25,15 +25,15 @@ class LayerTimes(Protocol):
     def links(self) -> Links: ...
 
     def fixed(self, kind: ModelCallKind) -> float:
-        """Return what a call of that kind takes besides its layers, once."""
+        """Return the fixed seconds of a call of that kind, in addition to its layers."""
         ...
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        """Run one layer forward; [tokens, hidden] is in `split` parts outside of matrix products."""
+        """Run a layer forward; [tokens, hidden] is in `split` parts outside of matrix products."""
         ...
 
     def backward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        """Run one layer backward, without its forward again."""
+        """Run a layer backward, without its forward again."""
         ...
 
     def head_forward(self, tokens: float, tp: int) -> Seconds:
@@ -43,7 +43,7 @@ class LayerTimes(Protocol):
     def head_backward(self, tokens: float, tp: int) -> Seconds: ...
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
-        """Run one layer for one new token per row."""
+        """Run a layer for a new token per row."""
         ...
 
     def sample(self, rows: float, tp: int) -> Seconds:
@@ -51,19 +51,19 @@ class LayerTimes(Protocol):
         ...
 
     def exchange(self) -> float:
-        """Return what the hosts of two stages take to pass a micro-batch on, while their devices wait."""
+        """Return the seconds that the hosts of two stages need to pass a micro-batch on, while their devices wait."""
         ...
 
     def adam(self, num_parameters: float) -> float:
-        """Take one optimizer step on so many of the parameters."""
+        """Take an optimizer step on that number of parameters."""
         ...
 
     def written(self, num_parameters: float) -> float:
-        """Return the cost of so many newly written weights: their fingerprint. A datasheet says nothing of it."""
+        """Return the cost of newly written weights: their fingerprint. A datasheet has no value for it."""
         ...
 
     def packed(self, num_parameters: float) -> float:
-        """Return the cost of the first generation after weights were written, where its engine packs them."""
+        """Return the cost of the first generation after weights were written, if its engine packs them."""
         ...
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:

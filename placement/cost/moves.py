@@ -32,7 +32,7 @@ _PER_ROW = ("scores", "prompt_length", "rewards")  # keys with one number per ro
 
 
 class Flow(NamedTuple):
-    """Bytes that go from one device to another; to itself, when they are copied there.
+    """Bytes that move from a device to another; a flow to the same device is a copy.
 
     A named tuple, since a plan of many devices has many thousands.
     """
@@ -74,12 +74,12 @@ def move_seconds(flows: Iterable[Flow], links: Links) -> float:
 
 
 def _fullest(loads: Loads) -> tuple[tuple[LinkSpan, float], ...]:
-    """The most bytes that a device sends, and the most that one receives, over each kind of link."""
+    """The most bytes that a device sends, and the most that a device receives, over each kind of link."""
     return tuple((span, max(load.values())) for ways in loads for span, load in ways.items())
 
 
 def reallocation_seconds(source: ModelInstance, target: ModelInstance, sizes: ModelSizes, links: Links) -> float:
-    """Return the seconds to bring a source's weights to where a target needs them."""
+    """Return the seconds to bring a source's weights to the devices of a target."""
     fullest = _fullest_of_reallocation(source, target, sizes)
     return max((links.seconds(num_bytes, span) for span, num_bytes in fullest), default=0.0)
 
@@ -98,7 +98,7 @@ def transfer_seconds(transfers: Iterable[DeviceTransfer], workload: Workload, li
 
 
 def row_bytes(keys: Iterable[str], workload: Workload) -> float:
-    """Return the bytes of one row's `keys`.
+    """Return the bytes of a row's `keys`.
 
     >>> row_bytes(("tokens", "logprobs", "scores"), Workload.fixed(10, 6))
     156.0
@@ -113,22 +113,22 @@ def row_bytes(keys: Iterable[str], workload: Workload) -> float:
 
 
 def host_seconds(num_bytes: float, links: Links) -> float:
-    """Return the seconds to offload or reload bytes of one device over its link to the host (ReaL, section 6)."""
+    """Return the seconds to offload or reload bytes of a device over its link to the host (ReaL, section 6)."""
     return links.seconds(num_bytes, "host")
 
 
 def disk_seconds(num_bytes: float) -> float:
-    """Return the seconds in which one rank writes bytes of a checkpoint, checksums and flushing included."""
+    """Return the seconds that a rank needs to write bytes of a checkpoint, checksums and flushing included."""
     return num_bytes / DISK_BYTES_PER_SECOND
 
 
 def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: ModelSizes) -> Loads:
-    """Return what `reshard` would move between two instances' devices, in closed form.
+    """Return the bytes that `reshard` would move between two instances' devices, in closed form.
 
     By pairs of stages, of tp parts, and of shares of experts.
 
-    A device keeps what it holds already; the rest comes from holders on its node, equally from each, or from holders on
-    other nodes where its own has none.
+    A device keeps its present part; the rest comes from holders on its node, equally from each, or from holders on
+    other nodes if its own node has no holder.
     """
     holders: dict[_Part, list[Device]] = defaultdict(list)
     parts = {device: _parts_held(at, source, sizes) for device, at in device_coordinates(source)}
@@ -163,7 +163,7 @@ def reallocation_loads(source: ModelInstance, target: ModelInstance, sizes: Mode
 
 
 def _parts_held(at: Coordinate, instance: ModelInstance, sizes: ModelSizes) -> set[_Part]:
-    """Return what a device at a coordinate of an instance can give."""
+    """Return the parts that a device at a coordinate of an instance can send."""
     stage, part, strategy = at.pp, at.tp, instance.strategy
     experts, columns = experts_held(instance.engine, strategy, at)
     keys_part = _keys_part(part * min(strategy.tp, sizes.kv_heads) // strategy.tp)
@@ -205,7 +205,7 @@ def _experts_shared(at: Coordinate, giving: ModelInstance, taking: ModelInstance
 
 
 def _keys_part(index: int) -> int:
-    """Return what stands in place of a tp part for the index-th part of keys and values, of which there may be fewer.
+    """Return the substitute for a tp part for the index-th part of keys and values, which may have fewer parts.
 
     >>> [_keys_part(index) for index in range(3)]
     [-2, -3, -4]
@@ -215,7 +215,7 @@ def _keys_part(index: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """Elements of embedding, final norm and head that two stages share: those that tp splits, and the others."""
+    """Elements of embedding, final norm and head that two stages share: elements split by tp, and the others."""
 
     split: int
     whole: int

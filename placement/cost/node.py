@@ -48,15 +48,15 @@ class NodeCosts:
     )
 
     def seconds(self, node: Node) -> float:
-        """Return the seconds of one node, in all."""
+        """Return the seconds of a node, in all."""
         return self.cost(node).total
 
     def worked_seconds(self, node: Node) -> float | None:
-        """Return the seconds that its ranks work on it, without orchestration; None where no source of times knows."""
+        """Return the seconds that its ranks work on it, without orchestration; None without a source of times."""
         return self.cost(node).worked if node.kind in (*_CALLS, *_MOVES) else None
 
     def cost(self, node: Node) -> Seconds:
-        """Return the seconds of one node, by what takes them; the same in every step."""
+        """Return the seconds of a node, by cause; the same in every step."""
         call = node.call.name if node.call else None
         key = (node.kind, call, node.instance, node.source, node.target, node.moves, node.part)
         if key not in self._costs:
@@ -67,7 +67,7 @@ class NodeCosts:
         return self._costs[key]
 
     def demand(self, node: Node) -> Demand:
-        """Return what a node asks of its hosts; one on data, or behind the steps, asks nothing that is known."""
+        """Return the load of a node on its hosts; for data moves and work behind the steps it is unknown and 0."""
         cost, devices = self.cost(node), _devices_on_hosts(node)
         share = cost.worked / cost.total if cost.total else 0.0
         if node.kind not in _CALLS:
@@ -76,7 +76,7 @@ class NodeCosts:
         return Demand({host: working * count for host, count in devices.items()}, share, self._slow_down(node))
 
     def _slow_down(self, node: Node) -> SlowDown | None:
-        """What others do to a node; of devices of several kinds, to those of the first."""
+        """The slow-down of a node by other work on its hosts, taken from its first kind of device."""
         hardware = self.sources.hardware(node.meshes[0])[0]
         if node.kind in _CALLS:
             assert node.call is not None and node.call.role is not None and node.instance is not None  # has a model
@@ -91,7 +91,7 @@ class NodeCosts:
         return cost._replace(transfer=cost.transfer * slow_down.factor(max(_devices_on_hosts(node).values())))
 
     def _alone(self, node: Node) -> Seconds:
-        """The seconds of what is no call with a model, were each of its devices alone on its host."""
+        """The seconds of a node that is no model function call, if each of its devices were alone on its host."""
         if node.kind == "compute" and node.call is not None and node.call.host_seconds is not None:
             return Seconds(call=node.call.host_seconds)
         if node.kind not in _MOVES:
@@ -127,9 +127,9 @@ class NodeCosts:
         return ModelSizes.of(self.graph.model(role))
 
     def _offloaded_bytes(self, instance: ModelInstance, whole: bool) -> int:
-        """Return the bytes that the fullest device copies: optimizer states where trained, weights when all of it goes.
+        """Return the bytes that the fullest device copies: optimizer states if trained, weights if all of it moves.
 
-        Gradients come back as zeros, so they are not copied.
+        Gradients are restored as zeros, so they are not copied.
         """
         trained = instance == trained_instance(self.graph, self.plan, instance.role)
         execution = Execution(instance.strategy)

@@ -1,7 +1,7 @@
-"""vLLM's key-value cache: blocks of tokens that rows fill as they grow, and how many rows it keeps in flight.
+"""vLLM's key-value cache: blocks of tokens that rows fill as they grow, and the number of rows in flight.
 
-Rows begin while there is room for their prompts. Where those in flight outgrow the cache the latest is preempted: it
-loses its blocks, and computes them again when it comes back.
+Rows begin while there is room for their prompts. If the rows in flight outgrow the cache, the latest is preempted: it
+loses its blocks, and computes them again when it resumes.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ NULL_BLOCKS = 2  # that no row fills: one is vLLM's own
 
 
 class InFlight(NamedTuple):
-    """Rows of a replica in flight: of those that begin together, and later, when each took the place of another."""
+    """Rows in flight per replica: in the first wave, and later, when each new row replaces a finished row."""
 
     first: float
     later: float
 
 
 def block_bytes(sizes: ModelSizes, tp: int) -> int:
-    """Return the bytes of a block of all layers on one device."""
+    """Return the bytes of a block of all layers on a device."""
     return CACHE_BLOCK * sizes.num_layers * sizes.cache_bytes_per_token(tp)
 
 
 def whole_cache_bytes(rows: int, length: int, sizes: ModelSizes, tp: int) -> int:
-    """Return the bytes on each device of a cache in which `rows` of `length` tokens are in flight at once."""
+    """Return the bytes on each device of a cache that holds `rows` of `length` tokens at once."""
     return (rows * _blocks(length) + NULL_BLOCKS) * block_bytes(sizes, tp)
 
 
 def expected_cache_bytes(rows: int, workload: Workload, sizes: ModelSizes, tp: int) -> int:
-    """Return the bytes on each device of a cache that so many rows, begun together, are expected to fill at most."""
+    """Return the bytes on each device of a cache that `rows` rows, begun together, are expected to fill at most."""
     blocks = max(_blocks(workload.longest), int(rows * _tokens_of_a_row(workload).first) // CACHE_BLOCK + 1)
     return min((blocks + NULL_BLOCKS) * block_bytes(sizes, tp), whole_cache_bytes(rows, workload.longest, sizes, tp))
 
 
 def gib_above(num_bytes: float) -> float:
-    """Return GiB as a plan file has them: three digits, no less than so many bytes.
+    """Return GiB in the form of a plan file: three digits, no less than `num_bytes`.
 
     >>> gib_above(12345678901), gib_above(1 << 20)
     (11.5, 0.000977)
@@ -54,7 +54,7 @@ def gib_above(num_bytes: float) -> float:
 
 
 def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSizes, tp: int) -> None:
-    """Raise InvalidInput for a cache that has no room for one row of `length` tokens."""
+    """Raise InvalidInput for a cache without room for a row of `length` tokens."""
     least = whole_cache_bytes(1, length, sizes, tp)
     if cache_bytes is not None and cache_bytes < least:
         right = f"at least {gib_above(least):g}: one row of {length} tokens"
@@ -62,7 +62,7 @@ def check_cache(field: str, cache_bytes: int | None, length: int, sizes: ModelSi
 
 
 def in_flight(rows: float, cache_bytes: int | None, workload: Workload, sizes: ModelSizes, tp: int) -> InFlight:
-    """Return how many of a replica's rows a cache of so many bytes on each device keeps in flight; None: all.
+    """Return how many of a replica's rows a cache of `cache_bytes` on each device keeps in flight; None: all.
 
     >>> from prefect_rlhf.placement.known_models import known_shape
     >>> sizes, long_rows = ModelSizes.of_shape(known_shape("llama-7b")), Workload.fixed(512, 512)

@@ -33,10 +33,10 @@ _MESSAGES: tuple[ModelPiece, ...] = ("all_reduce", "share")  # the same whatever
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Median `seconds` of one piece for `rows` of `length` tokens (decode: of context), as one of `tp` parts.
+    """Median `seconds` of a piece for `rows` of `length` tokens (decode: of context), as a single part of `tp`.
 
-    Times are of one layer on one device, without communication; for head pieces `rows` counts tokens. Of messages (over
-    `tp` ranks) it counts bytes of an all_reduce, parameters of a share. Forward of `vllm` is its prefill.
+    Times are per layer and device, without communication; for head pieces `rows` counts tokens. For messages (over `tp`
+    ranks) it counts bytes of an all_reduce, parameters of a share. Forward of `vllm` is its prefill.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -51,9 +51,9 @@ class Measurement:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The subject of a profile: a shape and format, on `num_devices` devices of one kind, by the cost model's name.
+    """The subject of a profile: a shape and format, on `num_devices` devices of a kind, by the cost model's name.
 
-    With `num_nodes` above 1 each of so many nodes has as many devices, and the network between them is measured too.
+    With `num_nodes` above 1, each node has that number of devices, and the network between nodes is measured too.
     """
 
     shape: TransformerShape
@@ -68,14 +68,14 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measurements of one model's layers on one kind of device, and of the links between devices.
+    """Measurements of a model's layers on a kind of device, and of the links between devices.
 
-    `versions` are the software packages and their versions that the times depend on. `processor` is the machine's,
-    where that is the device; `num_devices` is how many of them worked at once, since they share memory and links, on
-    each of `num_nodes` nodes; the network between these is of `links`.
-    `call_seconds` is what a call of each kind in each engine takes besides its layers. Per parameter: `adam_seconds` of
-    one optimizer step, `written_seconds` of a fingerprint, `packed_seconds` of vLLM's packing, where it does.
-    `slow_downs` say what the same takes with fewer devices busy; without them it takes as long.
+    `versions` are the software packages and their versions that the times depend on. `processor` is the machine's, if
+    that is the device; `num_devices` is how many of them worked at once on each of `num_nodes` nodes, since they share
+    memory and links; the network between the nodes is in `links`. `call_seconds` is the fixed part of a call of each
+    kind in each engine. Per parameter: `adam_seconds` of an optimizer step, `written_seconds` of a fingerprint,
+    `packed_seconds` of vLLM's packing, if it packs. `slow_downs` are the seconds of the same work with fewer busy
+    devices; without them it takes as long.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -96,7 +96,7 @@ class Profile:
     num_nodes: int = 1
 
     def slow_down(self, work: SharedWork, engine: EngineKind) -> SlowDown | None:
-        """Return what was measured of one kind of work; None where nothing was."""
+        """Return the measured slow-down of a kind of work; None if it was not measured."""
         return next((one for one in self.slow_downs if (one.work, one.engine) == (work, engine)), None)
 
     def to_json(self) -> str:
@@ -105,7 +105,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str | bytes, field: str = "profile") -> Profile:
-        """Read what `to_json` wrote. Raises InvalidInput, one line, for anything else."""
+        """Read the output of `to_json`. Raises InvalidInput, a single line, for any other text."""
         try:
             return _ADAPTER.validate_json(text)
         except ValidationError as error:
@@ -115,7 +115,7 @@ class Profile:
 
     @classmethod
     def read(cls, path: Path) -> Profile:
-        """Read the profile of a file. Raises InvalidInput, one line, for a missing or malformed one."""
+        """Read the profile of a file. Raises InvalidInput, a single line, for a missing or malformed file."""
         try:
             return cls.from_json(path.read_bytes(), str(path))
         except OSError as error:
@@ -131,9 +131,9 @@ class Profile:
         num_devices: int | None = None,
         num_nodes: int | None = None,
     ) -> Profile:
-        """Return itself, or raise InvalidInput when it was measured with something else. `versions` are today's.
+        """Return itself, or raise InvalidInput if hardware or software differ. `versions` are today's.
 
-        `processor`, `num_devices` and `num_nodes` are those of the run, where there is one.
+        `processor`, `num_devices` and `num_nodes` describe the run, if there is a run.
         """
         for field, seen, right in (
             ("profile.device", self.device, device),
@@ -208,7 +208,7 @@ class ProfiledTimes:
     """Implements LayerTimes from a profile: all of a measured piece's time counts as compute."""
 
     def __init__(self, profile: Profile, sizes: ModelSizes, engine: EngineKind = "megatron") -> None:
-        """`sizes` are of a model of the profile's shape, with either head; `engine` is the one that runs its calls."""
+        """`sizes` describe a model of the profile's shape, with either head; `engine` runs its calls."""
         self.sizes, self.links = sizes, profile.links
         self._engine, self._adam_seconds = engine, profile.adam_seconds
         self._call_seconds = {kind: seconds for kind, of, seconds in profile.call_seconds if of == engine}
@@ -226,7 +226,7 @@ class ProfiledTimes:
         return self._call_seconds.get(kind, 0.0)
 
     def forward(self, rows: float, length: float, tp: int, split: int = 1, ep: int = 1) -> Seconds:
-        """See LayerTimes. Raises InvalidInput for a split, or for ep: our engines, which it measures, have none."""
+        """See LayerTimes. Raises InvalidInput for a split, or for ep: our engines, which it measures, have neither."""
         _check_whole(split, ep)
         return self._at("forward", tp, rows, length)
 
@@ -244,7 +244,7 @@ class ProfiledTimes:
         return Seconds() if self.sizes.head == "scalar" else self._at("head_backward", tp, tokens, 1)
 
     def decode(self, rows: float, context: float, tp: int, cuda_graphs: bool, ep: int = 1) -> Seconds:
-        """See LayerTimes and `forward`. Without a measurement of graphs (on CPU there are none), the eager one."""
+        """See LayerTimes and `forward`. Without a measurement of graphs (CPU has no graphs), the eager time."""
         _check_whole(1, ep)
         graphs = cuda_graphs and ("decode_graphs", tp) in self._grids
         return self._at("decode_graphs" if graphs else "decode", tp, rows, context)
@@ -254,7 +254,7 @@ class ProfiledTimes:
         return self._at("sample", tp, rows, 1)
 
     def exchange(self) -> float:
-        """See LayerTimes: nothing, since the measured latency of a message has it."""
+        """See LayerTimes: zero, because the measured latency of a message includes it."""
         return 0.0
 
     def adam(self, num_parameters: float) -> float:
@@ -270,12 +270,12 @@ class ProfiledTimes:
         return num_parameters * self._packed_seconds
 
     def all_reduce(self, num_bytes: float, group: CollectiveGroup) -> float:
-        """See LayerTimes; by bandwidth where no group of that size was measured."""
+        """See LayerTimes; by bandwidth if no group of that size was measured."""
         grid = self._measured("all_reduce", group)
         return all_reduce_seconds(num_bytes, group, self.links) if grid is None else grid.at(num_bytes, 1)
 
     def share(self, num_parameters: float, group: CollectiveGroup) -> float:
-        """See LayerTimes; by bandwidth where no group of that size was measured."""
+        """See LayerTimes; by bandwidth if no group of that size was measured."""
         grid = self._measured("share", group)
         if grid is None:
             return replicas_seconds(num_parameters, self.sizes.item, group, self.links)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Seconds(NamedTuple):
-    """Seconds by what takes them; `SOURCES` has the formula of each.
+    """Seconds by cause; `SOURCES` has the formula of each.
 
     A named tuple, since a search adds up millions of them, and a dataclass takes twice as long to make.
 

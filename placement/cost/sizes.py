@@ -1,4 +1,4 @@
-"""A model's sizes in closed form: elements of a layer and of the ends of the pipeline, whole and on one device."""
+"""A model's sizes in closed form: elements of a layer and of the ends of the pipeline, whole and per device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from prefect_rlhf.placement.strategy import Strategy
 class ModelSizes:
     """The numbers that every cost formula needs, counted once. Counts are elements; `queries` and `keys` are widths.
 
-    With experts `inner` is the width of one; a dense model has none.
+    With experts, `inner` is the width of an expert; a dense model has no experts.
     """
 
     hidden: int
@@ -62,19 +62,19 @@ class ModelSizes:
         )
 
     def held_by(self, engine: EngineKind) -> ModelSizes:
-        """Return the sizes of what an engine holds of the model; see `held_model`."""
+        """Return the sizes of the part of the model that an engine holds; see `held_model`."""
         return replace(self, head="lm") if engine == "vllm" and self.head == "lm+scalar" else self
 
     def on(self, tp: int) -> ModelSizes:
-        """Return the sizes of which each of tp devices holds a tp-th part of what tp splits.
+        """Return the sizes per device if tp devices divide the tensors that tp splits.
 
-        With more devices than key-value heads each has a copy of one, as if there were tp of them.
+        With more devices than key-value heads, each device has a copy of a head, as if there were tp heads.
         """
         return self if tp <= self.kv_heads else replace(self, kv_heads=tp)
 
     @property
     def item(self) -> int:
-        """Bytes of one element of the compute format."""
+        """Bytes of an element of the compute format."""
         return ITEM_BYTES[self.dtype]
 
     @property
@@ -87,12 +87,12 @@ class ModelSizes:
 
     @property
     def matrices(self) -> int:
-        """Elements of a layer's matrices alone, without those of experts."""
+        """Elements of a layer's matrices, without its experts' matrices."""
         return 2 * self.hidden * (self.queries + self.keys) + (0 if self.num_experts else self.feed_forward)
 
     @property
     def feed_forward(self) -> int:
-        """Elements of the feed-forward layer, or of one expert."""
+        """Elements of the feed-forward layer, or of a single expert."""
         return 3 * self.hidden * self.inner
 
     @property
@@ -111,7 +111,7 @@ class ModelSizes:
         return self.layer_matrices + self.experts_per_token * self.feed_forward
 
     def experts_touched(self, tokens: float) -> float:
-        """Return how many of a layer's experts so many tokens need, on average, if all are equally likely.
+        """Return how many of a layer's experts `tokens` tokens need, on average, if all are equally likely.
 
         Each token leaves an expert out with probability 1 - k / E.
         """
@@ -133,7 +133,7 @@ class ModelSizes:
         return norms + self.router + self.hidden * len({"self_attn.o_proj", "mlp.down_proj"} & set(self.biases))
 
     def bias_tensors(self, tp: int) -> tuple[int, ...]:
-        """Return the elements of a layer's biases on one of tp devices, fused as the matrices are."""
+        """Return the elements of a layer's biases on each of tp devices, fused as the matrices are."""
         rows = {name: size // tp for name, size in self._rows.items()}
         rows |= dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), self.hidden)
         fused = (QUERY_BIASES, ("self_attn.o_proj",), ("mlp.gate_proj", "mlp.up_proj"), ("mlp.down_proj",))
@@ -204,5 +204,5 @@ class ModelSizes:
         return self.stage_parameters(strategy, self.fullest_stage(strategy))
 
     def cache_bytes_per_token(self, tp: int) -> int:
-        """Return the bytes of a token's keys and values in one layer on one device; a head is never split."""
+        """Return the bytes of a token's keys and values per layer and device; a head is never split."""
         return 2 * max(1, self.kv_heads // tp) * self.head_dim * self.item

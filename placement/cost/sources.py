@@ -1,4 +1,4 @@
-"""Sources of times for each node of a cluster: a profile where one is given, else the device's datasheet."""
+"""Sources of times for each node of a cluster: a given profile, else the device's datasheet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from prefect_rlhf.placement.plan import EngineKind, ModelInstance
 class CostSources:
     """The hardware of each node, `nodes[i]` of the i-th, and profiles, which hold for devices of their name.
 
-    Devices of a kind that has profiles need one for every shape that is asked about. Each model's times are made once.
+    Devices of a kind that has profiles need a profile for every shape in question. Each model's times are made once.
     `orchestration_seconds` is the time that a run's controller adds to every node beyond its ranks' work.
     """
 
@@ -44,35 +44,35 @@ class CostSources:
         return cls((hardware,) * num_nodes, tuple(profiles))
 
     def times(self, sizes: ModelSizes, hardware: Hardware, engine: EngineKind = "megatron") -> LayerTimes:
-        """Return the times of one model's layers in one engine on one kind of node."""
+        """Return the times of a model's layers in an engine on a kind of node."""
         key = hardware, sizes, engine
         if key not in self._times:
             self._times[key] = self._make(sizes, hardware, engine)
         return self._times[key]
 
     def call_cost(self, work: CallWork, execution: Execution, sizes: ModelSizes, mesh: DeviceMesh) -> Seconds:
-        """Return a call's seconds on a mesh; where its nodes differ, on the slowest kind: the others wait for it."""
+        """Return a call's seconds on a mesh; if its nodes differ, on the slowest kind: the others wait for it."""
         return self.slowest(((work, hardware) for hardware in self.distinct_hardware(mesh)), execution, sizes)
 
     def slowest(self, shares: Iterable[tuple[CallWork, Hardware]], execution: Execution, sizes: ModelSizes) -> Seconds:
-        """Return the seconds of a call whose shares run side by side, each on one kind of node."""
+        """Return the seconds of a call whose shares run side by side, each on a single kind of node."""
         costs = (self._on_its_host(work, execution, sizes, node) for work, node in shares)
         return max(costs, key=lambda cost: cost.total) + Seconds(orchestration=self.orchestration_seconds)
 
     def slow_down(
         self, work: SharedWork, engine: EngineKind, hardware: Hardware, sizes: ModelSizes | None = None
     ) -> SlowDown | None:
-        """Return what busy devices of a host do to a kind of work, of a model or of any; None where nobody knows."""
+        """Return the slow-down by busy devices of a host for a kind of work, of a model or of any; None if unknown."""
         measured = self._profiles(hardware, sizes)
         return measured[0].slow_down(work, engine) if measured else None
 
     @property
     def knows_contention(self) -> bool:
-        """Whether devices of one host are known to slow each other."""
+        """Whether it is known that devices of a host slow each other."""
         return any(profile.slow_downs for profile in self.profiles)
 
     def _on_its_host(self, work: CallWork, execution: Execution, sizes: ModelSizes, node: Hardware) -> Seconds:
-        """The seconds of a call beside which nothing runs. A profile's times are those with all devices busy."""
+        """The seconds of a call on an otherwise idle host. A profile's times are measured with all devices busy."""
         cost = call_cost(work, execution, self.times(sizes, node, execution.engine))
         slow_down = self.slow_down(work.kind, execution.engine, node, sizes)
         if slow_down is None:
@@ -80,12 +80,12 @@ class CostSources:
         return cost.times(slow_down.of_profiled(execution.devices_per_node * working_share(cost)))
 
     def written_seconds(self, instance: ModelInstance, sizes: ModelSizes) -> float:
-        """Return what it costs that an instance's weights were written, besides the writing."""
+        """Return the cost of the fact that an instance's weights were written, in addition to the writing."""
         parameters, nodes = sizes.fullest_stage_parameters(instance.strategy), self.distinct_hardware(instance.mesh)
         return max(self.times(sizes, node, instance.engine).written(parameters) for node in nodes)
 
     def links(self, meshes: Iterable[DeviceMesh]) -> Links:
-        """Return the slower of each link among the nodes of some meshes, for a device beside which none is busy."""
+        """Return the slower of each link among the nodes of some meshes, for a device on an otherwise idle host."""
         by_kind = [
             self._links(kind)
             for kind in dict.fromkeys(kind for mesh in meshes for kind in self.distinct_hardware(mesh))
@@ -100,7 +100,7 @@ class CostSources:
         )
 
     def distinct_hardware(self, mesh: DeviceMesh) -> tuple[Hardware, ...]:
-        """Return the different ones of `hardware`, found once for each mesh."""
+        """Return the distinct values of `hardware`, computed once for each mesh."""
         if mesh not in self._distinct:
             self._distinct[mesh] = tuple(dict.fromkeys(self.hardware(mesh)))
         return self._distinct[mesh]
@@ -125,7 +125,7 @@ class CostSources:
         return measured[0].links if slow_down is None else measured[0].links.faster(1 / slow_down.of_profiled(1))
 
     def _profiles(self, hardware: Hardware, sizes: ModelSizes | None = None) -> tuple[Profile, ...]:
-        """The profiles of a kind of device, of one model or of all."""
+        """The profiles of a kind of device, for a single model or for all."""
         return tuple(
             profile
             for profile in self.profiles

@@ -13,9 +13,10 @@ from prefect_rlhf.placement.plan import ExecutionPlan, ModelInstance, trained_in
 
 
 def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
-    """Add up, device by device, what a checkpoint of all trained roles copies: never more than this is in host memory.
+    """Add up, device by device, the bytes that a checkpoint of all trained roles copies: the most in host memory.
 
-    Weights that tensor-parallel devices all hold, norms and the like, count on each, though one writes them.
+    Weights that all tensor-parallel devices hold, norms for example, count on each, although a single device writes
+    them.
     """
     copied: Counter[Device] = Counter()
     for model in graph.models:
@@ -26,7 +27,8 @@ def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
 
 
 def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
-    """Return by device what a trained instance's ranks copy: main weights and moments, which replicas share out."""
+    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, divided by replicas.
+    """
     strategy, per_element = instance.strategy, MAIN_WEIGHT_BYTES + ADAM_BYTES
 
     @cache

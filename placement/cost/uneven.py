@@ -32,7 +32,7 @@ def replica_works(work: CallWork, placement: Placement, node_speeds: Sequence[fl
 
 
 def different_works(work: CallWork, placement: Placement, node_speeds: Sequence[float]) -> tuple[CallWork, ...]:
-    """Return the different ones of all replicas, by their own rows."""
+    """Return the distinct works of all replicas, by their own rows."""
     return tuple(_works_by_rows(work, placement, node_speeds)[1].values())
 
 
@@ -48,10 +48,10 @@ def placed_cost(
 def least_cost(
     work: CallWork, sizes: ModelSizes, placement: Placement, sources: CostSources, node_speeds: Sequence[float] = ()
 ) -> Seconds:
-    """Return the least that the call takes on the mesh under any order of its devices; the placement states none.
+    """Return the least time of the call on the mesh under any order of its devices; the placement states no order.
 
-    Either some replicas have none but the fastest devices, and as many as can be do; or every replica has a slowest
-    one, and all have equally many rows. Experts that replicas share are counted for each one's own rows.
+    Either as many replicas as possible have only the fastest devices; or every replica has a slowest device, and all
+    have equally many rows. Shared experts are counted for each replica's own rows.
     """
     together = sources.call_cost(work, Execution.of(placement), sizes, placement.mesh)
     if _alike(placement, node_speeds):
@@ -76,7 +76,7 @@ def _last_cost(works: Sequence[CallWork], sizes: ModelSizes, placement: Placemen
 
 
 def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[int, ...]:
-    """Return the order in which replica 0 has the fastest devices, replica 1 the next ones, and so on."""
+    """Return the order that gives replica 0 the fastest devices, replica 1 the next fastest, and so on."""
     if not node_speeds:
         return ()
     coordinates, devices = placement.strategy.coordinates(), placement.mesh.devices()
@@ -88,7 +88,8 @@ def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[
 def _works_by_rows(
     work: CallWork, placement: Placement, node_speeds: Sequence[float]
 ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], CallWork]]:
-    """Return each replica's rows of a mini-batch, of every row set, and the call as a replica with so many sees it."""
+    """Return each replica's rows of a mini-batch, of every row set, and the call as a replica with these rows sees it.
+    """
     dp, speeds = placement.strategy.dp, replica_speeds(placement, node_speeds)
     parts = (replace(work, others=()), *work.others)
     dealt = [

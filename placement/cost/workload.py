@@ -1,4 +1,4 @@
-"""The work of a call, whatever the plan: rows, token lengths, optimizer steps."""
+"""The work of a call under any plan: rows, token lengths, optimizer steps."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class LengthDistribution:
 
     @classmethod
     def fixed(cls, length: int) -> LengthDistribution:
-        """Return the distribution in which every row has `length` tokens."""
+        """Return the distribution with `length` tokens in every row."""
         return cls.of({length: 1.0})
 
     @classmethod
     def of(cls, shares: dict[int, float]) -> LengthDistribution:
-        """Return the distribution with shares of any sum. Raises InvalidInput for no shares, or for negative ones."""
+        """Return the distribution with shares of any sum. Raises InvalidInput for no shares, or for negative shares."""
         whole = sum(shares.values())
         if whole <= 0 or min(shares) < 0 or min(shares.values()) < 0:
             raise InvalidInput("lengths", shares, "lengths of 0 or more with shares of 0 or more, not all 0")
@@ -68,7 +68,7 @@ class Workload:
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:
-        """Return the workload in which all prompts are equally long, and all responses."""
+        """Return the workload with equally long prompts and equally long responses."""
         return cls(LengthDistribution.fixed(prompt_tokens), LengthDistribution.fixed(response_tokens), cuda_graphs)
 
     @property
@@ -83,11 +83,11 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class CallWork:
-    """One call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
+    """A call's work. `rows` is the whole batch; a train_step takes `epochs` * `mini_batches` optimizer steps.
 
     Rows need not divide: the fullest replica and the largest mini-batch count. Items of `rows_per_item` stay whole.
-    `others` are what a train_step does on further row sets, in the same optimizer steps. A forward pass is
-    followed by so many `vocabulary_passes`, through the logits of all tokens; what a scalar head makes needs none.
+    `others` is the work of a train_step on further row sets, in the same optimizer steps. `vocabulary_passes` passes
+    through the logits of all tokens follow a forward pass; the outputs of a scalar head need none.
     """
 
     kind: ModelCallKind
@@ -101,9 +101,9 @@ class CallWork:
 
     @classmethod
     def of(cls, call: Call, workload: Workload) -> CallWork:
-        """Return the most work of a graph's call, which memory is for.
+        """Return the most work of a graph's call, for memory.
 
-        Raises InvalidInput for a compute call, which has none known here.
+        Raises InvalidInput for a compute call, whose work is unknown here.
         """
         if call.kind == "compute":
             raise InvalidInput(f"calls.{call.name}.kind", call.kind, "a call with a model")
@@ -131,7 +131,7 @@ class CallWork:
 
     @property
     def parts(self) -> tuple[CallWork, ...]:
-        """The work on each row set, the others beside it."""
+        """The work on each row set, the first and the others."""
         every = (replace(self, others=()), *self.others)
         return tuple(replace(part, others=every[:i] + every[i + 1 :]) for i, part in enumerate(every))
 
@@ -153,7 +153,7 @@ class CallWork:
 
 
 def _vocabulary_passes(part: Call) -> int:
-    """Count what a call asks of a forward pass that is made of all logits: another temperature is another pass."""
+    """Count the passes over all logits of a forward pass that a call requests: another temperature is another pass."""
     if part.kind == "inference":
         return sum(head_of(output) == "lm" for output in part.outputs)
     asked = {(output, term.temperature) for term in part.terms for output in term.outputs}

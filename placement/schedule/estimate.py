@@ -48,7 +48,7 @@ def estimate(
     sources: CostSources,
     iterations: int = ITERATIONS,
 ) -> Estimate:
-    """Time a legal plan of the graph; evaluation, which runs every so many steps only, is left out."""
+    """Time a legal plan of the graph; evaluation, which runs only every k steps, is left out."""
     trained, plan = without_evaluation(graph, plan)
     costs = NodeCosts(trained, plan, workload, sources)
     return estimate_with(trained, plan, costs.seconds, iterations, costs.demand if sources.knows_contention else None)
@@ -61,7 +61,7 @@ def estimate_with(
     iterations: int = ITERATIONS,
     demand: Callable[[Node], Demand] | None = None,
 ) -> Estimate:
-    """Time a plan of which each node takes `seconds`, by itself where `demand` is asked; it has no evaluation."""
+    """Time a plan from its nodes' `seconds`; with `demand`, `seconds` assume an otherwise idle host. No evaluation."""
     first = max((edge.lag for edge in graph.version_edges()), default=1)
     return Estimate(plan, schedule(augment(graph, plan, first + iterations), seconds, demand), first)
 
@@ -80,11 +80,11 @@ def without_evaluation(graph: DataflowGraph, plan: ExecutionPlan) -> tuple[Dataf
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """`schedule` has the nodes of a run, or of its first steps, with what the controller adds to each.
+    """`schedule` has the nodes of a run, or of its first steps, with the controller's time added to each.
 
-    `seconds_by_subject` is what a node's ranks work, whatever its step (see `subject_of`), without what the controller
-    adds (`orchestration_seconds` for each node); where others on its hosts slow it, the median of the steps. Nodes that
-    no source of times knows are not in it; in the schedule they are orchestration alone.
+    `seconds_by_subject` is the working time of a node's ranks in any step (see `subject_of`), without the controller's
+    `orchestration_seconds` per node. If other work on their hosts slows them, it is the median of the steps. Nodes
+    without a source of times are not in it; in the schedule they take orchestration alone.
     """
 
     schedule: Schedule
@@ -92,7 +92,7 @@ class Prediction:
     orchestration_seconds: float = 0.0
 
     def worked_seconds(self, node: str) -> float | None:
-        """Return what the ranks of a node of any step work, by its id; None where no source of times knows."""
+        """Return the working seconds of the ranks of a node of any step, by its id; None without a source of times."""
         return self.seconds_by_subject.get(subject_of(node))
 
     @property
@@ -104,7 +104,7 @@ class Prediction:
 def predict(
     augmented: AugmentedGraph, workload: Workload, sources: CostSources, later: Iterable[Node] = ()
 ) -> Prediction:
-    """Predict each node of the very graph that runs, and `later` ones where it is only its first steps.
+    """Predict each node of the graph that runs, and `later` nodes if the graph is only its first steps.
 
     Raises InvalidInput for devices or models without times.
     """
@@ -119,7 +119,7 @@ def predict(
 
 
 def _slowed_seconds(made: Schedule, costs: NodeCosts) -> Mapping[str, float]:
-    """The seconds by which others on its hosts slow each subject, as the median of its nodes."""
+    """The seconds by which other work on its hosts slows each subject, as the median of its nodes."""
     slowed: dict[str, list[float]] = defaultdict(list)
     for slot in made.slots:
         slowed[subject_of(slot.node.id)].append(slot.seconds - costs.seconds(slot.node))

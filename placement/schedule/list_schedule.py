@@ -1,6 +1,6 @@
 """List scheduling in a given order: of the jobs that wait for resources the earliest goes first.
 
-A later one may pass only where they share nothing: what a run's device locks do.
+A later job may pass an earlier job only if they share no resource: the rule of a run's device locks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Job:
 
 
 def list_schedule(jobs: Sequence[Job]) -> list[float]:
-    """Return the start times of jobs, of which each waits for others and none for itself; earlier ones go first.
+    """Return the start times of jobs that wait for other jobs, never for themselves; earlier jobs go first.
 
     >>> first, other, second = Job(0b01, 2.0), Job(0b10, 3.0), Job(0b11, 1.0, after=(0,))
     >>> list_schedule([first, other, second])
@@ -33,14 +33,14 @@ def list_schedule(jobs: Sequence[Job]) -> list[float]:
 
 
 class Span(NamedTuple):
-    """Seconds at which a job starts and ends."""
+    """The seconds at the start and the end of a job."""
 
     start: float
     end: float
 
 
 def job_spans(jobs: Sequence[Job], times_longer: TimesLonger | None = None) -> list[Span]:
-    """Return when jobs start and end, while those that run at once slow each other as `times_longer` says.
+    """Return when jobs start and end, if concurrent jobs slow each other by `times_longer`.
 
     >>> job_spans([Job(0b01, 2.0), Job(0b10, 3.0)], lambda running: [len(running)] * len(running))
     [Span(start=0.0, end=4.0), Span(start=0.0, end=5.0)]
@@ -70,14 +70,14 @@ def job_spans(jobs: Sequence[Job], times_longer: TimesLonger | None = None) -> l
 
 
 class _Running(NamedTuple):
-    """A job that runs: its start, its end if nothing changes, and how many times longer it takes now."""
+    """A running job: its start, its end if no other job starts or ends, and its present slow-down."""
 
     start: float
     end: float
     longer: float = 1.0
 
     def slowed(self, now: float, longer: float) -> _Running:
-        """The job from now on; what is left of it takes so many times longer than by itself."""
+        """The job from now on; the rest of it takes `times_longer` times its undisturbed seconds."""
         if longer == self.longer:
             return self
         return _Running(self.start, now + (self.end - now) / self.longer * longer, longer)
@@ -92,7 +92,7 @@ def critical_path_seconds(jobs: Sequence[Job]) -> float:
 
 
 class _Waiting:
-    """Counts down what each job still waits for."""
+    """Counts the unfinished dependencies of each job."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._left = [len(set(job.after)) for job in jobs]
@@ -102,11 +102,11 @@ class _Waiting:
                 self._followers[before].append(index)
 
     def ready(self) -> Iterator[int]:
-        """Yield the jobs that wait for none."""
+        """Yield the jobs without dependencies."""
         yield from (index for index, left in enumerate(self._left) if left == 0)
 
     def ended(self, job: int) -> Iterator[int]:
-        """Yield the jobs that only waited for this one still."""
+        """Yield the jobs whose last unfinished dependency was this job."""
         for follower in self._followers[job]:
             self._left[follower] -= 1
             if self._left[follower] == 0:
@@ -114,7 +114,7 @@ class _Waiting:
 
 
 def _may_start(queue: Iterable[int], jobs: Sequence[Job], busy: int) -> set[int]:
-    """The queued jobs whose resources are free and wanted by no earlier one that waits."""
+    """The queued jobs whose resources are free and not requested by an earlier waiting job."""
     begun = set()
     for index in queue:
         if not jobs[index].resources & busy:

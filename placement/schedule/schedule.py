@@ -1,7 +1,7 @@
-"""When each node of an augmented graph would run, given how long each takes: as a run's device locks would have it.
+"""The start of each node of an augmented graph, given its duration: the order that a run's device locks produce.
 
-Of the nodes that wait for devices the earliest in the graph goes first, and a later one may pass only where they share
-nothing. A step begins when all but the last few steps before it are over: a run has no more submitted.
+Of the nodes that wait for devices the earliest in the graph goes first, and a later node may pass an earlier node only
+if they share no device. A step begins when all but the last few steps before it are over: a run submits only these.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SAME_SECONDS = 1e-9  # relative: two periods that differ by less are one
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A node with the seconds, from the start of the run, at which it starts and ends."""
+    """A node with its start and its end, in seconds from the start of the run."""
 
     node: Node
     start: float
@@ -39,7 +39,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Every node's slot, in the order of the graph. `num_steps` is that of the augmented graph."""
+    """Every node's slot, in the order of the graph. `num_steps` is the number of steps of the augmented graph."""
 
     slots: tuple[Slot, ...]
     num_steps: int
@@ -51,9 +51,9 @@ class Schedule:
 
     @property
     def seconds_per_step(self) -> float:
-        """Seconds by which the end of a step moves from step to step, once that repeats: the steady state.
+        """Seconds between the ends of consecutive steps, once they repeat: the steady state.
 
-        The first step and the last ones are left out where there are enough, since the run fills and drains there.
+        If there are enough steps, the first and the last steps are left out, because the run fills and drains there.
         """
         return steady_seconds(tuple(accumulate(self.step_ends(), max)), STEPS_IN_FLIGHT - 1)
 
@@ -69,7 +69,7 @@ class Schedule:
     def step_ends(self) -> tuple[float, ...]:
         """Return when the last node of each step ends; evaluation and export after the last step do not count.
 
-        Nor does what is written behind the next steps.
+        Files written behind the next steps do not count either.
         """
         ends: dict[int, float] = defaultdict(float)
         for slot in self.slots:
@@ -87,11 +87,11 @@ def schedule(
     seconds: Mapping[str, float] | Callable[[Node], float],
     demand: Callable[[Node], Demand] | None = None,
 ) -> Schedule:
-    """Place every node in time; `seconds` by node id, or asked of each node. Raises InvalidInput where one is missing.
+    """Place every node in time; `seconds` by node id, or a function of it. Raises InvalidInput for a missing node.
 
     Nodes that share a device exclude each other; an offload or reload occupies its devices' host links instead, and a
-    commit their ways to disk. Where `demand` is asked, `seconds` are those beside which nothing runs, and nodes on
-    disjoint devices of one host slow each other.
+    commit their paths to disk. With `demand`, `seconds` assume that no other node runs, and nodes on disjoint devices
+    of a host slow each other.
     """
     jobs = _jobs(augmented.nodes, seconds)
     longer = None if demand is None else _times_longer([demand(node) for node in augmented.nodes])
@@ -101,10 +101,11 @@ def schedule(
 
 
 def steady_seconds(ends: Sequence[float], drained: int = 1) -> float:
-    """Return seconds per step from when the steps end.
+    """Return seconds per step from the ends of the steps.
 
-    They are the mean of the shortest pattern of differences that repeats over the second half of the steps; where none
-    does, of that half. The first step is left out, and the last `drained` ones, but no more than a quarter of all.
+    They are the mean of the shortest pattern of differences that repeats over the second half of the steps; without
+    such a pattern, the mean of that half. The first step is left out, and the last `drained` steps, but no more than a
+    quarter of all.
 
     >>> steady_seconds([5.0, 8.0, 11.0, 14.0, 20.0]), steady_seconds([5.0, 6.0, 9.0, 10.0, 13.0, 14.0, 30.0])
     (3.0, 2.0)
@@ -125,7 +126,7 @@ def steady_seconds(ends: Sequence[float], drained: int = 1) -> float:
 def slack_seconds(schedule: Schedule) -> Mapping[str, float]:
     """Return, by node id, how much longer a node could take, as long as the order of nodes on each device stays.
 
-    A node's latest end is the latest start of whatever waits for it, or comes after it on one of its devices.
+    A node's latest end is the latest start of every node that depends on it or follows it on a device.
     """
     end = schedule.makespan_seconds
     by_dependency: dict[str, float] = defaultdict(lambda: end)
@@ -144,7 +145,7 @@ def slack_seconds(schedule: Schedule) -> Mapping[str, float]:
 
 
 def _times_longer(demands: Sequence[Demand]) -> TimesLonger:
-    """What nodes that run at once do to each other; submissions, which come after all nodes, do and suffer nothing."""
+    """The slow-down of concurrent nodes; submissions, which follow all nodes, neither cause nor suffer any."""
 
     def longer(running: Sequence[int]) -> Sequence[float]:
         slowed = times_longer([demands[index] for index in running if index < len(demands)])
