@@ -71,7 +71,7 @@ class StepGroups:
         waits for them. The next groups hold the rest of the steps up to the last step and a checkpoint after it,
         without exports. The last step is `begun`, or the next possible step. With staleness, a checkpoint between two
         regular checkpoints would change the weights that later steps read. So if `checkpoint_every` is set, the last
-        step is a step before a regular checkpoint. The nodes handed out must also be right for a shorter run: if weights
+        step precedes a regular checkpoint. The nodes handed out must also be right for a shorter run: if weights
         leave the devices only after a later step has read them, that step runs too. If no other step is left, or
         `next_group` has reported the end, the run continues to its end, with exports, and `num_steps` is returned.
         """
