@@ -217,7 +217,7 @@ def _chain(builder: GraphBuilder, ordered: Iterable[Node], devices: Set[Device])
 
 
 def _keep_apart(builder: GraphBuilder, ordered: Sequence[Node], window: _UseWindow, reload: str, offload: str) -> None:
-    """Make the reload wait for the last computation before it on each device, and the next computation for the offload."""
+    """Make the reload wait for the preceding computation on each device, and the next computation for the offload."""
     used = set(window.uses)
     uses = [index for index, node in enumerate(ordered) if node.id in used]
     for node in _nearest(reversed(ordered[: uses[0]]), window.instance.mesh):

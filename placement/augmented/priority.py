@@ -54,7 +54,7 @@ def just_after(priority: Priority, distance: int = 1) -> Priority:
 
 
 def checkpoint_of(step: int, position: int) -> Priority:
-    """Run after all calls of a step, before the next step's: the next train_step may soon overwrite the copied state."""
+    """Run after all calls of a step, before the next step's: its train_step may soon overwrite the copied state."""
     return step, _CHECKPOINT, 0, position, 0
 
 

@@ -42,7 +42,7 @@ class DatasheetTimes:
 
     @classmethod
     def of(cls, sizes: ModelSizes, hardware: Hardware) -> DatasheetTimes:
-        """Return the times of a model by a datasheet. Raises InvalidInput for a measured kind, which has no datasheet."""
+        """Return a model's times by a datasheet. Raises InvalidInput for a measured kind, which has no datasheet."""
         device, reached = hardware.device, hardware.efficiency
         if device.measured:
             raise InvalidInput("profile", None, f"a profile of {device.name}, which has no datasheet: run rlhf/profile")

@@ -27,7 +27,7 @@ def copied_bytes(graph: DataflowGraph, plan: ExecutionPlan) -> Counter[Device]:
 
 
 def instance_copied_bytes(instance: ModelInstance, sizes: ModelSizes) -> dict[Device, int]:
-    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, divided by replicas."""
+    """Return, by device, the bytes that a trained instance's ranks copy: main weights and moments, over replicas."""
     strategy, per_element = instance.strategy, MAIN_WEIGHT_BYTES + ADAM_BYTES
 
     @cache

@@ -1,1 +1,1 @@
-"""Model families: what a config.json says, the weights of a layer and what is refused, one file a family."""
+"""Model families: the meaning of a config.json, the weights of a layer and the refused settings, a file per family."""

@@ -1,4 +1,4 @@
-"""Keys of a config.json that stand in those of every family: read, or without a part in what the model computes."""
+"""Keys of a config.json that every family has: read, or without a part in the model's computation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ ROPE = frozenset(
 
 
 def is_off(value: Any) -> bool:
-    """Return whether a key with this value says nothing.
+    """Return whether a key with this value is switched off.
 
     >>> [is_off(value) for value in (None, False, 0, {}, 1.0, "linear")]
     [True, True, True, True, False, False]

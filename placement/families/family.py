@@ -1,6 +1,6 @@
-"""The form of a model family: what its config.json may say, and the weights of its layers.
+"""The form of a model family: the keys of its config.json, and the weights of its layers.
 
-A family is one value of `Family`. Engines, layouts, costs and exports follow it; they know parts and options, no names.
+A family is a value of `Family`. Engines, layouts, costs and exports follow it; they know parts and options, no names.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MLP_BIASES = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 class Weight:
     """A weight of a layer: its part, its name in a checkpoint's layer, its axes, and the axis that tp splits.
 
-    What all experts have is one weight, whose first axis expert parallelism shares out.
+    The weights of all experts are a single weight, whose first axis expert parallelism divides.
     """
 
     part: Part
@@ -59,7 +59,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where a config says that tokens see only so many before them: `sliding_window`, unless `switch` is off."""
+    """The config keys of a sliding window of tokens: `sliding_window`, unless `switch` is off."""
 
     default: int | None
     switch: str | None = None
@@ -81,10 +81,10 @@ class LocalLayers:
 
 @dataclass(frozen=True, slots=True)
 class ExpertKeys:
-    """Where a config says how many experts a layer has, how many each token takes, and how wide one is.
+    """The config keys for a layer's number of experts, the experts per token, and an expert's width.
 
-    `count_keys` are names of the same, of which the first that is there counts; the numbers are what transformers
-    takes where it says nothing. `uniform` are keys whose other values give some layers no experts.
+    `count_keys` are synonyms; the first present key counts. The numbers are the defaults of transformers. `uniform` are
+    keys whose other values give some layers no experts.
     """
 
     count_keys: tuple[str, ...]
@@ -104,13 +104,13 @@ LOCAL_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The models of one `model_type`.
+    """The models of a `model_type`.
 
-    `name` begins the names of transformers' classes. The numbers are what transformers takes where config.json says
-    nothing; None is hidden size over heads, or as many key-value heads as heads. `bias_switches` are keys which, when
-    true, give the matrices named a bias; `reads` are other keys of its own. `only` has keys whose other values our
-    engines do not run; one that is not there has the value that does run. `written` is what a config.json that we make
-    says besides. `not_run` says in words why models of the family can be planned only; empty: engines run them.
+    `name` begins the names of transformers' classes. The numbers are the defaults of transformers; None is hidden size
+    over heads, or as many key-value heads as heads. `bias_switches` are keys which, if true, give the named matrices a
+    bias; `reads` are other keys of its own. `only` has keys whose other values our engines do not run; an absent key
+    has the value that runs. `written` are further keys of a config.json that we write. `not_run` is the reason, in
+    words, why models of the family can be planned only; empty: engines run them.
     """
 
     model_type: str
@@ -139,7 +139,7 @@ class Family:
     experts: ExpertKeys | None = None
 
     def architecture(self, head: Head) -> str:
-        """Return the name of transformers' class that ends so; a scalar head beside the other has a file of its own."""
+        """Return the name of transformers' class with that ending; a second, scalar head has its own file."""
         if head == "scalar":
             return f"{self.classifier or self.name}ForSequenceClassification"
         return f"{self.name}ForCausalLM"
@@ -150,7 +150,7 @@ class Family:
 
     @property
     def keys(self) -> frozenset[str]:
-        """The keys of a config.json that this family reads beyond those of all."""
+        """The keys of a config.json that this family reads beyond the common keys."""
         window = () if self.window is None else ("sliding_window", self.window.switch or "", *self.window.others)
         local = LOCAL_KEYS if self.local_layers is not None else ()
         return frozenset((*self.bias_switches, *self.only, *window, *local, *self.reads))

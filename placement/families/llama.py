@@ -1,4 +1,4 @@
-"""Llama 1 to 3.3, and what has its layers (SmolLM2, R1 distillates of Llama)."""
+"""Llama 1 to 3.3, and models with its layers (SmolLM2, R1 distillates of Llama)."""
 
 from prefect_rlhf.placement.families.family import ATTENTION_BIASES, MLP_BIASES, Family
 from prefect_rlhf.placement.families.layers import TWO_NORMS

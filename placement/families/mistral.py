@@ -1,4 +1,4 @@
-"""Mistral, of which only models without an active window run (from v0.2 on)."""
+"""Mistral; only models without an active window run (from v0.2 on)."""
 
 from prefect_rlhf.placement.families.family import Family, Window
 from prefect_rlhf.placement.families.layers import TWO_NORMS

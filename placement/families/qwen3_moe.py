@@ -1,4 +1,4 @@
-"""Qwen 3, mixtures of experts, which are planned only: every layer has experts, none that all tokens share."""
+"""Qwen 3, mixtures of experts, which are planned only: every layer has experts, without shared experts."""
 
 from prefect_rlhf.placement.families.family import ATTENTION_BIASES, ExpertKeys, Family
 from prefect_rlhf.placement.families.layers import EXPERTS_AND_QK

@@ -123,7 +123,7 @@ def _vllm(model: ModelSpec, strategy: Strategy, cache_bytes: int, backend: Backe
 
 
 def _tensors(sizes: ModelSizes, tp: int, vocabulary: int, pp: int, stage: int) -> Iterator[int]:
-    """Elements of each tensor of a stage on a device; queries, keys and values share a tensor, and so do gate and up."""
+    """Elements of each tensor of a stage on a device; queries, keys and values are fused, and so are gate and up."""
     first, last, sizes = stage == 0, stage == pp - 1, sizes.on(tp)
     table = vocabulary // tp * sizes.hidden
     if first:

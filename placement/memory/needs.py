@@ -96,7 +96,7 @@ def _active_bytes(
 def _staged_by_move(
     source: ModelInstance, target: ModelInstance, sizes: ModelSizes
 ) -> Mapping[Device, Mapping[str, int]]:
-    """At most a bucket of outgoing and a bucket of incoming bytes; bytes that stay on the device are copied in place."""
+    """At most a bucket of outgoing and a bucket of incoming bytes; bytes that stay are copied in place."""
     staged: dict[Device, int] = dict.fromkeys((*source.devices, *target.devices), 0)
     for ways in reallocation_loads(source, target, sizes):
         crossing: dict[Device, float] = defaultdict(float)

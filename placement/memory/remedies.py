@@ -145,7 +145,7 @@ def _changes(
 
 
 def _cached(certificate: Certificate, instance: ModelInstance) -> int:
-    """Bytes of an instance's key-value cache on the fullest device; 0 if it is absent at that device's fullest moment."""
+    """Bytes of an instance's key-value cache on the fullest device; 0 if it is absent at the fullest moment."""
     shares = certificate.fullest.shares if certificate.fullest else ()
     return sum(share.num_bytes for share in shares if (share.owner, share.what) == (instance.name, "key-value cache"))
 

@@ -1,4 +1,4 @@
-"""Curves of a run's metrics as a picture: one small panel for each, all over the same steps, as SVG."""
+"""Curves of a run's metrics as a picture: a small panel for each, all over the same steps, as SVG."""
 
 from __future__ import annotations
 

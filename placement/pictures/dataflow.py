@@ -1,4 +1,4 @@
-"""The dataflow graph of one iteration as picture and text: calls, the keys they read, versions they wait for."""
+"""The dataflow graph of an iteration as picture and text: calls, the keys they read, versions they wait for."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Box:
 
 
 def dataflow_text(graph: DataflowGraph) -> str:
-    """Return each call with what it reads and the version it waits for, in the order of the body."""
+    """Return each call with its inputs and the version it waits for, in the order of the body."""
     lines = [f"{graph.name}: one iteration"]
     for dataset in graph.datasets:
         lines.append(f"{dataset.name}  dataset of {', '.join(dataset.keys)}")
@@ -47,7 +47,7 @@ def dataflow_text(graph: DataflowGraph) -> str:
 
 
 def dataflow_svg(graph: DataflowGraph) -> str:
-    """Draw datasets and calls, what is read above what reads it; dashed lines are versions of weights or state.
+    """Draw datasets and calls, inputs above their readers; dashed lines are versions of weights or state.
 
     A dashed line on the right leads from a train_step to the next iteration's call.
     """
@@ -82,9 +82,9 @@ def dataflow_svg(graph: DataflowGraph) -> str:
 
 
 def floors(graph: DataflowGraph) -> list[list[str]]:
-    """Return datasets and calls by floors: what one reads stands on an earlier floor.
+    """Return datasets and calls by floors: an input stands on an earlier floor than its readers.
 
-    Within a floor they stand in the order of the mean place of what they read, which keeps lines short.
+    Within a floor they are ordered by the mean place of their inputs, which keeps lines short.
     """
     order: nx.DiGraph[str] = nx.DiGraph()
     order.add_nodes_from([*(data.name for data in graph.datasets), *(call.name for call in graph)])

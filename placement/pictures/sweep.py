@@ -24,7 +24,7 @@ class Panel:
 
 
 def sweep_svg(sweep: Sweep) -> str:
-    """Draw three panels side by side, one column for each size."""
+    """Draw three panels side by side, a column for each size."""
     sizes = sweep.sizes
     panels = (
         Panel("seconds per iteration", tuple(size.seconds for size in sizes), ".3g"),

@@ -18,9 +18,9 @@ STEPS_LISTED = 2  # the first step differs: nothing was trained before it
 
 
 def plan_rows(plan: ExecutionPlan, graph: DataflowGraph) -> list[dict[str, str]]:
-    """Return one row for each call, for a table: what it is, where it runs, how its rows are split.
+    """Return a row for each call, for a table: its kind, its devices, the split of its rows.
 
-    What a plan decides otherwise than usual is a cell; a column in which no call has anything is left out.
+    Unusual decisions of a plan are cells; a column without any entry is left out.
     """
     rows = [
         _plan_row(call, plan[call.name]) | {"rows": _rows(call, plan, graph)} | _decided(plan[call.name])
@@ -41,10 +41,10 @@ def plan_text(plan: ExecutionPlan, graph: DataflowGraph) -> str:
 
 
 def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
-    """List the nodes of the first steps in order, each with what it waits for and why.
+    """List the nodes of the first steps in order, each with its dependencies and their reasons.
 
-    Where no more steps follow, with what comes after them. A dependency is written `data <- node`, `version <- node`;
-    those that merely keep an order stand last.
+    If no more steps follow, the nodes after them are listed too. A dependency is written `data <- node`, `version <-
+    node`; dependencies that only keep an order stand last.
     """
     lines: list[str] = []
     stop = augmented.first_step + num_steps
@@ -93,7 +93,7 @@ def _in_a_cell(value: object) -> str:
 
 
 def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:
-    """The rows of a step; with how many each replica gets where their speeds differ: `12 (8 4)`."""
+    """The rows of a step; with each replica's rows if their speeds differ: `12 (8 4)`."""
     partition = partition_of(graph, plan, call.name)
     if len(set(partition.speeds)) == 1 or len(call.parts) > 1:
         return " + ".join(str(part.num_rows) for part in call.parts)

@@ -1,4 +1,4 @@
-"""A picture of what ran where and when: one lane per device, one bar per node, as SVG."""
+"""A picture of what ran where and when: a lane per device, a bar per node, as SVG."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COLOURS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds of any one clock."""
+    """A node that ran on `devices` (as `n0:1`) from `start` to `end`, in seconds of a common clock."""
 
     title: str
     kind: str
@@ -45,10 +45,10 @@ class Bar:
 
 
 def timeline_svg(bars: Sequence[Bar]) -> str:
-    """Draw bars, 1200 px wide. Bars that overlap in time on one device share its lane's height.
+    """Draw bars, 1200 px wide. Bars that overlap in time on a device share its lane's height.
 
-    Neighbouring devices that run one node show it as one bar. The whole title shows where it fits and on hovering. What
-    ran on no device, such as the commit of a checkpoint, has no lane.
+    Neighbouring devices that run the same node share a bar. The whole title is shown if it fits, and on hovering. A
+    node without devices, such as the commit of a checkpoint, has no lane.
     """
     bars = [bar for bar in bars if bar.devices]
     lanes = sorted({device for bar in bars for device in bar.devices}, key=_device_key)
@@ -99,7 +99,7 @@ def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _rows(order: Sequence[Bar]) -> dict[Bar, int]:
-    """The lowest row in which no earlier bar is in the way."""
+    """The lowest row without a conflicting earlier bar."""
     rows: dict[Bar, int] = {}
     for bar in order:
         taken = {rows[other] for other in rows if _touch(bar, other)}
@@ -139,7 +139,7 @@ def _bar(bar: Bar, begin: float, seconds: float, box: tuple[float, float]) -> st
 
 
 def _label(title: str, width: float) -> str:
-    """The longest part of the title, cut at its separators, that fits, at least the role; else nothing."""
+    """The longest part of the title, cut at its separators, that fits, at least the role; else an empty text."""
     parts = title.split(" · ")
     labels = [" · ".join(parts[:count]) for count in range(len(parts), 0, -1)]
     fitting = (text for text in (*labels, parts[0].partition(".")[0]) if len(text) * TEXT_WIDTH + 10 <= width)

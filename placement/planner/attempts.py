@@ -1,8 +1,8 @@
-"""The searches for plans that fit: what each looks for, in which order, and when it is needless.
+"""The searches for plans that fit: the aim of each, their order, and when a search is needless.
 
-A search's problem leaves out what depends on more than two calls, so the best plan of the whole space may not fit, or
-take longer than it says. Then others are searched that count memory with more caution, and at last those in which
-models take turns.
+A search's problem leaves out effects that depend on more than two calls, so the best plan of the whole space may not
+fit, or may take longer than predicted. Further searches then count memory with more caution, and the last searches let
+models take turns on their devices.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SLACK = (0.3, 0.2, 0.1)  # of a call's time, that calls beside generation are to
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """The plans to search, and how: for about `budget_seconds`, of which each attempt takes a share."""
+    """The plans to search, and the budget: about `budget_seconds`, divided over the attempts."""
 
     question: Question
     space: PlanSpace
@@ -46,7 +46,7 @@ class SearchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The plans that fit, presets apart; `bound` is the search that bounds all plans of the question, if it was one."""
+    """The plans that fit, apart from presets; `bound` is the search if it bounds all plans of the question."""
 
     plans: tuple[ExecutionPlan, ...] = ()
     presets: tuple[PresetResult, ...] = ()
@@ -60,17 +60,18 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A way to find plans that fit; one that is not `always` made is needless once a plan is close to the bound."""
+    """A way to find plans that fit; if it is not `always` made, a plan close to the bound makes it needless."""
 
     make: Callable[[SearchRequest], Finding]
     always: bool = False
 
 
 def make_attempts(request: SearchRequest) -> list[Finding]:
-    """Make the attempts with a short budget, and where no plan is close to the bound again with what is left of it.
+    """Make the attempts with a short budget; if no plan is close to the bound, repeat them with the rest of the budget.
 
-    A long search finds what its problem takes for faster, which need not be so: either may find the better plan. Where
-    a question's size leaves no time for that, the whole space alone is searched longer, for its bound.
+    A long search prefers plans that are faster by its problem but may be slower by the estimate: either budget may find
+    the better plan. If the question's size leaves no time for both, only the whole space is searched longer, for its
+    bound.
     """
     until = time.process_time() + request.budget_seconds
     short = replace(request, budget_seconds=min(SHORT_SECONDS, request.budget_seconds))
@@ -90,13 +91,13 @@ def is_close(question: Question, findings: Sequence[Finding]) -> bool:
 
 
 def highest_bound(findings: Sequence[Finding]) -> SearchResult:
-    """Return the search that bounds all plans best; the first attempt is one."""
+    """Return the search with the best bound on all plans; the first attempt is such a search."""
     bounds = (finding.bound for finding in findings if finding.bound)
     return max(bounds, key=lambda bound: bound.lower_bound_seconds)
 
 
 def _make_attempts(request: SearchRequest) -> list[Finding]:
-    """Make the attempts in their order until a plan is close to the bound, and those that are always made."""
+    """Make the attempts in order until a plan is close to the bound, and the attempts that are always made."""
     findings: list[Finding] = []
     for attempt in ATTEMPTS:
         if attempt.always or not is_close(request.question, findings):
@@ -114,9 +115,10 @@ def search_whole_space(request: SearchRequest) -> Finding:
 
 
 def search_copies(request: SearchRequest) -> Finding:
-    """Search all plans where it is decided whether a second reader of trained weights shares the copy of the first.
+    """Search all plans, deciding for a second reader of trained weights whether it shares the first reader's copy.
 
-    That makes moves of weights count that are left out elsewhere, and the search harder. None without such a call.
+    This prices weight moves that other searches ignore, at the cost of a larger search. Returns an empty finding
+    without such a call.
     """
     question, problem = request.question, request.space.with_copies
     if problem is None:
@@ -127,9 +129,11 @@ def search_copies(request: SearchRequest) -> Finding:
 
 
 def search_in_turn(request: SearchRequest) -> Finding:
-    """Search plans as if each step waited for the weights of the one before: fresh weights never make a plan useless.
+    """Search plans as if each step waited for the weights of the previous step.
 
-    None where the graph's calls do not read older weights.
+    Fresh weights never make a plan useless.
+
+    Returns an empty finding if the graph's calls do not read older weights.
     """
     context = request.space.context
     if context.graph.staleness == 0:
@@ -143,10 +147,10 @@ def search_in_turn(request: SearchRequest) -> Finding:
 
 
 def search_with_slack(request: SearchRequest) -> Finding:
-    """Search plans as if all but generation took longer: where that alone decides, many plans are the fastest by the
-    problem, and those in which the rest has time left are so with what the problem does not count.
+    """Search with every call except generation slowed by 10-30%.
 
-    None where the graph's calls do not read older weights: then calls beside generation are few.
+    If generation sets the period, many plans tie; this prefers plans with slack for costs that the problem ignores.
+    Returns an empty finding if the graph's calls do not read older weights: then few calls run next to generation.
     """
     question, context = request.question, request.space.context
     if context.graph.staleness == 0:
@@ -180,14 +184,14 @@ def search_fullest_devices(request: SearchRequest) -> Finding:
 
 
 def search_less_memory(request: SearchRequest) -> Finding:
-    """Search all plans again in ever less memory, which leaves room for what the problem does not count."""
+    """Search all plans again with less and less memory, which leaves room for bytes that the problem does not count."""
     budget_seconds = CAUTIOUS_SHARE * request.budget_seconds
     question, problem = request.question, request.space.least
     return _finding(solve_fitting(question, problem, budget_seconds, request.method, shares=SMALLER))
 
 
 def search_divisions(request: SearchRequest) -> Finding:
-    """Search plans that keep kinds of nodes apart, where there are several; the search of the whole may miss them."""
+    """Search plans that keep kinds of nodes apart, if there are several; the search of the whole may miss them."""
     budget_seconds = SMALL_SHARE * request.budget_seconds
     parts = divisions(request.space)
     return _finding(*(solve_fitting(request.question, part.most, budget_seconds) for part in parts))

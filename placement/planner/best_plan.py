@@ -1,7 +1,7 @@
-"""From a question to the best plan that a search finds, how good it can be at most, and what the presets would take.
+"""From a question to the best plan that a search finds, a bound on every plan, and the presets' times.
 
-Several searches look for plans that fit (see `attempts`). The fastest of all, improved on its augmented graph, is the
-plan, or of several where it is not close to the bound. The bound is that of the whole space.
+Several searches look for plans that fit (see `attempts`). The fastest plan, improved on its augmented graph, is the
+answer; if it is not close to the bound, the fastest few are improved. The bound holds for the whole space.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def plan_graph(
 
 
 def _of_each_preset(findings: Iterable[Finding]) -> tuple[PresetResult, ...]:
-    """The faster of each preset's results, one that fits if there is one."""
+    """The faster of each preset's results; a result that fits is preferred."""
     results: dict[str, PresetResult] = {}
     for result in (preset for finding in findings for preset in finding.presets):
         known = results.get(result.name, result)
@@ -85,7 +85,7 @@ def _of_each_preset(findings: Iterable[Finding]) -> tuple[PresetResult, ...]:
 
 
 def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
-    """The plans that have the pinned calls on their meshes, also on one that the space of a large lease leaves out."""
+    """The plans that keep the pinned calls on their meshes, also on meshes that a large lease's space leaves out."""
     site = question.site
     on_lease = {call: mesh for call, mesh in pins.items() if site.mesh.contains(mesh)}
     also = [site.cluster.check_mesh(mesh, f"pins.{call}") for call, mesh in on_lease.items()]
@@ -95,7 +95,7 @@ def _space(question: Question, pins: Mapping[str, DeviceMesh]) -> PlanSpace:
 def _improved(
     question: Question, space: PlanSpace, starts: Sequence[ExecutionPlan], budget_seconds: float
 ) -> ExecutionPlan:
-    """The best of what a local search makes of each start; what one does not use of its share others may."""
+    """The best result of a local search from each start; an unused share of the budget is left for the other starts."""
     until, improved = time.process_time() + budget_seconds, []
     for index, start in enumerate(starts):
         share = (until - time.process_time()) / (len(starts) - index)
@@ -112,19 +112,19 @@ def _fastest(timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[E
 
 
 def _starts(question: Question, timed: Sequence[tuple[ExecutionPlan, float]], count: int) -> list[ExecutionPlan]:
-    """The fastest plans once what may stay on its devices does: of twice as many those that are then the fastest."""
+    """Make the fastest `2 * count` plans resident if possible, then return the fastest `count`."""
     staying = [keep_resident_where_free(question, plan) for plan in _fastest(timed, 2 * count)]
     return _fastest([(plan, question.seconds(plan)) for plan in staying], count)
 
 
 def _finished(question: Question, plan: ExecutionPlan, space: PlanSpace) -> ExecutionPlan:
-    """The plan with its computations where they are done soonest, what may stay on its devices there, and its cuts."""
+    """Apply the final passes: place computations, drop needless offloads, choose micro-batches."""
     placed = keep_resident_where_free(question, _place_computations(question, plan))
     return with_other_cuts(question, with_fewest_cuts(question, placed, space.context), space.context)
 
 
 def _place_computations(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """The plan with its computations on the device, of the first of each mesh, where the iteration is shortest."""
+    """The plan with its computations on the first device of the mesh that makes the iteration shortest."""
     timed = []
     for device in dict.fromkeys(placement.mesh.devices()[0] for _, placement in plan.placements):
         mesh = DeviceMesh(device.node, 1, device.index, 1)

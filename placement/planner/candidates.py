@@ -1,4 +1,4 @@
-"""Candidates: every way in which a call may run on each class of meshes, with its time and bytes."""
+"""Candidates: every way to run a call on each class of meshes, with its time and bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NOTHING = 1 / 64  # of what a plan may fill: a smaller cache leaves no room that
 
 @dataclass(frozen=True, slots=True)
 class MemoryBounds:
-    """Bounds on the bytes of a device: of those that stay, and of the peak while the call runs."""
+    """Bounds on the bytes of a device: its resident bytes, and the peak while the call runs."""
 
     static: int
     peak: int
@@ -42,12 +42,12 @@ class MemoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """`placement` on the first mesh of `mesh_class`. `host_seconds`: to offload, and again to reload, what it offloads.
+    """`placement` on the first mesh of `mesh_class`. `host_seconds`: of its offload, and again of its reload.
 
-    `surely_comes`: whichever calls share the copy, it comes for this one and goes after it. A device holds
-    `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest one holds those
-    of `most`: without prefetch, what is offloaded is away whenever others run. `copy_bytes` are each device's, or more,
-    while the copy of weights is there and no call uses it.
+    `surely_comes`: whichever calls share the copy, it is reloaded for this call and offloaded after it. A device holds
+    `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
+    the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
+    each device's bytes, or more, while the copy of weights is resident and no call uses it.
     """
 
     placement: Placement
@@ -99,9 +99,9 @@ class CostContext:
         return usable_bytes(memory, self.site.backend)
 
     def needed_bytes(self, candidate: Candidate) -> int:
-        """Return a lower bound on what some device that may fill no more than `usable_bytes` holds during the call.
+        """Return a lower bound on the bytes that some device with a limit of `usable_bytes` holds during the call.
 
-        Where devices differ the fullest one may be larger than others.
+        If devices differ, the fullest device may be larger than others.
         """
         return candidate.least.peak if self.site.cluster.node_memory_bytes else candidate.most.peak
 
@@ -109,7 +109,7 @@ class CostContext:
 def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...]:
     """Return the Pareto-optimal placements of a call that fit an otherwise empty device.
 
-    Raises InvalidInput when there is none: by how much, and where the call comes nearest to fitting.
+    If there is none, raises InvalidInput with the missing bytes and the nearest placement.
     """
     legal = list(legal_candidates(call, context))
     usable = [context.usable_bytes(mesh_class) for mesh_class in range(len(context.space.classes))]
@@ -133,9 +133,9 @@ def fitting_candidates(call: Call, context: CostContext) -> tuple[Candidate, ...
 
 
 def legal_candidates(call: Call, context: CostContext) -> Iterator[Candidate]:
-    """Yield each way in which the call can run: strategy, engine, micro-batches or cache, offload, class of meshes.
+    """Yield each way to run the call: strategy, engine, micro-batches or cache, offload, class of meshes.
 
-    Where a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step.
+    If a role is trained, a call that uses the trained copy leaves the offload of its optimizer to the train_step.
     """
     model = context.graph.model(call.role or "")
     for mesh_class in range(len(context.space.classes)):
@@ -159,7 +159,7 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield, of those that differ in nothing but micro-batches or cache, each faster or smaller than every other."""
+    """Yield the candidates that no other candidate dominates, among those that differ in micro-batches or cache only."""
     alike: dict[Placement, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         alike[replace(candidate.placement, micro_batches=1, cache_gib=None)].append(candidate)
@@ -172,7 +172,7 @@ def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
 
 
 def candidate(call: Call, placement: Placement, context: CostContext) -> Candidate:
-    """Return the candidate of a legal placement, whatever its bytes."""
+    """Return the candidate of a legal placement, for any number of bytes."""
     mesh = context.space.meshes.index(placement.mesh)
     mesh_class = next(index for index, members in enumerate(context.space.classes) if mesh in members)
     return _candidate(call, placement, mesh_class, context)
@@ -188,7 +188,7 @@ def _ways(call: Call, whole: Placement, mesh_class: int, context: CostContext) -
 
 
 def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
-    """The candidates in 1, 2, 4, ... micro-batches, as far as a replica has items."""
+    """The candidates in 1, 2, 4, ... micro-batches, up to the number of a replica's items."""
     cuts, fits = 1, False
     while cuts <= call.num_rows and (cuts <= ENOUGH_MICRO_BATCHES or not fits):
         placement = replace(whole, micro_batches=cuts)
@@ -201,9 +201,9 @@ def _cuts(call: Call, whole: Placement, mesh_class: int, context: CostContext) -
 
 
 def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext) -> Iterator[Candidate]:
-    """The candidates with a cache for all rows as they are expected to grow, and ever smaller ones.
+    """The candidates with a cache for all rows at their expected growth, and smaller and smaller caches.
 
-    The smallest hold one row, or leave nothing that counts.
+    The smallest holds a single row, or is too small to matter.
     """
     workload, tp = context.question.workload, whole.strategy.tp
     sizes, usable = ModelSizes.of(context.graph.model(call.role or "")), context.usable_bytes(mesh_class)
@@ -246,7 +246,7 @@ def _candidate(call: Call, placement: Placement, mesh_class: int, context: CostC
 def _offloaded(
     call: Call, resident: Sequence[Candidate], part: OffloadPart, context: CostContext
 ) -> Iterator[Candidate]:
-    """Yield candidates of one strategy and mesh with a part of their copy of weights in host memory between calls."""
+    """Yield candidates of a strategy and mesh that keep a part of their weights in host memory between calls."""
     if not resident:
         return
     placement, trains = replace(resident[0].placement, offload=part), call.kind == "train_step"
@@ -270,7 +270,7 @@ def _offloaded(
 
 
 def stops_devices(placement: Placement, context: CostContext) -> bool:
-    """Return whether the devices compute nothing while its copy of weights comes and goes: vLLM's on cuda."""
+    """Return whether the devices compute nothing while the copy of weights moves: true for vLLM's copies on cuda."""
     return placement.engine == "vllm" and context.site.backend == "cuda"
 
 

@@ -1,8 +1,8 @@
-"""Why a plan places each call as it does: what binds it, and what the runner-up would cost.
+"""Why a plan places each call as it does: the binding constraint, and the cost of the runner-up.
 
-For each call every other placement is ranked by the search's own problem, all other calls as they are. The first that
-fits is estimated on its augmented graph, as the plan was: the runner-up. A faster one that does not fit is named: there
-memory binds.
+For each call every other placement is ranked by the search's own problem, with all other calls unchanged. The first
+that fits is estimated on its augmented graph, like the plan: the runner-up. A faster placement that does not fit is
+named: memory binds there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLACEMENTS_ESTIMATED = 6  # of a call, at most
 
 @dataclass(frozen=True, slots=True)
 class OtherPlacement:
-    """Another placement of a call: the seconds of an iteration with it, and the fullest peak where it does not fit."""
+    """Another placement of a call: the seconds of an iteration with it, and the fullest peak if it does not fit."""
 
     placement: Placement
     iteration_seconds: float
@@ -31,9 +31,9 @@ class OtherPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """`seconds` the call takes in an iteration, and `slack_seconds` it could take more for nothing.
+    """`seconds` of the call in an iteration, and `slack_seconds` that it could take more at no cost.
 
-    `too_large` would be faster and does not fit. `runner_up` is the best other placement that fits; None: none does.
+    `too_large` would be faster and does not fit. `runner_up` is the best other placement that fits, or None.
     """
 
     call: str
@@ -62,7 +62,7 @@ class Explanation:
         )
 
     def costs(self) -> str:
-        """Say what the runner-up would cost."""
+        """State the cost of the runner-up."""
         if self.runner_up is None:
             return "none of those that were tried fits"
         more = self.runner_up.iteration_seconds - self.iteration_seconds

@@ -13,10 +13,10 @@ from prefect_rlhf.placement.planner.candidates import Candidate
 
 
 def surely_fed(call: Call, candidate: Candidate, graph: DataflowGraph) -> bool:
-    """Return whether a transfer of its own comes before the call on all of its devices, and after all it waits for.
+    """Return whether the call surely has its own transfer on all of its devices, after all its dependencies.
 
-    So where it alone reads what a computation made, on one device, and works on that with more. Not certain is that
-    the transfer comes after the call's own copy does over the host link.
+    That is so if only this call reads the result of a computation, on a single device, and works on it with more
+    devices. It is uncertain whether the transfer follows the reload of the call's own copy over the host link.
     """
     strategy = candidate.placement.strategy
     several = strategy.tp > 1 or (strategy.dp > 1 and call.num_items // call.mini_batches > 1)
@@ -38,7 +38,7 @@ def _reads_alone(call: Call, graph: DataflowGraph) -> bool:
 
 
 def _computations(call: Call, graph: DataflowGraph) -> Iterator[str]:
-    """Yield the computations whose results reach a call through nothing but computations."""
+    """Yield the computations whose results reach a call through computations alone."""
     for name in graph.reads_of(call.name):
         if graph.call(name).kind == "compute":
             yield name

@@ -1,7 +1,8 @@
-"""The least that moving a role's weights between two calls can take, wherever their meshes are: for the search's bound.
+"""The least time to move a role's weights between two calls, for any position of their meshes: for the search's bound.
 
-A device's links work at once (`cost.moves`), so the least is that of the busiest: what a device receives, what the
-devices of the trained copy send, and what of it has to cross the network because no device of a node has it.
+A device's links work at once (`cost.moves`), so the least time is that of the busiest: the bytes that a device
+receives, the bytes that the devices of the trained copy send, and the bytes that must cross the network because no
+device of a node has them.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ Numbers = NDArray[np.float64]
 def least_move_seconds(
     trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources
 ) -> Numbers:
-    """Return the least that moving weights can take, [3, trained, readers]: on disjoint, overlapping and equal meshes.
+    """Return the least time of a weight move, [3, trained, readers]: on disjoint, overlapping and equal meshes.
 
-    Whatever the order of the readers' devices: a device that holds a part of at most s bytes receives what its own part
-    of t bytes has more, and copies the rest; and what all receive together, the trained copy's devices share to send.
+    It holds for any order of the readers' devices. A device that holds a part of at most s bytes receives the bytes
+    that its own part of t bytes has in addition, and copies the rest. The devices of the trained copy share the sending
+    of all bytes that the readers receive.
     """
     held, _, have = _parts(trained, sizes)
     need, mean, want = _parts(readers, sizes)
@@ -52,7 +54,7 @@ def least_move_seconds(
 
 
 def _have_whole_nodes(options: Sequence[Candidate], sources: CostSources) -> NDArray[np.bool_]:
-    """Whether the mesh of each option has all devices of its nodes: what is disjoint from it is on other nodes."""
+    """Whether the mesh of each option has all devices of its nodes: disjoint meshes are then on other nodes."""
     meshes = [option.placement.mesh for option in options]
     return np.array([mesh.devices_per_node == sources.nodes[mesh.first_node].devices_per_node for mesh in meshes])
 
@@ -60,7 +62,7 @@ def _have_whole_nodes(options: Sequence[Candidate], sources: CostSources) -> NDA
 def _network_seconds(
     trained: Sequence[Candidate], readers: Sequence[Candidate], sizes: ModelSizes, sources: CostSources, apart: bool
 ) -> Numbers:
-    """[trained, readers]: the least for what has to cross the network; `apart`: where the meshes share no node."""
+    """[trained, readers]: the least time for bytes that must cross the network; `apart`: the meshes share no node."""
     (trained_spreads, source), (reader_spreads, target) = _alike(trained), _alike(readers)
     layers = _network_table(trained_spreads, reader_spreads, sizes.num_layers, apart)
     parts, experts = np.array([(s.tp, s.tp * s.ep) for s in (reader.placement.strategy for reader in readers)]).T
@@ -86,7 +88,7 @@ class Spread(NamedTuple):
 
 
 def _alike(options: Sequence[Candidate]) -> tuple[list[Spread], NDArray[np.int64]]:
-    """The different spreads, and for each option which one is its own."""
+    """The distinct spreads, and the index of each option's own spread."""
     numbers: dict[Spread, int] = {}
     index = [numbers.setdefault(Spread.of(option.placement), len(numbers)) for option in options]
     return list(numbers), np.array(index)
@@ -109,10 +111,10 @@ def _network_table(sources: Sequence[Spread], targets: Sequence[Spread], num_lay
 def network_layers(source: Spread, targets: tuple[Spread, ...], num_layers: int, apart: bool = False) -> Numbers:
     """Return the least that a device of each target receives, or sends, over the network: layers, of its tp part.
 
-    The targets have as many pipeline stages, all of them. The source's devices are in the plain order, in which a node
-    has successive stages; the targets' in any. A node that has a part of a stage is taken to have all of it. Of a
-    stage's layers, only devices on its nodes need nothing over the network, and its holders share what the others need.
-    Where source and targets are `apart`, on no common node, all layers come over the network.
+    The targets have equally many pipeline stages, all of them. The source's devices are in the plain order, which gives
+    a node successive stages; the targets' devices are in any order. A node that has a part of a stage is assumed to
+    have all of it. Of a stage's layers, only devices on its nodes need nothing over the network, and its holders share
+    the rest. If source and targets are `apart`, without a common node, all layers cross the network.
     """
     (target_pp,) = {target.pp for target in targets}
     held, wanted = _layers(source.pp, num_layers), _layers(target_pp, num_layers)
@@ -144,12 +146,12 @@ def _needed(source_pp: int, target_pp: int, num_layers: int) -> NDArray[np.int64
 
 @cache
 def _layers(pp: int, num_layers: int) -> NDArray[np.int64]:
-    """[stage, 2]: its first layer, and the one after its last."""
+    """[stage, 2]: its first layer, and the layer after its last."""
     return np.array([(layers.start, layers.stop) for layers in stages(num_layers, pp)])
 
 
 def _common(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Numbers of layers that two ranges of them share, each of the one with each of the other."""
+    """Numbers of layers that each range of the first list shares with each range of the second."""
     stop, start = np.minimum.outer(one[:, 1], other[:, 1]), np.maximum.outer(one[:, 0], other[:, 0])
     shared: NDArray[np.int64] = np.maximum(stop - start, 0)
     return shared

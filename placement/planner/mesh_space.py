@@ -16,10 +16,10 @@ THREE_DIGITS = 64  # nodes of a lease up to which it may have numbers of three b
 
 @dataclass(frozen=True, slots=True)
 class MeshSpace:
-    """`meshes[i]` is `intervals[i]` of the lease; `classes` are meshes of one shape on nodes of the same kinds.
+    """`meshes[i]` is `intervals[i]` of the lease; `classes` are meshes of the same shape on nodes of the same kinds.
 
-    Kinds are the same where hardware, speeds and memory are, node by node. `nodes` has the node of each device. Of a
-    lease of more than `EVERY_COUNT` nodes only meshes of round numbers of nodes are in it (`node_counts`).
+    Kinds are the same if hardware, speeds and memory are, node by node. `nodes` has the node of each device. If a lease
+    has more than `EVERY_COUNT` nodes, it has only meshes of round numbers of nodes (`node_counts`).
     """
 
     meshes: tuple[DeviceMesh, ...]
@@ -31,7 +31,7 @@ class MeshSpace:
     def of(
         cls, cluster: ClusterShape, lease: DeviceMesh, sources: CostSources, also: Iterable[DeviceMesh] = ()
     ) -> MeshSpace:
-        """Return every mesh that a call may have on the lease, and those of `also`, which lie on it.
+        """Return every mesh that a call may have on the lease, and the meshes `also`, which lie on it.
 
         >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS, Hardware
         >>> desk = ClusterShape("desk", 1, 2, 8 << 30)
@@ -57,7 +57,7 @@ class MeshSpace:
 
     @property
     def left_out(self) -> str:
-        """What of the meshes that a call may have is not searched, in words; empty: nothing."""
+        """The meshes that a call may have and that are not searched, in words; empty if all are searched."""
         counts = sorted({mesh.num_nodes for mesh in self.meshes})
         left = [count for count in range(1, counts[-1]) if count not in counts]
         return (
@@ -68,10 +68,10 @@ class MeshSpace:
 
 
 def node_counts(num_nodes: int) -> list[int]:
-    """Return the numbers of nodes that a mesh may have: all of them, or of a large lease round ones and its halves.
+    """Return the numbers of nodes that a mesh may have: all of them, or for a large lease round numbers and its halves.
 
-    Round are those of three binary digits and then zeros, each at most a quarter larger than any number below it; of
-    more nodes than can be searched so in half a minute, those of two digits, each at most a half larger.
+    Round numbers have three binary digits and then zeros, each at most a quarter larger than any smaller number. If
+    that is too many nodes to search in half a minute, they have two digits, each at most a half larger.
 
     >>> node_counts(5), node_counts(50)[7:]
     ([1, 2, 3, 4, 5], [8, 10, 12, 13, 14, 16, 20, 24, 25, 28, 32, 40, 48, 50])

@@ -1,4 +1,4 @@
-"""Plans that differ from one plan in a single call, and local search among them on the full estimate.
+"""Plans that differ from a given plan in a single call, and local search among them on the full estimate.
 
 The search's own problem ranks them. The estimate counts more: transfers of rows and copies that several calls share.
 """
@@ -30,9 +30,9 @@ ROUNDS = 3
 def improve_locally(
     question: Question, plan: ExecutionPlan, space: PlanSpace, budget_seconds: float = math.inf
 ) -> ExecutionPlan:
-    """Move one call at a time while an iteration gets shorter and the plan fits, for so much processor time at most.
+    """Move single calls while an iteration gets shorter and the plan fits, within a limit of processor time.
 
-    Each call is looked at again after another was moved.
+    Each call is examined again after another call moved.
     """
     until = time.process_time() + budget_seconds
     for _ in range(ROUNDS):
@@ -60,9 +60,9 @@ def _improve_once(question: Question, plan: ExecutionPlan, space: PlanSpace, unt
 
 
 def neighbours(plan: ExecutionPlan, space: PlanSpace) -> dict[str, Iterator[tuple[Placement, bool]]]:
-    """Rank the other meshes and strategies of each call with a model, all other calls as they are, the fastest first.
+    """Rank the other meshes and strategies of each call with a model, the fastest first; other calls are unchanged.
 
-    With each goes whether the problem has room for it, where bytes are those of the fullest device.
+    Each is returned with whether the problem has room for it, by the bytes of the fullest device.
     """
     problem = space.most
     choices = {call.name: _choice(problem, call.name, plan[call.name]) for call in problem.problem.calls}
@@ -71,7 +71,7 @@ def neighbours(plan: ExecutionPlan, space: PlanSpace) -> dict[str, Iterator[tupl
 
 
 def changed_plan(question: Question, plan: ExecutionPlan, call: str, placement: Placement) -> ExecutionPlan | None:
-    """Return the plan with one call placed otherwise; None where that is not legal. Evaluation follows its siblings."""
+    """Return the plan with a call placed otherwise; None if that is illegal. Evaluation follows its siblings."""
     graph, mesh = question.graph, question.site.mesh
     placements = {name: replace(old, device_order=()) for name, old in plan.placements}
     computes = [old.mesh.devices()[0] for old in placements.values() if old.engine == "python"]
@@ -86,7 +86,7 @@ def changed_plan(question: Question, plan: ExecutionPlan, call: str, placement: 
 
 
 def _choice(problem: PlanProblem, call: str, placement: Placement) -> Choice:
-    """The candidate that the plan took, or the one most like it; others differ in cuts, caches, offloads."""
+    """The candidate that the plan took, or the most similar; others differ in cuts, caches, offloads."""
     options, meshes = problem.candidates[call], problem.problem.meshes
     mesh = next(index for index, interval in enumerate(meshes) if interval.label == placement.mesh.name)
 

@@ -1,6 +1,6 @@
-"""The best plans of a question, the fastest by the estimate first: the searched one, presets, and runners-up of a call.
+"""The best plans of a question, the fastest by the estimate first: the searched plan, presets, and runners-up.
 
-Presets come before runners-up: they differ in more than one call, and so tell more when they are measured.
+Presets precede runners-up: they differ in several calls, so a measurement of them reveals more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prefect_rlhf.placement.planner.question import Question
 
 
 def next_best(question: Question, planned: Planned, count: int) -> list[ExecutionPlan]:
-    """Return up to `count` different plans that fit; fewer where the space holds no more that anybody would ask for."""
+    """Return up to `count` different plans that fit; fewer if the space holds no more plans of interest."""
     presets = [(result.plan, result.estimate.seconds) for result in planned.presets if result.plan and result.estimate]
     best = _different([(planned.plan, planned.seconds), *presets])
     if len(best) < count:
@@ -26,7 +26,7 @@ def next_best(question: Question, planned: Planned, count: int) -> list[Executio
 
 
 def _different(timed: list[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
-    """One plan of each that place every call alike, the fastest first; of equal ones the first."""
+    """A single plan for each set of equal placements, the fastest first; the first of equal plans."""
     kept: dict[object, ExecutionPlan] = {}
     for plan, _ in sorted(timed, key=lambda pair: pair[1]):
         kept.setdefault(plan.placements, plan)
@@ -34,7 +34,7 @@ def _different(timed: list[tuple[ExecutionPlan, float]]) -> list[ExecutionPlan]:
 
 
 def _runners_up(question: Question, planned: Planned) -> Iterator[ExecutionPlan]:
-    """Plans with one call where it would be second best."""
+    """Plans in which a single call has its second-best placement."""
     for explanation in explain(question, planned):
         if explanation.runner_up is not None:
             plan = changed_plan(question, planned.plan, explanation.call, explanation.runner_up.placement)

@@ -1,6 +1,7 @@
-"""Micro-batches of a plan: fewer than the search took, and numbers between the powers of two that it looks at.
+"""Micro-batches of a plan: fewer than the search chose, and numbers between its powers of two.
 
-Of plans that take as long the search takes one of least bytes, so of most micro-batches, though memory may be free.
+Of equally fast plans the search takes a plan with the least bytes, so with the most micro-batches, although memory may
+be free.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ TRIED = 3  # of each call, the fastest first
 
 
 def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
-    """Return the plan with each call in the number of micro-batches in which it is fastest, where an iteration gains.
+    """Return the plan with each call in its fastest number of micro-batches, if an iteration gains.
 
-    A number more than half and less than twice the plan's; of those that leave a micro-batch the same size, the least.
+    The numbers are more than half and less than twice the plan's. Of numbers with the same size of a micro-batch, only
+    the least is tried.
     """
     for call in context.graph:
         placed = plan[call.name]
@@ -33,9 +35,9 @@ def with_other_cuts(question: Question, plan: ExecutionPlan, context: CostContex
 
 
 def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostContext) -> ExecutionPlan:
-    """Return the plan with each call in the fewest micro-batches, 1, 2, 4, ..., in which it takes no longer.
+    """Return the plan with each call in the fewest micro-batches, 1, 2, 4, ..., that take no longer.
 
-    No device gets nearly full by it. Kernels are the better the larger they are, which no estimate counts.
+    No device becomes nearly full. Larger kernels are more efficient, which no estimate counts.
     """
     for call in context.graph:
         placed = plan[call.name]
@@ -49,7 +51,7 @@ def with_fewest_cuts(question: Question, plan: ExecutionPlan, context: CostConte
 
 
 def _in_fewer(call: Call, placed: Placement, context: CostContext) -> Iterator[Placement]:
-    """The placement in fewer micro-batches, the fewest first, as far as it takes no longer in them."""
+    """The placement in fewer micro-batches, the fewest first, as long as it takes no longer."""
     seconds, count = candidate(call, placed, context).seconds, 1
     while count < placed.micro_batches:
         other = replace(placed, micro_batches=count)
@@ -71,7 +73,7 @@ def _in_other_cuts(question: Question, plan: ExecutionPlan, call: Call, context:
 
 
 def _others(call: Call, placed: Placement, context: CostContext) -> Iterator[Placement]:
-    """Other numbers of micro-batches, one for each size of them."""
+    """Other numbers of micro-batches, a single number for each size of a micro-batch."""
     items, now = call.most_items(placed.strategy.dp), placed.micro_batches
     sizes = range(-(-items // (2 * now)), -(-2 * items // now) + 1)
     counts = {-(-items // size) for size in sizes if size > 0}

@@ -1,9 +1,8 @@
-"""The planning problem of a graph: what the search may choose, and the least that each choice must take.
+"""The planning problem of a graph: the choices of the search, and the least time of each choice.
 
-It leaves out what depends on more than two calls (most transfers of rows, shared copies, computations) and counts the
-rest at the least it can take. So the bound of the problem, which holds in whatever order nodes start, is one of every
-plan's augmented graph. The problem `most` proves nothing: it looks for plans that fit, and counts what they mostly
-take.
+It leaves out effects that depend on more than two calls (most transfers of rows, shared copies, computations) and
+counts the rest at its least. So the bound of the problem, which holds for any order of nodes, bounds every plan's
+augmented graph. The problem `most` proves nothing: it looks for plans that fit, and counts typical times.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class PlanProblem:
         }
 
     def with_memory(self, share: float) -> PlanProblem:
-        """Return the problem with so much of the devices' memory."""
+        """Return the problem with a share of the devices' memory."""
         device_bytes = tuple(int(size * share) for size in self.problem.device_bytes)
         return replace(self, problem=replace(self.problem, device_bytes=device_bytes))
 
@@ -91,7 +90,7 @@ class PlanSpace:
     def of(cls, question: Question, also: Iterable[DeviceMesh] = ()) -> PlanSpace:
         """Return all plans of a question, on meshes of its space and `also`.
 
-        Raises InvalidInput where a call can run nowhere.
+        Raises InvalidInput if no mesh can run a call.
         """
         context = CostContext.of(question, also=also)
         calls = (call for call in context.graph if call.kind != "compute")
@@ -115,9 +114,9 @@ class PlanSpace:
 
     @cached_property
     def with_copies(self) -> PlanProblem | None:
-        """`least` with two options for each of a second reader's of trained weights; None where there is none.
+        """`least` with two options for each second reader of trained weights; None without a second reader.
 
-        The first of the two has a copy of its own, the second uses that of the first reader.
+        With the first option it has its own copy, with the second it uses the first reader's.
         """
         chooses = [name for name in self.candidates if second_reader(self.context.graph, name)]
         if not chooses:
@@ -134,9 +133,9 @@ class PlanSpace:
 def restricted_problem(
     space: PlanSpace, meshes: Mapping[str, DeviceMesh], admits: Callable[[Call, Placement], bool]
 ) -> PlanProblem:
-    """Pose the problem of a preset: `most`, with a mesh for each call and those ways to run there that it admits.
+    """Pose the problem of a preset: `most`, with a mesh for each call and the ways to run there that the preset admits.
 
-    Raises InvalidInput where a call does not fit its mesh.
+    Raises InvalidInput if a call does not fit its mesh.
     """
     context, mesh_space = space.context, space.context.space
     index = {name: mesh_space.meshes.index(mesh) for name, mesh in meshes.items()}
@@ -163,7 +162,7 @@ def plan_problem(
 ) -> PlanProblem:
     """Pose the problem of the context's graph; `classes` of meshes replace those of its space.
 
-    With `copies` the second half of a second reader's options uses the copy of the first.
+    With `copies` the second half of a second reader's options uses the first reader's copy.
     """
     graph, space = context.graph, context.space
     reserve = 0 if counted == "least" else _reserve_bytes(context)
@@ -187,7 +186,7 @@ def plan_problem(
 
 
 def _reserve_bytes(context: CostContext) -> int:
-    """Return room for what a call's own bytes leave out: staged weights, and collectives of other calls and all."""
+    """Return room for bytes that a call's own count leaves out: staged weights, and collectives of other calls."""
     groups = OTHER_GROUPS * GROUP_BYTES if context.site.backend == "cuda" else 0
     return 2 * BUCKET_BYTES + groups
 
@@ -247,9 +246,10 @@ def _option(call: Call, candidate: Candidate, context: CostContext, counted: Mem
 def _reallocation(
     call: Call, trained: Sequence[Candidate], readers: Sequence[Candidate], trainer: Call, context: CostContext
 ) -> PairNode:
-    """The move of weights from a train_step to a call, at its least; on equal meshes none where both use one copy.
+    """The move of weights from a train_step to a call, at its least; no move on equal meshes if both use the same copy.
 
-    Both copies are on their devices meanwhile: where a device would have both and holds less, the move is forbidden.
+    Both copies are on their devices during the move: if a device would need both and has less memory, the move is
+    forbidden.
     """
     sizes = ModelSizes.of(context.graph.model(call.role or ""))
     sources, role = context.site.sources, call.role or ""
@@ -305,10 +305,10 @@ def _edges(graph: DataflowGraph, names: set[str]) -> Iterator[Edge]:
 
 
 def _around_move(edge: VersionEdge, move: str) -> Iterator[Edge]:
-    """Waits of a move, and of the train_step for whoever still reads what it overwrites.
+    """Dependencies of a move, and of the train_step on the readers of the version that it overwrites.
 
-    A copy of stale weights is made as soon as the weights are there and the call that used the ones before has run:
-    `early` iterations before the call. Without a move the call itself reads what the train_step overwrites.
+    A copy of stale weights is made as soon as the weights exist and the call that used the previous weights has run:
+    `early` iterations before the call. Without a move the call itself reads the version that the train_step overwrites.
     """
     early = max(0, edge.lag - 1)
     yield Edge(edge.source, move, edge.lag - early)
@@ -347,5 +347,5 @@ def _offload(call: str) -> str:
 
 
 def _microseconds(seconds: float) -> int:
-    """Rounded down: a bound must not be above what it bounds."""
+    """Rounded down: a bound must not exceed the bounded value."""
     return int(seconds * MICROSECONDS)

@@ -1,4 +1,4 @@
-"""A planned graph as a value: the plan, its certificate, its bound, and the presets beside it."""
+"""A planned graph as a value: the plan, its certificate, its bound, and the presets for comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDING = 1e-6  # of an iteration: what summing seconds may lose
 
 @dataclass(frozen=True, slots=True)
 class PresetResult:
-    """The plan of a preset and its estimate, or why there is none."""
+    """The plan of a preset and its estimate, or the reason for their absence."""
 
     name: str
     plan: ExecutionPlan | None = None
@@ -25,11 +25,11 @@ class PresetResult:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The best plan that was found in `space`, and all that is known of it.
+    """The best plan found in `space`, and all results about it.
 
-    `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, in whatever order its
-    nodes start. `binding` says why, in words. `fastest_seconds` are of the fastest plan that was found; the plan may
-    take a little more and be simpler.
+    `lower_bound_seconds`: in a long run no plan of the whole space takes less per iteration, for any order of its
+    nodes. `binding` is the reason, in words. `fastest_seconds` belong to the fastest plan found; the plan may take a
+    little more and be simpler.
     """
 
     plan: ExecutionPlan
@@ -44,25 +44,25 @@ class Planned:
 
     @property
     def seconds(self) -> float:
-        """Seconds of one iteration of a long run."""
+        """Seconds of an iteration of a long run."""
         return self.estimate.seconds
 
     @property
     def beats_bound(self) -> bool:
-        """Whether the plan is below the bound: then one of the two is wrong."""
+        """Whether the plan is below the bound: then either is wrong."""
         return self.seconds < self.lower_bound_seconds * (1 - ROUNDING)
 
     @property
     def gap(self) -> float:
-        """The share of the lower bound by which the plan is above it."""
+        """The excess of the plan over the lower bound, as a share of the bound."""
         return self.seconds / self.lower_bound_seconds - 1
 
     @property
     def gap_parts(self) -> dict[str, float]:
-        """The gap by what leaves it open, each a share of the bound; together they are the gap.
+        """The gap by cause, each a share of the bound; together they are the gap.
 
-        The search, of its own problem; what the problem does not count, such as the fullest device's bytes and moves
-        of rows; and the choice of a simpler plan.
+        The search, of its own problem; effects that the problem does not count, such as the fullest device's bytes and
+        moves of rows; and the choice of a simpler plan.
         """
         bound = self.lower_bound_seconds
         searched = min(max(bound, self.search.seconds), self.fastest_seconds)

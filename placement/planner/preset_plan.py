@@ -37,8 +37,8 @@ def preset(
 ) -> ExecutionPlan:
     """Return the plan that a preset gives `graph` on `mesh`: as much data parallelism as is legal and fits.
 
-    Rows have at most `max_sequence_length` tokens. Where memory is short, frozen roles are offloaded, and then models
-    are split over more devices. Raises InvalidInput when no legal plan exists or none fits.
+    Rows have at most `max_sequence_length` tokens. If memory is short, frozen roles are offloaded, and then models are
+    split over more devices. Raises InvalidInput if no legal plan exists or no plan fits.
     """
     rule = preset_named(name)
     cluster.check_mesh(mesh)
@@ -66,7 +66,7 @@ def preset(
 def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, least: int) -> Placement:
     """The first legal strategy that splits the call's model over at least `least` devices, or over all of its mesh.
 
-    One that gives each replica an item of each mini-batch comes before one that leaves some idle.
+    A strategy that gives each replica an item of each mini-batch precedes a strategy that leaves some replicas idle.
     """
     mesh = rule.mesh(call, lease, graph)
     if call.kind == "compute":
@@ -86,7 +86,7 @@ def _place(call: Call, rule: Preset, lease: DeviceMesh, graph: DataflowGraph, le
 
 
 def preset_result(question: Question, space: PlanSpace, name: str, budget_seconds: float) -> PresetResult:
-    """Search the best strategies of those that a preset admits, on the meshes that it gives to the calls."""
+    """Search the best strategies that a preset admits, on the meshes that it gives to the calls."""
     try:
         for problem in preset_problems(preset_named(name), question.site.mesh, space):
             plan = solve_fitting(question, problem, budget_seconds, name=name, shares=TIGHTER, repair=False)
@@ -98,10 +98,11 @@ def preset_result(question: Question, space: PlanSpace, name: str, budget_second
 
 
 def preset_problems(rule: Preset, mesh: DeviceMesh, space: PlanSpace) -> Iterator[PlanProblem]:
-    """Yield the problems of which the first that has a plan gives the preset's: of a symmetric one, for each strategy.
+    """Yield a preset's problems in order of preference; the first with a plan defines the preset's plan.
 
-    Where a symmetric one cuts all calls alike, for each strategy in as few micro-batches as it may have, then in more.
-    Raises InvalidInput where the mesh has no such parts, or a call cannot run on its part.
+    A symmetric preset has a problem for each strategy. If it cuts all calls alike, each strategy comes with the fewest
+    micro-batches first, then with more. Raises InvalidInput if the mesh has no such parts, or a call cannot run on its
+    part.
     """
     graph = space.context.graph
     meshes = {call: rule.mesh(graph.call(call), mesh, graph) for call in space.candidates}
@@ -135,7 +136,7 @@ class Placing(NamedTuple):
 
 
 def _numbers_of_cuts(rule: Preset, mesh: DeviceMesh, context: CostContext) -> Iterator[int | None]:
-    """The numbers of micro-batches that all calls may have; None where each has its own."""
+    """The numbers of micro-batches that all calls may have; None if each call has its own."""
     if rule.micro_batch_tokens is None:
         yield None
         return
@@ -150,7 +151,7 @@ def _numbers_of_cuts(rule: Preset, mesh: DeviceMesh, context: CostContext) -> It
 
 
 def _cut_alike(rule: Preset, placing: Placing, meshes: Mapping[str, DeviceMesh], space: PlanSpace) -> Candidates:
-    """The one candidate of every call that runs so, if it is legal, and its mesh one that the call may have."""
+    """The candidate of every call that runs so, if it is legal, and its mesh is allowed for the call."""
     context, candidates = space.context, dict[str, tuple[Candidate, ...]]()
     for name, mesh in meshes.items():
         call = context.graph.call(name)

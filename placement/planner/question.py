@@ -1,6 +1,6 @@
 """A question about a plan: the graph to plan, the site where it would run, and the lengths of its rows.
 
-Whatever answers it, a plan is completed, aligned, certified and timed in the same way: on its augmented graph.
+For every question, a plan is completed, aligned, certified and timed in the same way: on its augmented graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from prefect_rlhf.placement.schedule.estimate import Estimate, estimate
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The part `mesh` of a cluster, where a plan would run, and what its costs are counted by."""
+    """The part `mesh` of a cluster where a plan would run, and the sources of its costs."""
 
     cluster: ClusterShape
     mesh: DeviceMesh
@@ -47,7 +47,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One planning question: the best plan of `graph` on `site`, for rows as long as those of `workload`."""
+    """A planning question: the best plan of `graph` on `site`, for rows with the lengths of `workload`."""
 
     graph: DataflowGraph
     site: Site
@@ -58,8 +58,8 @@ class Question:
     def plan(self, name: str, chosen: Mapping[str, Placement]) -> ExecutionPlan:
         """Return the plan that places calls with models as `chosen`: completed, checked and aligned.
 
-        Computations go to the first device of the first train_step, which is what they work for: on a generate's they
-        would wait until it had made the rows of the next step. Raises InvalidInput for a plan that is not legal.
+        Computations run on the first device of the first train_step, which reads their results. On a generate's device
+        they would wait for the rows of the next step. Raises InvalidInput for an illegal plan.
         """
         trained = [chosen[call.name] for call in self.graph if call.kind == "train_step" and call.name in chosen]
         first = next(iter((*trained, *chosen.values()))).mesh.devices()[0]
@@ -72,7 +72,7 @@ class Question:
         return estimate(self.graph, plan, self.workload, self.site.sources)
 
     def seconds(self, plan: ExecutionPlan) -> float:
-        """Return the seconds of one iteration; of a plan that was asked before, as it was found then."""
+        """Return the seconds of an iteration; a repeated request returns the stored value."""
         key = plan.cluster, plan.placements
         if key not in self._seconds:
             self._seconds[key] = self.estimate(plan).seconds
@@ -91,9 +91,9 @@ class Question:
 
 
 def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """Return the plan with copies of weights that leave devices as much as any call that uses them asks for.
+    """Return the plan in which each copy of weights leaves its devices as much as any of its calls requests.
 
-    Of those that may not leave one device in turn, the first does. A copy has the largest cache that a call asks for.
+    If only one copy may leave a device, the first does. A copy has the largest cache that any of its calls requests.
     """
     strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
     for calls in instances(graph, plan).values():

@@ -1,4 +1,4 @@
-"""The error of a question that has no plan: what fills the devices, and what would help."""
+"""The error of a question without a plan: the memory use, and the remedies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGER = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 8.0)  # shares of memory beyond what th
 
 
 def no_plan_fits(question: Question, space: PlanSpace, budget_seconds: float) -> InvalidInput:
-    """Say how much memory is missing: what the first plan needs that a search with time sharing finds in more."""
+    """State the missing memory: the need of the first plan that a search with time sharing finds in more memory."""
     problem = time_sharing_problem(space)
     for share in LARGER:
         plan = solution(question, problem, search(problem.with_memory(share).problem, budget_seconds / len(LARGER)))
@@ -30,7 +30,7 @@ def no_plan_fits(question: Question, space: PlanSpace, budget_seconds: float) ->
 
 
 def _too_large(question: Question, plan: ExecutionPlan, certificate: Certificate) -> PlanDoesNotFit:
-    """Say what fills the devices under the plan that comes nearest, and how large they would have to be for it."""
+    """State the memory use under the nearest plan, and the device memory that it needs."""
     peak = certificate.fullest
     assert peak is not None  # an empty plan fits
     if peak.num_bytes <= peak.device_bytes:

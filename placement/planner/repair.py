@@ -16,9 +16,9 @@ STEPS = 10
 
 
 def repaired(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None:
-    """Return the plan with copies offloaded, or brought back later, until it fits; None where that does not suffice.
+    """Return the plan with copies offloaded, or reloaded later, until it fits; None if that does not suffice.
 
-    One copy at a time, the largest at the fullest moment first, as long as less is missing with it than without.
+    Single copies, the largest at the fullest moment first, as long as each reduces the missing bytes.
     """
     for _ in range(STEPS):
         certificate = question.certificate(plan)
@@ -38,7 +38,7 @@ def _missing(question: Question, plan: ExecutionPlan) -> int:
 
 
 def _changes(question: Question, plan: ExecutionPlan, certificate: Certificate) -> Iterator[ExecutionPlan]:
-    """Legal plans that keep less of one copy that is there at the fullest moment."""
+    """Legal plans that keep less of a copy that is resident at the fullest moment."""
     assert certificate.fullest is not None  # it does not fit
     largest_first = sorted(certificate.fullest.shares, key=lambda share: -share.num_bytes)
     by_name = {instance.name: calls for instance, calls in instances(question.graph, plan).items()}

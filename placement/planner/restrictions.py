@@ -1,8 +1,8 @@
 """Parts of a plan space: plans that keep kinds of nodes apart, and plans whose calls a person pins to meshes.
 
-Training on one kind and inference on it or on another is the rule of thumb for clusters of several kinds (Xiao et al.
-2023, arXiv:2312.11819, section V-A2). Searched by itself, each such part of the space is small; so a plan for all nodes
-is at least as good as one for the nodes of one kind.
+To train on a kind of node and to infer on it or on another is the rule of thumb for clusters of several kinds (Xiao et
+al. 2023, arXiv:2312.11819, section V-A2). Each such part of the space is small if searched alone. So a plan for all
+nodes is at least as good as a plan for the nodes of a single kind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from prefect_rlhf.placement.planner.plan_problem import PlanSpace
 def divisions(space: PlanSpace) -> Iterator[PlanSpace]:
     """Yield, for each pair of kinds of nodes, the plans that train and generate on the first, and infer on the second.
 
-    None where all nodes are of one kind; pairs with which some call can run nowhere are left out.
+    Yields no plan if all nodes are alike; pairs on which some call cannot run are left out.
     """
     context, meshes = space.context, space.context.space
     kinds = list(dict.fromkeys(_kind(context, node) for node in meshes.nodes))
@@ -40,14 +40,14 @@ def divisions(space: PlanSpace) -> Iterator[PlanSpace]:
 
 
 def _kind(context: CostContext, node: int) -> Hashable:
-    """Nodes of one kind have the same devices; they may have other speeds."""
+    """Nodes of a kind have the same devices; they may have other speeds."""
     return context.site.sources.nodes[node].device, context.site.cluster.memory_bytes(node)
 
 
 def pinned(space: PlanSpace, meshes: Mapping[str, DeviceMesh]) -> PlanSpace:
-    """Return the plans that have each call of `meshes` on that mesh, which gets a class of its own.
+    """Return the plans that have each call of `meshes` on that mesh, which gets its own class.
 
-    Raises InvalidInput for an unknown call, a mesh that the lease does not have, and one that a call does not fit.
+    Raises InvalidInput for an unknown call, a mesh outside the lease, or a mesh that a call does not fit.
     """
     mesh_space, candidates = space.context.space, dict(space.candidates)
     for name, mesh in meshes.items():

@@ -1,6 +1,6 @@
-"""The simplest plan among those that are nearly the fastest: the estimates are no better than that.
+"""The simplest plan among nearly fastest plans: the estimates are no more exact than that.
 
-A plan is as complex as the things that a person has to be told about it.
+A plan is as complex as its description for a person.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ ROUNDS = 3
 
 
 def complexity(question: Question, plan: ExecutionPlan, certificate: Certificate) -> int:
-    """Count what has to be said of a plan.
+    """Count the parts of a plan's description.
 
-    One each: for a mesh; for a strategy on a mesh; for a copy of weights that comes and goes; for a call whose tensor-
-    parallel groups, or whose pipelines, cross nodes; and for a device that is nearly full.
+    Each of these counts 1: a mesh; a strategy on a mesh; a copy of weights that is offloaded and reloaded; a call whose
+    tensor-parallel groups, or whose pipelines, cross nodes; a device that is nearly full.
     """
     return _structure(question, plan) + is_nearly_full(certificate)
 
 
 def is_nearly_full(certificate: Certificate) -> bool:
-    """Whether some device has so little left that a longer row, or what nobody counted, does not fit."""
+    """Whether some device has too little headroom for a longer row or for unmodelled memory."""
     fullest = certificate.fullest
     return fullest is not None and fullest.num_bytes > FULL * fullest.device_bytes
 
@@ -38,10 +38,10 @@ def is_nearly_full(certificate: Certificate) -> bool:
 def simplest(
     question: Question, space: PlanSpace, fastest: ExecutionPlan, others: Iterable[tuple[ExecutionPlan, float]]
 ) -> ExecutionPlan:
-    """Return the simplest plan that takes at most 3% more than `fastest`; of equally simple ones the fastest.
+    """Return the simplest plan that takes at most 3% more than `fastest`; of equally simple plans the fastest.
 
-    `others` are plans that fit, with their seconds. From the simplest of them on, calls move one at a time to where
-    other calls are.
+    `others` are plans that fit, with their seconds. Starting from the simplest of them, single calls move to the meshes
+    of other calls.
     """
     least = question.seconds(fastest)
     nearly = [(fastest, least), *(pair for pair in others if pair[1] <= least * (1 + NEARLY))]
@@ -74,7 +74,7 @@ def _structure(question: Question, plan: ExecutionPlan) -> int:
 
 
 def _with_calls_moved(question: Question, space: PlanSpace, plan: ExecutionPlan) -> Iterator[ExecutionPlan]:
-    """Yield plans in which one call has the mesh of another, the fastest few of each call first."""
+    """Yield plans that move a single call to another call's mesh, the fastest few of each call first."""
     meshes = {placement.mesh for _, placement in plan.placements if placement.engine != "python"}
     users = instances(question.graph, plan)
     for call, ranked in neighbours(plan, space).items():

@@ -1,4 +1,4 @@
-"""The smallest cluster on which an algorithm fits at all: what APP checks before it plans (its MinResourceChecker).
+"""The smallest cluster on which an algorithm fits at all: APP's check before it plans (its MinResourceChecker).
 
 Xiao et al. 2023 (arXiv:2312.11819), section V-C, step 1. Here it is the planner itself, certificate included.
 """
@@ -21,7 +21,7 @@ from prefect_rlhf.placement.planner.question import Question, Site
 
 @dataclass(frozen=True, slots=True)
 class Smallest:
-    """The first size that fits, its plan, and what the largest smaller one that was tried was refused for, if any."""
+    """The first size that fits, its plan, and the refusal of the largest smaller size that was tried, if any."""
 
     size: Site
     planned: Planned
@@ -29,7 +29,7 @@ class Smallest:
 
 
 def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[Site, ...]:
-    """Return one node with 1, 2, 4, ... of its devices, then whole nodes.
+    """Return a node with 1, 2, 4, ... of its devices, then whole nodes.
 
     >>> from prefect_rlhf.placement.cost.hardware import DATASHEETS
     >>> [size.cluster.name for size in sizes_of(Hardware(DATASHEETS["a100-80"], 8), 3)]
@@ -51,9 +51,9 @@ def sizes_of(hardware: Hardware, most_nodes: int) -> tuple[Site, ...]:
 def smallest_that_fits(
     graph: DataflowGraph, sizes: Sequence[Site], workload: Workload, budget_seconds: float = 3.0
 ) -> Smallest:
-    """Find the first of `sizes` that has a plan that fits; each size must hold all that the one before it holds.
+    """Find the first of `sizes` that has a plan that fits; each size must contain the previous size.
 
-    The search halves them. Raises InvalidInput for none, saying what the largest of them lacks.
+    The search is binary. If no size fits, raises InvalidInput with the missing memory of the largest.
     """
     if not sizes:
         raise InvalidInput("sizes", list(sizes), "at least one cluster to try")

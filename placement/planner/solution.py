@@ -32,7 +32,7 @@ def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None
 
 
 def with_prefetch(question: Question, plan: ExecutionPlan, prefetch: bool) -> ExecutionPlan:
-    """Return the plan in which all that is offloaded comes back beside the call before, or nothing does."""
+    """Return the plan that reloads all offloaded parts during the preceding call, or none of them."""
     for instance in offloaded_parts(question.graph, plan):
         plan = with_changes(plan, instances(question.graph, plan)[instance], prefetch=prefetch)
     return plan
@@ -41,7 +41,7 @@ def with_prefetch(question: Question, plan: ExecutionPlan, prefetch: bool) -> Ex
 def solution(
     question: Question, problem: PlanProblem, result: SearchResult, name: str = "auto"
 ) -> ExecutionPlan | None:
-    """Return the plan that a search found, as it would run; None where it found none."""
+    """Return the plan that a search found, in the form that would run; None if it found no plan."""
     return None if result.plan is None else question.plan(name, problem.placements(result.plan))
 
 

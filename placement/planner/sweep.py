@@ -1,4 +1,4 @@
-"""The best plan of one question on clusters of several sizes, side by side: how many devices to rent."""
+"""The best plan of a question on clusters of several sizes, in a table: how many devices to rent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ STATIC_SHARES = ("gradients", "optimizer")  # what is neither freed nor moved (R
 
 @dataclass(frozen=True, slots=True)
 class SizeResult:
-    """The times of a plan on `num_devices`. `refused` says why there is none; then seconds and shares are None.
+    """The times of a plan on `num_devices`. If `refused` gives a reason, there is no plan: seconds and shares are None.
 
-    `static_share` is what gradients and optimizer states fill of the device that has most of them.
+    `static_share` is the share of gradients and optimizer states in the memory of the device that has most of them.
     """
 
     num_nodes: int
@@ -32,7 +32,7 @@ class SizeResult:
 
     @property
     def device_hours(self) -> float | None:
-        """Hours that the devices of one iteration add up to."""
+        """Device hours of an iteration."""
         return None if self.seconds is None else self.seconds * self.num_devices / 3600
 
 
@@ -48,7 +48,7 @@ class Sweep:
         return next((s for s in self.sizes if s.static_share is not None and s.static_share < ENOUGH), None)
 
     def text(self) -> str:
-        """Return a table, and what it says of the right size."""
+        """Return a table, and its conclusion on the right size."""
         first = self.first_below
         nodes = "node" if first and first.num_nodes == 1 else "nodes"
         words = (

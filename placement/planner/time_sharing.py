@@ -1,7 +1,7 @@
-"""Plans in which every model leaves its devices while others use them: for models that fit only one at a time.
+"""Plans that offload every model while others use its devices: for models that fit only one at a time.
 
-A copy of weights that is made of a trained one needs room for both at once. So such a plan either generates with the
-weights that are trained, in their layout, or keeps the copy on other devices.
+A copy of trained weights needs room for both at once while it is made. So such a plan either generates with the trained
+weights, in their layout, or keeps the copy on other devices.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def time_sharing_problem(space: PlanSpace) -> PlanProblem:
 
 
 def keep_resident_where_free(question: Question, plan: ExecutionPlan) -> ExecutionPlan:
-    """Keep each copy of weights on its devices for good, or all but its optimizer, where that costs no time.
+    """Keep each copy of weights resident, or all but its optimizer, if that costs no time.
 
-    Where it must leave, let it come back beside the call before, if there is room.
+    If it must leave, reload it during the preceding call, if there is room.
     """
     most_seconds = question.seconds(plan) * (1 + ROUNDING)
     for calls in instances(question.graph, plan).values():

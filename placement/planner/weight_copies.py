@@ -1,4 +1,4 @@
-"""Who uses whose copy of trained weights: the second of two readers may have its own, or that of the first."""
+"""Sharing of trained weights: a second reader uses its own copy or the first reader's."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def second_reader(graph: DataflowGraph, name: str) -> bool:
 
 
 def use_of_copy(first: Call, holders: Sequence[Candidate], second: Call, own: Sequence[Candidate]) -> PairNode:
-    """Return a node that forbids `second` to use the copy of `first` where mesh, engine or strategy are not the same.
+    """Return a node that forbids `second` to use the copy of `first` if mesh, engine or strategy differ.
 
-    The options of `second` are `own`, with a copy each, and then all of these again, with the copy of `first`.
+    The options of `second` are `own`, each with its own copy, and then the same options with the copy of `first`.
     """
     held, used = ([(o.placement.engine, o.placement.strategy) for o in options] for options in (holders, own))
     numbers = {copy: number for number, copy in enumerate(dict.fromkeys((*held, *used)))}

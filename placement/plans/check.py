@@ -1,4 +1,4 @@
-"""Refuse a plan that cannot run, before any device is taken: one line with field, value and what would be right."""
+"""Refuse a plan that cannot run, before any device is taken: a line with field, value and what would be right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENGINES: Mapping[CallKind, tuple[EngineKind, ...]] = MappingProxyType(
 
 
 def check_plan(plan: ExecutionPlan, graph: DataflowGraph, mesh: DeviceMesh) -> ExecutionPlan:
-    """Return `plan`, or raise InvalidInput for the first thing that is wrong with it.
+    """Return `plan`, or raise InvalidInput for its first mistake.
 
     `mesh` is what the run leases; every call must lie inside.
     """
@@ -58,9 +58,9 @@ def violations(call: Call, placement: Placement, graph: DataflowGraph) -> Iterat
 
 
 def sleepless(plan: ExecutionPlan, graph: DataflowGraph) -> Iterator[tuple[Call, ...]]:
-    """Yield the calls of each vLLM instance that leaves a device which one before it leaves too: not so on cuda.
+    """Yield the calls of each vLLM instance whose offload conflicts with an earlier instance's on the same cuda device.
 
-    vLLM's allocator, which maps and unmaps an instance's memory there, serves one instance of a process.
+    vLLM's allocator, which maps and unmaps an instance's memory there, serves a single instance per process.
     """
     asleep: list[ModelInstance] = []
     for instance, calls in instances(graph, plan).items() if plan.cluster.backend == "cuda" else ():
@@ -144,9 +144,9 @@ def _shape(call: Call, placement: Placement, model: ModelSpec) -> Iterator[Inval
 
 
 def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
-    """Check that items are whole, that each mini-batch has one, and each micro-batch of the replica with most.
+    """Check that items are whole, and that each mini-batch, and each micro-batch of the fullest replica, has an item.
 
-    They need not be equally many, and a replica may have none.
+    They need not be equally many, and a replica may be empty.
     """
     if call.kind == "compute" or placement.strategy.dp < 1:
         return
@@ -165,7 +165,7 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 
 def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    """Check that calls on one copy of weights agree on its offload and cache, and no copies differ in order alone."""
+    """Check that calls with a common copy of weights agree on offload and cache, and copies differ in more than order."""
     users = instances(graph, plan)
     first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
     for instance, calls in users.items():

@@ -1,4 +1,4 @@
-"""What is wrong with a plan file, in words of our own: of several mistakes the one that explains the others."""
+"""The mistakes of a plan file in our own words: of several mistakes the mistake that explains the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RIGHT: Mapping[str, str] = MappingProxyType(
 
 
 def first_mistake(error: ValidationError, file_keys: Sequence[str], call_keys: Sequence[str]) -> InvalidInput:
-    """Return the mistake to mend first: an unknown key comes before a missing one, for which it may stand."""
+    """Return the mistake to correct first: an unknown key precedes a missing key that it may stand for."""
     mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] == "missing")
     mistake = mistakes[0]
     place = [part for part in mistake["loc"] if part != "[key]"]

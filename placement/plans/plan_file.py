@@ -62,7 +62,7 @@ class CallEntry(BaseModel):
         )
 
     def line(self) -> str:
-        """Return the entry on one line, without what is as usual or does not apply."""
+        """Return the entry on a single line, without default or inapplicable fields."""
         is_plain = {
             "ep": self.ep == 1,
             "order": not self.order,
@@ -79,18 +79,14 @@ class PlanFile(BaseModel):
     """A plan file: its name and a placement for each call.
 
     `order` lists the mesh's devices, by position, in the order of coordinates: tp varies fastest, then dp, then pp.
-    Without it a run chooses the order that moves the least weights. `ep` divides dp: so many neighbouring replicas
-    share out the experts of a mixture. With `prefetch: false` what is offloaded comes back only when its devices have
-    nothing else to do: later, but no other call needs room beside it. `cache_gib` is the size of vLLM's key-value cache
-    on each device; without it all rows have room at their longest. `node_speeds` are the speeds of the devices of each
-    node, relative to each other: replicas get rows in proportion. Without them all are as fast.
+    Without it a run chooses the order that moves the fewest weights. `ep` divides dp: `ep` neighbouring replicas divide
+    the experts of a mixture. With `prefetch: false` an offloaded part is reloaded only when its devices are idle:
+    later, but no other call needs room for it. `cache_gib` is the size of vLLM's key-value cache on each device;
+    without it all rows have room at their longest. `node_speeds` are the relative speeds of each node's devices:
+    replicas get rows in proportion. Without them all devices are equally fast.
 
-    ```yaml
-    name: mine
-    calls:
-      actor_generate: {mesh: "n0:0-1", engine: vllm, dp: 2}
-      actor_train_step: {mesh: "n0:0-1", engine: megatron, dp: 2, micro_batches: 2}
-    ```
+    ```yaml name: mine calls: actor_generate: {mesh: "n0:0-1", engine: vllm, dp: 2} actor_train_step: {mesh: "n0:0-1",
+    engine: megatron, dp: 2, micro_batches: 2} ```
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -120,7 +116,7 @@ def parse_plan(content: Any, cluster: ClusterShape) -> ExecutionPlan:
 
 
 def plan_yaml(plan: ExecutionPlan) -> str:
-    """Return the plan as YAML, one line per call; `read_plan` gives an equal plan for the same cluster."""
+    """Return the plan as YAML, a line per call; `read_plan` gives an equal plan for the same cluster."""
     speeds = plan.cluster.node_speeds
     lines = [f"name: {yaml.safe_dump(plan.name, default_flow_style=True).splitlines()[0]}"]
     lines += [f"node_speeds: {list(speeds)}"] if speeds else []

@@ -1,7 +1,7 @@
-"""Plans by name: each preset is a rule for the part of the leased mesh and the strategies that a call gets.
+"""Plans by name: each preset is a rule for a call's part of the leased mesh and its strategies.
 
-Every preset is a restriction of the space that the planner searches. `preset` takes the first strategies of it that are
-legal and fit; the planner takes its best ones.
+Every preset is a restriction of the space that the planner searches. `preset` takes its first strategies that are legal
+and fit; the planner takes its best strategies.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ def as_in_pre_training(mesh: DeviceMesh) -> Iterator[Strategy]:
 class Preset:
     """A rule that gives every call of any graph its devices.
 
-    `strategies` are those that a call may have on its mesh, the most data parallelism first; where `symmetric`, all
-    calls have one, the first that fits. `ratio` is the share of the devices that `first` names: Adaptive Placement and
-    Parallelism's placement ratio. `engine` generates; None: any that can. `micro_batch_tokens` is the most that a
-    device has of a micro-batch of a symmetric preset, whose calls all have as many; None: each has what suits it.
+    `strategies` are the strategies that a call may have on its mesh, the most data parallelism first. If `symmetric`,
+    all calls have the same strategy, the first that fits. `ratio` is the share of the devices that `first` names: the
+    placement ratio of Adaptive Placement and Parallelism. `engine` generates; None: any possible engine.
+    `micro_batch_tokens` is the most tokens per device in a micro-batch of a symmetric preset, whose calls all have
+    equally many micro-batches; None: each call has a suitable number.
     """
 
     mesh_rule: MeshRule
@@ -55,19 +56,19 @@ class Preset:
     micro_batch_tokens: int | None = None
 
     def mesh(self, call: Call, lease: DeviceMesh, graph: DataflowGraph) -> DeviceMesh:
-        """Return the mesh of a call. Raises InvalidInput where the lease has no such part."""
+        """Return the mesh of a call. Raises InvalidInput if the lease has no such part."""
         try:
             return self.mesh_rule(call, lease, graph, 0.5 if self.ratio is None else self.ratio)
         except InvalidInput as error:
             raise InvalidInput("mesh", lease.name, error.expected) from None
 
     def engines(self, call: Call) -> tuple[EngineKind, ...]:
-        """Return those that may run the call."""
+        """Return the engines that may run the call."""
         able = ENGINES[call.kind]
         return (self.engine,) if self.engine in able else able
 
     def with_ratio(self, ratio: float, name: str) -> Preset:
-        """Return it with another share. Raises InvalidInput where it has none, or for one outside 0 to 1."""
+        """Return the preset with another share. Raises InvalidInput if it has none, or for a share outside 0 to 1."""
         if self.ratio is None:
             raise InvalidInput("plan", f"{name}:{ratio}", f"{name}: it has no ratio")
         if not 0 < ratio < 1:
@@ -101,7 +102,7 @@ def is_preset(name: str) -> bool:
 
 
 def everywhere(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Place every call on the whole mesh, one after the other."""
+    """Place every call on the whole mesh, in sequence."""
     return mesh
 
 
@@ -134,7 +135,7 @@ def separated(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) 
 
 
 def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> DeviceMesh:
-    """Place each model on devices of its own: the first trained one has its share, the next ones half of the rest."""
+    """Place each model on its own devices: the first trained model has its share, each next model half of the rest."""
     if call.role is None:
         return mesh
     roles = [model.role for model in graph.models]
@@ -149,9 +150,9 @@ def alone(call: Call, mesh: DeviceMesh, graph: DataflowGraph, ratio: float) -> D
 
 
 def cut(mesh: DeviceMesh, ratio: float) -> tuple[DeviceMesh, DeviceMesh]:
-    """Cut a mesh in two, the first part with about `ratio` of it: whole nodes, or half of one node.
+    """Cut a mesh in two, the first part with about `ratio` of it: whole nodes, or half of a node.
 
-    Raises InvalidInput where a half would be no mesh: of a single device, or of as many as are no power of two.
+    Raises InvalidInput if a half is no mesh: of a single device, or of a number of devices that is no power of two.
 
     >>> [part.name for part in cut(DeviceMesh(0, 4, 0, 8), 0.25)]
     ['n0:0-7', 'n1-3:0-7']
