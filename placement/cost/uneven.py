@@ -88,7 +88,7 @@ def _fastest_first(placement: Placement, node_speeds: Sequence[float]) -> tuple[
 def _works_by_rows(
     work: CallWork, placement: Placement, node_speeds: Sequence[float]
 ) -> tuple[tuple[tuple[int, ...], ...], dict[tuple[int, ...], CallWork]]:
-    """Return each replica's rows of a mini-batch, of every row set, and the call's work for a replica with these rows."""
+    """Return each replica's rows of a mini-batch, of every row set, and the work of a replica with these rows."""
     dp, speeds = placement.strategy.dp, replica_speeds(placement, node_speeds)
     parts = (replace(work, others=()), *work.others)
     dealt = [

@@ -159,7 +159,7 @@ def strategies_within_nodes(mesh: DeviceMesh) -> Iterator[Strategy]:
 
 
 def pareto_front(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
-    """Yield the candidates that no other candidate dominates, among those that differ in micro-batches or cache only."""
+    """Yield the candidates that no other dominates, among candidates that differ in micro-batches or cache only."""
     alike: dict[Placement, list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         alike[replace(candidate.placement, micro_batches=1, cache_gib=None)].append(candidate)

@@ -165,7 +165,7 @@ def _rows(call: Call, placement: Placement) -> Iterator[InvalidInput]:
 
 
 def _check_copies(plan: ExecutionPlan, graph: DataflowGraph) -> None:
-    """Check that calls with a common copy of weights agree on offload and cache, and copies differ in more than order."""
+    """Check that calls with a common copy of weights agree on offload and cache; copies differ in more than order."""
     users = instances(graph, plan)
     first: dict[ModelInstance, tuple[Call, ModelInstance]] = {}
     for instance, calls in users.items():
