@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL, DeploymentParameter
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.path_text import MOST_CHARACTERS, PathText
-from prefect_rlhf.placement.wrong_setting import wrong
+from prefect_rlhf.placement.wrong_setting import not_used
 
 PATH = (
     "Parquet or JSON-lines file, a folder of them, a pattern such as data/train-*.parquet, a folder of"
@@ -56,7 +56,9 @@ class PromptsFields(DatasetFields):
     def _cut_has_a_length(self) -> PromptsFields:
         """Refuse a way with long prompts where none is too long."""
         if self.overlong_prompts != "refuse" and self.max_prompt_length is None:
-            raise wrong("overlong_prompts", "refuse, or a max_prompt_length beyond which they are overlong")
+            raise not_used(
+                "overlong_prompts", "no prompt is overlong without max_prompt_length", "set max_prompt_length"
+            )
         return self
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from prefect_rlhf.blocks.dataset import Preferences
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import Missing, NotUsed
 from prefect_rlhf.tasks.calls import compute, inference, train_step
 from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.rl.preference_evaluation import preference_accuracy
@@ -21,9 +21,10 @@ def dpo(pairs: Preferences, held_out: Preferences, actor: Model, ref: Model | No
 
     SimPO has no reference.
     """
-    if algo.needs_reference != (ref is not None):
-        expected = "a model, which the loss compares with" if ref is None else "none: simpo has no reference"
-        raise InvalidInput("ref", getattr(ref, "path", ref), expected)
+    if algo.needs_reference and ref is None:
+        raise Missing("ref", f"a model, which loss {algo.loss} compares with")
+    if ref is not None and not algo.needs_reference:
+        raise NotUsed("ref", getattr(ref, "path", ref), f"loss {algo.loss} has no reference")
     size, every = algo.batch_size, algo.evaluate_every
     reference = [inference(ref, pairs, output="logprobs", batch_size=size)] if ref else []
     loss = dpo_loss(algo).on(pairs, *reference, batch_size=size)

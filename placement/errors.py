@@ -2,6 +2,9 @@
 
 RlhfError
     InvalidInput (also a ValueError)    a config, plan, dataset, checkpoint or cluster that cannot run
+        UnknownKey                      a key, parameter or flag that does not exist
+        Missing                         a value that has no default
+        NotUsed                         a value that another setting leaves without effect
         PlanDoesNotFit                  a plan needs more memory than its devices have; carries the certificate
     GraphError (also a ValueError)      a flow function that does not describe an algorithm
     StaleWeights                        a call was about to use another weight version than its edge names
@@ -37,6 +40,50 @@ class InvalidInput(RlhfError, ValueError):
 
     def __str__(self) -> str:
         return one_line(f"{in_short(self.field, str)}: got {in_short(self.seen)}, expected {self.expected}")
+
+
+class UnknownKey(InvalidInput):
+    """A key that does not exist; `expected` is the hint that corrects it.
+
+    >>> print(UnknownKey("algo.clipp", 0.2, "closest: clip"))
+    algo.clipp: unknown key (got 0.2); closest: clip
+    """
+
+    def __str__(self) -> str:
+        return one_line(f"{in_short(self.field, str)}: unknown key (got {in_short(self.seen)}); {self.expected}")
+
+
+class Missing(InvalidInput):
+    """A value that is required and was not given; `expected` is what would be right.
+
+    >>> print(Missing("actor", "a model, such as {path: FOLDER}"))
+    actor: missing; expected a model, such as {path: FOLDER}
+    """
+
+    def __init__(self, field: str, expected: str) -> None:
+        super().__init__(field, None, expected)
+        self.args = (field, expected)
+
+    def __str__(self) -> str:
+        return one_line(f"{in_short(self.field, str)}: missing; expected {self.expected}")
+
+
+class NotUsed(InvalidInput):
+    """A value that has no effect: refused, since its author counts on it. `remedy` is an alternative to its removal.
+
+    >>> print(NotUsed("algo.kl.horizon", 100, "a fixed coefficient has no target", "set kind: adaptive"))
+    algo.kl.horizon: 100 is not used: a fixed coefficient has no target; remove it, or set kind: adaptive
+    """
+
+    def __init__(self, field: str, seen: object, reason: str, remedy: str = "") -> None:
+        super().__init__(field, seen, f"no value: {reason}")
+        self.args = (field, seen, reason, remedy)
+        self.reason, self.remedy = reason, remedy
+
+    def __str__(self) -> str:
+        remedy = f", or {self.remedy}" if self.remedy else ""
+        text = f"{in_short(self.field, str)}: {in_short(self.seen)} is not used: {self.reason}; remove it{remedy}"
+        return one_line(text)
 
 
 class PlanDoesNotFit(InvalidInput):

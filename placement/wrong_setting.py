@@ -1,4 +1,4 @@
-"""The error with which a group of settings refuses one of its fields because of another."""
+"""The errors with which a group of settings refuses one of its fields because of another."""
 
 from __future__ import annotations
 
@@ -6,8 +6,17 @@ from pydantic_core import PydanticCustomError
 
 WRONG = "wrong_setting"
 """The kind of an error of `wrong`."""
+NOT_USED = "setting_not_used"
+"""The kind of an error of `not_used`."""
 
 
 def wrong(field: str, expected: str) -> PydanticCustomError:
     """Return the error with which a validator of a group refuses a field of it, at a dotted path, beside the others."""
     return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected})
+
+
+def not_used(field: str, reason: str, remedy: str = "") -> PydanticCustomError:
+    """Return the error with which a validator of a group refuses a field that another field leaves without effect."""
+    words = {"field": field, "reason": reason, "remedy": remedy}
+    text = "{field} is not used: {reason}; remove it" + (", or {remedy}" if remedy else "")
+    return PydanticCustomError(NOT_USED, text, words)

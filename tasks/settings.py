@@ -9,7 +9,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from prefect_rlhf.placement.model import Schedule
-from prefect_rlhf.placement.wrong_setting import wrong
+from prefect_rlhf.placement.wrong_setting import not_used, wrong
 
 MOST_STEPS = 1_000_000
 MOST_UPDATES = 1 << 40  # optimizer steps of a run
@@ -103,9 +103,9 @@ class Optimizer(Settings):
     def _falls_after_the_warmup(self) -> Optimizer:
         """Refuse a setting that a constant rate leaves without effect, and a fall that ends before it begins."""
         if self.schedule == "constant" and self.decay_steps is not None:
-            raise wrong("decay_steps", "none, or schedule: linear or cosine: a constant rate does not fall")
+            raise not_used("decay_steps", "a constant rate does not fall", "set schedule: linear or cosine")
         if self.schedule == "constant" and self.min_lr_ratio > 0:
-            raise wrong("min_lr_ratio", "0, or schedule: linear or cosine: a constant rate does not fall")
+            raise not_used("min_lr_ratio", "a constant rate does not fall", "set schedule: linear or cosine")
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise wrong("decay_steps", f"more than the {self.warmup_steps} warmup_steps, for both count from the first")
         return self

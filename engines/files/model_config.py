@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, UnknownKey
 from prefect_rlhf.placement.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
 from prefect_rlhf.placement.families.family import Family
 from prefect_rlhf.placement.families.known import FAMILIES, RUN
@@ -123,8 +123,8 @@ def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[Inva
         known |= {"sliding_window", "max_window_layers"}
     for key in sorted(config.keys() - known):
         if not is_off(config[key]) and not key.startswith(NOTES):
-            right = f"no such key: no {family.name} has it; leave it out if it changes nothing"
-            yield InvalidInput(f"{field}.{key}", config[key], right)
+            hint = f"no {family.name} has it; remove it if it changes nothing"
+            yield UnknownKey(f"{field}.{key}", config[key], hint)
 
 
 def refuse_other_weights(config: dict[str, Any], field: str) -> None:
@@ -228,7 +228,7 @@ def _experts(config: dict[str, Any], field: str, family: Family) -> Experts | No
             )
     for key in SHARED_EXPERTS:
         if not is_off(config.get(key)):
-            raise InvalidInput(f"{field}.{key}", config[key], f"no such key: {family.name} has no shared experts")
+            raise UnknownKey(f"{field}.{key}", config[key], f"{family.name} has no shared experts")
     count_key = next((key for key in keys.count_keys if config.get(key) is not None), keys.count_keys[0])
     count = _size(config, count_key, field, MOST_EXPERTS, keys.count)
     return Experts(count, _size(config, "num_experts_per_tok", field, count, keys.per_token))
@@ -252,7 +252,7 @@ def _rope_not_run(config: dict[str, Any], field: str) -> Iterator[InvalidInput]:
         yield InvalidInput(f"{field}.rope_parameters.{LOCAL}.rope_type", kind, "'default' rotary embeddings")
     for key, value in sorted((*rope.items(), *of_local.items()), key=str):
         if key not in ROPE and not is_off(value) and (key, value) != ("partial_rotary_factor", 1):
-            yield InvalidInput(f"{field}.rope_parameters.{key}", value, "no such key of rotary embeddings")
+            yield UnknownKey(f"{field}.rope_parameters.{key}", value, "rotary embeddings have no such key here")
 
 
 def _rope_settings(config: dict[str, Any], field: str) -> dict[str, Any]:

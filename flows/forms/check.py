@@ -11,8 +11,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
-from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.wrong_setting import WRONG
+from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, UnknownKey
+from prefect_rlhf.placement.in_short import MOST_CHARACTERS
+from prefect_rlhf.placement.wrong_setting import NOT_USED, WRONG
 
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # of types that have no configuration of their own
 
@@ -28,7 +29,7 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
     checked = {}
     for name, value in parameters.items():
         if name not in signature.parameters:
-            raise InvalidInput(str(name), value, f"one of the parameters {', '.join(signature.parameters)}")
+            raise UnknownKey(str(name), value, hint(str(name), list(signature.parameters), "parameters"))
         try:
             parameter = signature.parameters[name]
             checked[name] = _validated(name, parameter.annotation, completed(parameter.default, value))
@@ -37,7 +38,12 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
     empty = inspect.Parameter.empty
     missing = [name for name, one in signature.parameters.items() if one.default is empty and name not in checked]
     if missing:
-        raise InvalidInput(", ".join(missing), None, "a value for each: they have no default")
+        raise Missing(
+            ", ".join(missing),
+            "a value, since there is no default"
+            if len(missing) == 1
+            else "a value for each, since they have no default",
+        )
     return checked
 
 
@@ -79,13 +85,20 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
     if first["type"] == WRONG:
         inner, expected = first["ctx"]["field"], first["ctx"]["expected"]
         return InvalidInput(f"{field}.{inner}", _at(first["input"], inner.split(".")), expected)
+    if first["type"] == NOT_USED:
+        inner, reason, remedy = (first["ctx"][key] for key in ("field", "reason", "remedy"))
+        return NotUsed(f"{field}.{inner}", _at(first["input"], inner.split(".")), reason, remedy)
     if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(first["loc"][-1]), _keys(annotation, first["loc"][:-1]))
-        likely = f"{' or '.join(near)}, perhaps" if near else "its name is misspelt, or it belongs elsewhere"
-        return InvalidInput(field, first["input"], f"no such key: {likely}")
+        return UnknownKey(field, first["input"], hint(str(first["loc"][-1]), _keys(annotation, first["loc"][:-1])))
     if first["type"] == "missing":
-        return InvalidInput(field, None, "a value")
+        return Missing(field, "a value, since there is no default")
     return InvalidInput(field, _given(value, first["loc"], first["input"]), _SUBJECT.sub("", first["msg"]))
+
+
+def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
+    """Return how to correct an unknown key beside the `keys` that exist: the closest ones, or else all."""
+    near = get_close_matches(word[:MOST_CHARACTERS], keys)
+    return f"closest: {', '.join(near)}" if near else f"the {noun} are {', '.join(keys)}"
 
 
 def _at(group: Any, path: Sequence[str]) -> Any:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import Missing, NotUsed
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
+from prefect_rlhf.tasks.settings import Optimizer
 
 
 def check_critic(actor: Model, critic: Model | None, algo: PPO) -> None:
     """Raise InvalidInput for a critic that is lacking or needless, and for settings that nothing would read."""
     shared, plain = "scalar" in actor.head, PPO()
     if critic is None and not shared:
-        raise InvalidInput("critic", None, "a model; or actor.head: lm+scalar, for values of the actor's own trunk")
+        raise Missing("critic", "a model; or set actor.head: lm+scalar, for values of the actor's own trunk")
     if critic is not None and shared:
-        raise InvalidInput("critic", critic.path, f"none: actor.head is {actor.head}, so the actor gives the values")
+        raise NotUsed("critic", critic.path, f"actor.head is {actor.head}, so the actor gives the values")
     unread = "critic_optimizer" if shared else "value_weight"
-    if getattr(algo, unread) != getattr(plain, unread):
-        right = "actor_optimizer trains both heads" if shared else "it weighs the values of a shared trunk"
-        raise InvalidInput(f"algo.{unread}", getattr(algo, unread), f"nothing: {right}")
+    stated = getattr(algo, unread)
+    if stated != getattr(plain, unread):
+        reason = "actor_optimizer trains both heads" if shared else "it weighs the values of a shared trunk"
+        seen = stated.model_dump(exclude_unset=True) if isinstance(stated, Optimizer) else stated
+        raise NotUsed(f"algo.{unread}", seen, reason)

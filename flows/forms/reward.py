@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from prefect_rlhf.blocks.model import Model
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import Missing, NotUsed
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 
@@ -27,7 +27,7 @@ def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
     Raises InvalidInput for weights that are stated elsewhere than at the functions.
     """
     if algo.reward_weights:
-        raise InvalidInput("algo.reward_weights", algo.reward_weights, "none: state them at reward.functions")
+        raise NotUsed("algo.reward_weights", algo.reward_weights, "each of reward.functions states its own weight")
     if algo.advantage != "gdpo" or not isinstance(reward, HostRewards):
         return algo
     weights = {name: function.weight for name, function in reward.functions.items()}
@@ -37,6 +37,6 @@ def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
 def check_reference(ref: Model | None, kl_coefficient: float) -> None:
     """Raise InvalidInput for a reference model that is lacking, or that nothing would use."""
     if ref is None and kl_coefficient > 0:
-        raise InvalidInput("ref", None, f"a model: algo.kl.coefficient is {kl_coefficient:g}; or a coefficient of 0")
+        raise Missing("ref", f"a model, since algo.kl.coefficient is {kl_coefficient:g}; or set that to 0")
     if ref is not None and kl_coefficient == 0:
-        raise InvalidInput("ref", getattr(ref, "path", ref), "none: algo.kl.coefficient is 0, so nothing reads it")
+        raise NotUsed("ref", getattr(ref, "path", ref), "algo.kl.coefficient is 0")

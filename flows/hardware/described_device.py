@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.placement.cost.hardware import DATASHEETS, GIB, Datasheet
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, Missing, UnknownKey
 from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
 
 NEEDED = {"tflops": 1e12, "memory_gib": GIB, "memory_gb_per_s": 1e9, "link_gb_per_s": 1e9}
@@ -36,10 +36,10 @@ def read_device(text: str) -> Datasheet | None:
     keys = {"name": None, **NEEDED, **OPTIONAL}
     for key in fields:
         if key not in keys:
-            raise InvalidInput("device", key, f"one of the fields {', '.join(keys)}")
+            raise UnknownKey(f"device.{key}", fields[key], f"the keys are {', '.join(keys)}")
     for key in NEEDED:
         if key not in fields:
-            raise InvalidInput(f"device.{key}", None, f"a value: {FORM}")
+            raise Missing(f"device.{key}", f"a value: {FORM}")
     name = _name(fields.get("name", DEFAULT_NAME))
     numbers = {key: _number(key, fields[key]) * unit for key, unit in (NEEDED | OPTIONAL).items() if key in fields}
     return Datasheet(

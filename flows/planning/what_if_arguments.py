@@ -14,7 +14,7 @@ from prefect_rlhf.flows.forms.plan_options import PlanOptions
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import ABSENT
 from prefect_rlhf.placement.cost.workload import LengthDistribution
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.rl.offline_settings import REFERENCE_FREE
@@ -50,7 +50,7 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
         elif isinstance(hints[name], type) and issubclass(hints[name], DatasetFields):
             values.setdefault(name, {"path": ABSENT})
         elif name not in values and parameter.default is inspect.Parameter.empty:
-            raise InvalidInput(name, None, "a value, which the algorithm needs")
+            raise Missing(name, "a value: the algorithm has no default for it")
     if algo := _algorithm_settings(values.get("algo") or {}, settings, options.batch_size, responses):
         values["algo"] = algo
     checked = flow.validate_parameters(values)
@@ -118,7 +118,7 @@ def _model_fields(
     named = models.get(role) or fields.get("path") or fields.get("saved") or (models.get(like) if like in roles else "")
     if not named:
         also = f", or one for {like}" if like in roles else ""
-        raise InvalidInput(f"models.{role}", None, f"a known model, such as llama-70b, or a Hugging Face folder{also}")
+        raise Missing(f"models.{role}", f"a known model, such as llama-70b, or a Hugging Face folder{also}")
     if not fields.get("saved"):
         fields["path"] = named
     return {"head": "scalar" if role in SCALAR_ROLES else "lm"} | fields
@@ -131,7 +131,7 @@ def _algorithm_settings(
     algo = dict(values)
     if batch_size is not None:
         if "batch_size" not in fields:
-            raise InvalidInput("batch_size", batch_size, "nothing: the algorithm has no algo.batch_size")
+            raise NotUsed("batch_size", batch_size, "the algorithm has no algo.batch_size")
         algo["batch_size"] = batch_size
     if responses is not None and "sampling" in fields:
         algo["sampling"] = {"max_new_tokens": responses.longest} | dict(algo.get("sampling") or {})

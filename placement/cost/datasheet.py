@@ -16,7 +16,7 @@ from prefect_rlhf.placement.cost.hardware import Hardware, Links
 from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import Missing
 
 LOGIT_PASSES = 4  # float32 logits: written, read for maximum and sum, read and written for the result
 LOGIT_BYTES = 4
@@ -45,7 +45,7 @@ class DatasheetTimes:
         """Return a model's times by a datasheet. Raises InvalidInput for a measured kind, which has no datasheet."""
         device, reached = hardware.device, hardware.efficiency
         if device.measured:
-            raise InvalidInput("profile", None, f"a profile of {device.name}, which has no datasheet: run rlhf/profile")
+            raise Missing("profile", f"a profile of {device.name}, which has no datasheet: run rlhf/profile")
         return cls(
             sizes,
             hardware.links(),

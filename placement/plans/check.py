@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed
 from prefect_rlhf.placement.graph import Call, CallKind, DataflowGraph
 from prefect_rlhf.placement.layout.experts import wrong_ep
 from prefect_rlhf.placement.layout.layout import wrong_tp
@@ -83,9 +83,8 @@ def _check_names(plan: ExecutionPlan, graph: DataflowGraph) -> None:
             raise InvalidInput("plan.calls", name, f"a call of flow {graph.name}: {', '.join(calls)}")
         if placed.count(name) > 1:
             raise InvalidInput(f"plan.calls.{name}", f"{placed.count(name)} placements", "one placement")
-    for name in calls:
-        if name not in placed:
-            raise InvalidInput(f"plan.calls.{name}", None, "a placement for every call of the flow")
+    if missing := [name for name in calls if name not in placed]:
+        raise Missing("plan.calls", f"a placement for every call of flow {graph.name}, also {', '.join(missing)}")
 
 
 def _degrees(call: Call, placement: Placement) -> Iterator[InvalidInput]:
@@ -116,11 +115,10 @@ def _engine(call: Call, placement: Placement) -> Iterator[InvalidInput]:
         right = " or ".join(ENGINES[call.kind])
         yield InvalidInput(_field(call.name, "engine"), engine, f"{right}, which runs {call.kind}")
     if engine != "megatron" and placement.micro_batches > 1:
-        instead = "; cache_gib says how much its rows may fill" if engine == "vllm" else ""
-        right = f"no such key: {engine} has none{instead}"
-        yield InvalidInput(_field(call.name, "micro_batches"), placement.micro_batches, right)
+        instead = ", cache_gib says how much its rows may fill" if engine == "vllm" else ""
+        yield NotUsed(_field(call.name, "micro_batches"), placement.micro_batches, f"{engine} has none{instead}")
     if engine != "vllm" and placement.cache_gib is not None:
-        yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, f"no such key: {engine} fixes no cache")
+        yield NotUsed(_field(call.name, "cache_gib"), placement.cache_gib, f"{engine} has no cache")
     if placement.cache_gib is not None and not placement.cache_gib > 0:
         yield InvalidInput(_field(call.name, "cache_gib"), placement.cache_gib, "more than 0")
     if engine != "megatron" and placement.strategy.pp > 1:

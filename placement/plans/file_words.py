@@ -8,13 +8,12 @@ from types import MappingProxyType
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, Missing, UnknownKey
 
 NAMES_OF_CALLS = "names of calls, each with a mesh and an engine"
 ENTRY = 'a mapping such as {mesh: "n0:0-1", engine: megatron, dp: 2}'
 _RIGHT: Mapping[str, str] = MappingProxyType(
     {
-        "missing": "a value; this key is required",
         "int_type": "a whole number, without quotes",
         "float_type": "a number, without quotes",
         "bool_type": "true or false, without quotes",
@@ -30,10 +29,13 @@ def first_mistake(error: ValidationError, file_keys: Sequence[str], call_keys: S
     mistakes = sorted(error.errors(), key=lambda mistake: mistake["type"] == "missing")
     mistake = mistakes[0]
     place = [part for part in mistake["loc"] if part != "[key]"]
-    kind, seen = mistake["type"], mistake["input"]
+    kind, seen, field = mistake["type"], mistake["input"], ".".join(map(str, ("plan", *place)))
     if kind == "extra_forbidden":
-        right = f"no such key; the keys are {', '.join(file_keys if len(place) == 1 else call_keys)}"
-    elif "[key]" in mistake["loc"] or kind == "invalid_key":
+        keys = file_keys if len(place) == 1 else call_keys
+        return UnknownKey(field, seen, f"the keys are {', '.join(keys)}")
+    if kind == "missing":
+        return Missing(field, "a value: this key is required")
+    if "[key]" in mistake["loc"] or kind == "invalid_key":
         place, right = place[:-1], "a key in words" if kind == "invalid_key" else "the name of a call, in words"
     elif kind in ("dict_type", "model_type"):
         right = f"a mapping: {NAMES_OF_CALLS}" if len(place) == 1 else ENTRY
@@ -41,7 +43,7 @@ def first_mistake(error: ValidationError, file_keys: Sequence[str], call_keys: S
         right = 'a mesh such as "n0:0-1"' if place[-1] == "mesh" else 'words, in quotes if they look like a number: "3"'
     else:
         right = _RIGHT.get(kind) or _range(mistake) or mistake["msg"].removeprefix("Input should be ")
-    return InvalidInput(".".join(map(str, ("plan", *place))), None if kind == "missing" else seen, right)
+    return InvalidInput(".".join(map(str, ("plan", *place))), seen, right)
 
 
 def _range(mistake: ErrorDetails) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, final
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, Missing
 from prefect_rlhf.tasks.data.answer_pieces import ASSISTANT, MaskedTokens, chat_pieces, masked, masked_tokens
 from prefect_rlhf.tasks.data.source import DatasetSource
 from prefect_rlhf.tasks.data.stored_rows import require_text
@@ -94,7 +94,7 @@ class ChatDataset(DatasetSource):
             return there[0]
         has = ", ".join(self.rows.names)
         if there:
-            raise InvalidInput(f"{self.name}.form", None, f"one of {', '.join(there)}: {self.path} has columns {has}")
+            raise Missing(f"{self.name}.form", f"one of {', '.join(there)}: {self.path} has columns {has}")
         expected = (
             f"a file with a column {', '.join(by_column)}, or their names in messages_column and so on; it has {has}"
         )

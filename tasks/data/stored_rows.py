@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, NotUsed
 from prefect_rlhf.tasks.data.arrow_tables import ParquetTable, SavedTable
 from prefect_rlhf.tasks.data.columns import Column
 from prefect_rlhf.tasks.data.files import find_files
@@ -137,7 +137,7 @@ class StoredRows:
     def _check_no_split_column(self, why: str) -> None:
         """Raise InvalidInput for a split column that was named where there can be none."""
         if self.split_column not in (None, DEFAULT_SPLIT_COLUMN):
-            raise InvalidInput(f"{self.field}.split_column", self.split_column, f"no column: {why}")
+            raise NotUsed(f"{self.field}.split_column", self.split_column, why)
 
     @cached_property
     def _rows(self) -> Sequence[int]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from prefect_rlhf.placement.wrong_setting import wrong
+from prefect_rlhf.placement.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.rl.policy_settings import CLIPS, Advantage, Importance, KLTerm, MeanOver, Overlong, PolicyLoss
 from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Sampling, Settings, Update
 
@@ -30,7 +30,7 @@ class KLControl(Settings):
         """Refuse what only an adaptive coefficient has."""
         for name in ("target", "horizon"):
             if self.kind == "fixed" and getattr(self, name) != type(self).model_fields[name].default:
-                raise wrong(name, "none, or kind: adaptive: a fixed coefficient aims at nothing")
+                raise not_used(name, "a fixed coefficient has no target", "set kind: adaptive")
         return self
 
 
@@ -62,7 +62,7 @@ class PolicyGradient(Rollouts):
     @model_validator(mode="after")
     def _importance_has_two_sides(self) -> PolicyGradient:
         if self.importance is not None and self.old_logprobs == "rollout":
-            raise wrong("importance", "none, or old_logprobs: recompute: it compares with recomputed log-probabilities")
+            raise not_used("importance", "it needs recomputed log-probabilities", "set old_logprobs: recompute")
         return self
 
 
@@ -156,16 +156,16 @@ class GRPO(PolicyGradient):
                 "over_sampling", "1: it keeps groups whose scores differ, and one response has none to differ from"
             )
         if self.reward_weights and not one_scale:
-            raise wrong("reward_weights", f"none: advantage gdpo reads them, not {self.advantage}")
+            raise not_used("reward_weights", f"advantage {self.advantage} does not read it", "set advantage: gdpo")
         if not ends and (self.overlong.mask or self.overlong.buffer is not None):
-            raise wrong("overlong", "none: without sampling.stop_at_eos every response is cut off")
+            raise not_used("overlong", "without sampling.stop_at_eos every response is cut off")
         if (self.overlong.buffer or 0) > limit:
             raise wrong("overlong.buffer", f"at most {limit}, sampling.max_new_tokens")
         if one_scale and self.kl.in_reward:
             raise wrong("kl.place", "loss: with advantage gdpo it has no scale of its own in the reward")
         if one_scale and self.overlong.buffer is not None:
-            raise wrong(
-                "overlong.buffer", "none: with advantage gdpo it has no scale of its own; score it as a named reward"
+            raise not_used(
+                "overlong.buffer", "with advantage gdpo it has no scale of its own", "score it as a named reward"
             )
         return self
 

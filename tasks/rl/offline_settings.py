@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from prefect_rlhf.placement.wrong_setting import wrong
+from prefect_rlhf.placement.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.settings import MOST_ROWS, MOST_STEPS, Optimizer, Settings, Update
 
 PreferenceLoss = Literal["dpo", "cdpo", "robust", "ipo", "simpo"]
@@ -75,11 +75,11 @@ class DPO(Settings):
     def _makes_sense(self) -> DPO:
         """Refuse a setting that another one leaves without effect."""
         if self.label_smoothing > 0 and self.loss not in WITH_WRONG_LABELS:
-            raise wrong("label_smoothing", f"0, or loss: cdpo or robust: {self.loss} has none")
+            raise not_used("label_smoothing", f"loss {self.loss} does not read it", "set loss: cdpo or robust")
         if self.label_smoothing == 0 and self.loss in WITH_WRONG_LABELS:
             raise wrong("label_smoothing", f"a share above 0, or loss: dpo, which {self.loss} is without it")
         if self.margin is not None and self.loss != "simpo":
-            raise wrong("margin", f"none, or loss: simpo: {self.loss} has none")
+            raise not_used("margin", f"loss {self.loss} does not read it", "set loss: simpo")
         return self
 
 

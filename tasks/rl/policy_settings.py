@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from prefect_rlhf.placement.wrong_setting import wrong
+from prefect_rlhf.placement.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.settings import Settings
 
 Estimator = Literal["k1", "k2", "k3"]
@@ -73,5 +73,5 @@ class Overlong(Settings):
     @model_validator(mode="after")
     def _penalty_has_a_buffer(self) -> Overlong:
         if self.buffer is None and self.penalty != 1.0:
-            raise wrong("penalty", "a buffer beside it: the tokens over which it grows")
+            raise not_used("penalty", "it grows over the tokens of buffer, which is not set", "set buffer")
         return self

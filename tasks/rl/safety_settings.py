@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from prefect_rlhf.placement.wrong_setting import wrong
+from prefect_rlhf.placement.wrong_setting import not_used, wrong
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.settings import MOST_ROWS, Decay, Optimizer, Settings
 
@@ -47,7 +47,9 @@ class SafeRLHF(PPO):
     def _shares_no_trunk(self) -> SafeRLHF:
         """Refuse a setting of PPO that nothing here reads."""
         if self.value_weight != PPO.model_fields["value_weight"].default:
-            raise wrong("value_weight", "none: it is of a shared trunk, and values of safe-rlhf have their own")
+            raise not_used(
+                "value_weight", "it weighs the values of a shared trunk, and safe-rlhf has value models of their own"
+            )
         return self
 
     @property

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.install_command import install_command
-from prefect_rlhf.placement.wrong_setting import wrong
+from prefect_rlhf.placement.wrong_setting import not_used
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.names import Names
 
@@ -38,7 +38,7 @@ class Tracking(Settings):
     def _is_used(self) -> Tracking:
         given = self.model_dump(exclude_defaults=True)
         if given and not self.report_to:
-            raise wrong("report_to", f"a tracker, such as [tensorboard], which {', '.join(given)} would be for")
+            raise not_used(next(iter(given)), "report_to names no tracker", "set report_to, such as [tensorboard]")
         return self
 
 

@@ -103,10 +103,15 @@ def test_ppo_without_a_critic_trains_one_trunk_on_two_losses():
 @pytest.mark.parametrize(
     ("head", "critic", "algo", "says"),
     [
-        ("lm", None, PPO(), r"critic: got None, expected a model; or actor.head: lm\+scalar"),
-        ("lm+scalar", "a critic", PPO(), r"critic: got .*, expected none: actor.head is lm\+scalar"),
-        ("lm+scalar", None, PPO(critic_optimizer=Optimizer(lr=1.0)), "algo.critic_optimizer: .* expected nothing"),
-        ("lm", "a critic", PPO(value_weight=1.0), "algo.value_weight: got 1.0, expected nothing"),
+        ("lm", None, PPO(), r"critic: missing; expected a model; or set actor.head: lm\+scalar"),
+        ("lm+scalar", "a critic", PPO(), r"critic: 'a critic' is not used: actor.head is lm\+scalar"),
+        (
+            "lm+scalar",
+            None,
+            PPO(critic_optimizer=Optimizer(lr=1.0)),
+            "critic_optimizer: .* is not used: actor_optim",
+        ),
+        ("lm", "a critic", PPO(value_weight=1.0), "algo.value_weight: 1.0 is not used"),
     ],
 )
 def test_a_critic_is_a_model_or_a_head_and_no_setting_is_passed_over(head, critic, algo, says):
@@ -165,7 +170,7 @@ def test_recomputed_logprobs_come_first_and_may_weigh_each_token(name):
     assert "compare_logprobs" in [call.name for call in plain]
     corrected = traced(ALGORITHMS[name], algo=settings(old_logprobs="recompute", importance=Importance()))
     assert "importance_weights" in [port.source for port in corrected.call("actor_train").inputs]
-    with pytest.raises(ValidationError, match="old_logprobs: recompute"):
+    with pytest.raises(ValidationError, match="importance is not used: .*set old_logprobs: recompute"):
         settings(importance=Importance())
 
 
@@ -187,18 +192,18 @@ def test_functions_score_in_place_of_a_model_and_hold_no_device(name):
 def test_without_a_weight_of_kl_there_is_no_reference(name, settings):
     graph = traced(ALGORITHMS[name], algo=settings, ref=None)
     assert {model.role for model in graph.models} == {"actor", "reward"}
-    with pytest.raises(InvalidInput, match="ref: got None, expected a model"):
+    with pytest.raises(InvalidInput, match="ref: missing; expected a model"):
         traced(ALGORITHMS[name], ref=None)
-    with pytest.raises(InvalidInput, match="ref: got .*, expected none: algo.kl.coefficient is 0"):
+    with pytest.raises(InvalidInput, match="ref: .* is not used: algo.kl.coefficient is 0"):
         traced(ALGORITHMS[name], algo=settings)
 
 
 def test_simpo_alone_has_no_reference():
     graph = traced(dpo, algo=DPO(loss="simpo"), ref=None)
     assert {model.role for model in graph.models} == {"actor"}
-    with pytest.raises(InvalidInput, match="ref: got None, expected a model"):
+    with pytest.raises(InvalidInput, match="ref: missing; expected a model"):
         traced(dpo, ref=None)
-    with pytest.raises(InvalidInput, match="ref: got .*, expected none: simpo has no reference"):
+    with pytest.raises(InvalidInput, match="ref: .* is not used: loss simpo has no reference"):
         traced(dpo, algo=DPO(loss="simpo"))
 
 

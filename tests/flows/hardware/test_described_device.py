@@ -29,8 +29,8 @@ def test_no_text_describes_no_device():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("tflops=362", "device.memory_gib: got None, expected a value: tflops="),
-        (f"{TEXT}, speed=3", "device: got 'speed', expected one of the fields name, tflops, memory_gib"),
+        ("tflops=362", "device.memory_gib: missing; expected a value: tflops="),
+        (f"{TEXT}, speed=3", r"device.speed: unknown key \(got 3\); the keys are name, tflops, memory_gib"),
         (TEXT.replace("362", "many"), "device.tflops: got 'many', expected a number above 0"),
         (TEXT.replace("362", "0"), "device.tflops: got 0, expected a number above 0"),
         (TEXT.replace("362", ".inf"), "device.tflops: got inf, expected a number above 0"),

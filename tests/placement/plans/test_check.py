@@ -46,7 +46,7 @@ DPO_PLAN = preset("flattening", dpo(), CLUSTER, LEASE)
 
 BAD = {
     "unknown call": (also("actor_genrate", on("n0:0-3", "vllm", dp=4)), GRAPH, "plan.calls: got 'actor_genrate'"),
-    "missing call": (without("ref_inference"), GRAPH, "plan.calls.ref_inference: got None"),
+    "missing call": (without("ref_inference"), GRAPH, "for every call of flow ppo, also ref_inference"),
     "call placed twice": (twice("ref_inference"), GRAPH, "plan.calls.ref_inference: got '2 placements'"),
     "node outside the cluster": (placed(GOOD, "ref_inference", mesh="n2:0-3"), GRAPH, "nodes 0 to 1 of cluster desk"),
     "device outside the node": (placed(GOOD, "ref_inference", mesh="n0:4-7"), GRAPH, "devices 0 to 3 of each node"),
@@ -148,17 +148,17 @@ BAD = {
     "micro-batches of a computation": (
         placed(GOOD, "advantages", micro_batches=2),
         GRAPH,
-        "got 2, expected no such key: python has none",
+        "advantages.micro_batches: 2 is not used: python has none",
     ),
     "micro-batches of vllm": (
         placed(GOOD, "actor_generate", micro_batches=4),
         GRAPH,
-        "actor_generate.micro_batches: got 4, expected no such key: vllm has none; cache_gib says how much its rows",
+        "actor_generate.micro_batches: 4 is not used: vllm has none, cache_gib says how much its rows",
     ),
     "a cache of megatron": (
         placed(GOOD, "ref_inference", cache_gib=4.0),
         GRAPH,
-        "ref_inference.cache_gib: got 4.0, expected no such key: megatron fixes no cache",
+        "ref_inference.cache_gib: 4.0 is not used: megatron has no cache",
     ),
     "more mini-batches than rows": (
         GOOD,

@@ -61,12 +61,12 @@ def entry(**changes):
 BAD = {
     "misspelt key of a call": (
         entry(tpp=2),
-        "plan.calls.actor_generate.tpp: got 2, expected no such key; the keys are",
+        "plan.calls.actor_generate.tpp: unknown key (got 2); the keys are",
     ),
-    "misspelt key of the file": ('{"name": "x", "call": {}}', "plan.call: got {}, expected no such key"),
+    "misspelt key of the file": ('{"name": "x", "call": {}}', "plan.call: unknown key (got {})"),
     "misspelt key in place of a needed one": (
         '{"name": "x", "calls": {"a": {"mehs": "n0:0", "engine": "vllm"}}}',
-        "plan.calls.a.mehs: got 'n0:0', expected no such key; the keys are mesh, engine",
+        "plan.calls.a.mehs: unknown key (got 'n0:0'); the keys are mesh, engine",
     ),
     "a number in quotes": (entry(dp="2"), "actor_generate.dp: got '2', expected a whole number, without quotes"),
     "a number too large": (entry(dp=10**50), "expected at most 1048576"),
@@ -90,7 +90,7 @@ BAD = {
     "a binary file": ("\x7fELF\x02\x01\0", "text without control characters"),
     "extra key of the file": (
         '{"name": "x", "cals": {}, "calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}',
-        "plan.cals: got {}, expected no such key; the keys are name, node_speeds, calls",
+        "plan.cals: unknown key (got {}); the keys are name, node_speeds, calls",
     ),
     "degree as text": (entry(tp="two"), "plan.calls.actor_generate.tp: got 'two', expected a whole number"),
     "degree of zero": (entry(tp=0), "plan.calls.actor_generate.tp: got 0, expected 1 or more"),
@@ -105,8 +105,8 @@ BAD = {
     "no mesh name": (entry(mesh="gpu0"), "plan.calls.actor_generate.mesh: got 'gpu0', expected a mesh such as n0:0-1"),
     "mesh that ends before it begins": (entry(mesh="n0:3-1"), "actor_generate.mesh: got 'n0:3-1', expected ranges"),
     "mesh outside the cluster": (entry(mesh="n7:0"), "actor_generate.mesh: got 'n7:0', expected nodes 0 to 1"),
-    "no mesh": ('{"name": "x", "calls": {"a": {"engine": "vllm"}}}', "plan.calls.a.mesh: got None, expected a value"),
-    "no name": ('{"calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}', "plan.name: got None, expected a value"),
+    "no mesh": ('{"name": "x", "calls": {"a": {"engine": "vllm"}}}', "plan.calls.a.mesh: missing"),
+    "no name": ('{"calls": {"a": {"mesh": "n0:0", "engine": "vllm"}}}', "plan.name: missing"),
     "no calls": ('{"name": "x", "calls": {}}', "plan.calls: got {}, expected names of calls"),
     "calls as a list": ('{"name": "x", "calls": []}', "plan.calls: got [], expected a mapping: names of calls"),
     "a call without settings": ("name: x\ncalls:\n  a:\n", "plan.calls.a: got None, expected a mapping such as {mesh:"),

@@ -57,7 +57,7 @@ def test_generated_rows_have_no_splits():
     """Else held-out prompts would be those that are trained on."""
     with pytest.raises(InvalidInput, match=r"^d.split: got 'test', expected train; another seed"):
         StoredRows("d", SUMS, "split", "test").read("prompt")
-    with pytest.raises(InvalidInput, match=r"^d.split_column: got 'part', expected no column"):
+    with pytest.raises(InvalidInput, match=r"^d.split_column: 'part' is not used"):
         StoredRows("d", SUMS, "part").read("prompt")
 
 

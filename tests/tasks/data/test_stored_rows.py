@@ -273,7 +273,7 @@ def test_an_unknown_split_says_which_there_are(tmp_path):
     path = saved_splits(tmp_path / "both", train=pa.table({"a": ["x"]}), test=pa.table({"a": ["x"]}))
     with pytest.raises(InvalidInput, match=r"^d.split: got 'valid', expected a split of .*: train, test$"):
         StoredRows("d", path, "split", "valid").read("a")
-    with pytest.raises(InvalidInput, match=r"^d.split_column: got 'part', expected no column: the folders of"):
+    with pytest.raises(InvalidInput, match=r"^d.split_column: 'part' is not used: the folders of"):
         StoredRows("d", path, "part", "train").read("a")
     lines = json_lines(tmp_path / "rows.jsonl", {"a": "x", "split": "train"})
     with pytest.raises(InvalidInput, match=r"^d.split: got 'valid', expected a split of .*: train$"):

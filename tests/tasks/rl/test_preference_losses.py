@@ -137,9 +137,9 @@ def test_dpo_starts_at_log_two():
 @pytest.mark.parametrize(
     ("stated", "says"),
     [
-        ({"label_smoothing": 0.1}, "label_smoothing: 0, or loss: cdpo or robust: dpo has none"),
+        ({"label_smoothing": 0.1}, "label_smoothing is not used: loss dpo .* set loss: cdpo or robust"),
         ({"loss": "cdpo"}, "label_smoothing: a share above 0, or loss: dpo, which cdpo is without it"),
-        ({"loss": "ipo", "margin": 1.0}, "margin: none, or loss: simpo: ipo has none"),
+        ({"loss": "ipo", "margin": 1.0}, "margin is not used: loss ipo does not read it"),
     ],
 )
 def test_a_setting_that_another_leaves_without_effect_is_refused(stated, says):

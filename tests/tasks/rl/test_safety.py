@@ -92,7 +92,7 @@ def test_advantages_are_weighed_against_each_other():
 
 def test_a_setting_that_nothing_reads_is_refused():
     assert SafeRLHF.model_validate_json(SafeRLHF().model_dump_json()) == SafeRLHF()
-    with pytest.raises(ValidationError, match="value_weight: none: it is of a shared trunk"):
+    with pytest.raises(ValidationError, match="value_weight is not used: it weighs the values of a shared trunk"):
         SafeRLHF(value_weight=0.5)
 
 

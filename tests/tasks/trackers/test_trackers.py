@@ -210,7 +210,7 @@ def test_a_folder_of_its_name_is_no_tracker(monkeypatch, tmp_path):
         (["tracking.report_to=[tensorbord]"], "tracking.report_to.0: got 'tensorbord', expected"),
         (["tracking.report_to=[wandb,wandb]"], "each tracker once"),
         (["tracking.names=openrlhf"], "tracking.names: got 'openrlhf', expected"),
-        (["tracking.sample=3"], "tracking.sample: got 3, expected"),
+        (["tracking.sample=3"], "tracking.sample: unknown key (got 3); closest: samples"),
         (["tracking.samples=-1"], "tracking.samples: got -1, expected"),
     ],
 )
