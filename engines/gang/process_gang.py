@@ -124,6 +124,10 @@ class ProcessGang:
         Raises RankSilent past the deadline. Ranks that hang behind a failed one are its victims: the failure is the
         news, and the gang is lost either way.
         """
+        # A failed rank leaves its peers in a collective that never ends. Their deadline may be minutes away, so the
+        # first error shortens it to the grace time: enough for peers that fail by themselves, and the error shown is
+        # then the earliest rank's, not a timeout. EPOLLONESHOT: each rank sends a single reply, so a descriptor is read
+        # once.
         waiting = {connections[rank].fileno(): rank for rank in connections}
         deadline = time.monotonic() + seconds
         replies: dict[int, Reply] = {}

@@ -68,6 +68,9 @@ class Placed:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        # STRICT_SPREAD puts every bundle on its own node, all or none: two runs that each hold half of their nodes
+        # would wait for each other for ever. The agents are scheduled into the group's bundles afterwards, so the
+        # reservation outlives an agent that fails to start, and `release` can return it.
         group = placement_group(
             [{place.resource: place.count} for place in places],
             strategy="STRICT_SPREAD",
@@ -150,6 +153,8 @@ def _await_nodes(group: Any, cluster: str, places: Sequence[Place], say: Callabl
 def _lost(known: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> list[Mapping[str, Any]]:
     """Return the nodes that are gone and not back, with as much as a place may want: Ray forgets what they had."""
     there = {node["NodeManagerAddress"] for node in known if node["Alive"]}
+    # Ray drops the resources of a dead node from its list, so its size is unknown. It is assumed to be as large
+    # as the largest place: the error then asks for a restart, which is harmless, and not for another cluster.
     last = {node["NodeManagerAddress"]: node for node in known if node["NodeManagerAddress"] not in there}
     had = {places[0].resource: max(place.count for place in places)}
     return [{**node, "Resources": had} for node in last.values()]

@@ -45,6 +45,10 @@ class GradientSink:
 
 def mark_stale(buffer: Tensor) -> None:
     """Say that `buffer` holds gradients of an earlier step, which the next one replaces."""
+    # Zeroing a buffer and then adding to it reads and writes it twice. A buffer whose gradient always arrives through a
+    # GradientSink is marked instead, and the first gradient overwrites it: on CPU this saves a pass over all gradients
+    # per step. The mark is an attribute of the tensor, so it needs no table that must be kept in step with DDP's
+    # buffers.
     buffer.is_stale = True  # type: ignore[attr-defined]
 
 
@@ -63,6 +67,8 @@ def add_blockwise(total: Tensor, part: Tensor, overwrite: bool = False) -> None:
     if total.is_cuda or total.dtype == part.dtype:
         total.add_(part)
         return
+    # torch converts the whole of `part` to float32 before the addition, through memory. Blocks that fit a core's cache
+    # are converted there and added at once. CUDA fuses the conversion into its kernel, so only CPU takes this path.
     blocks = (torch.split(flat, CONVERTED_AT_ONCE) for flat in (total.view(-1), part.reshape(-1)))
     for total_block, part_block in zip(*blocks, strict=True):
         total_block.add_(part_block)

@@ -40,6 +40,9 @@ class KeyValueCopies:
 
     def sum_gradients(self) -> None:
         """Let every copy have the sum of all copies' gradients."""
+        # Each rank's queries attend to its copy, so each copy has only a part of the head's gradient. The sum over
+        # copies is the head's gradient, and equal sums keep the copies equal after the optimizer step. All layers
+        # travel in a single message, because a message's latency outweighs its few bytes.
         parts = [tensor.main_grad[-self.num_rows :].view(-1) for tensor in self.fused]
         flat = torch.cat(parts)
         dist.all_reduce(flat, group=self.group)
@@ -58,6 +61,9 @@ class KeyValueCopies:
         for tensor in self.fused:
             if tensor in optimizer.model_param_group_index_map:
                 group, place = optimizer.model_param_group_index_map[tensor]
+                # The distributed optimizer shards each weight as a flat range, which may begin or end inside the fused
+                # queries, keys and values. Keys and values are the last rows of the weight, so the part to count is the
+                # range up to their start.
                 main = optimizer.optimizer.param_groups[group]["params"][place]
                 start = optimizer._get_model_param_range_map(tensor)["param"].start
                 queries = tensor.numel() // tensor.shape[0] * (tensor.shape[0] - self.num_rows)

@@ -55,6 +55,9 @@ class RankGroup:
 
         One engine of a process at a time, whichever thread it is asked in.
         """
+        # vLLM reads its groups from module globals at every step, so two engines of a process cannot run at once. The
+        # lock is re-entrant because `building` enters too. It also covers copies to the host, which run in another
+        # thread: without it such a copy would see the groups of the engine that generates.
         with _ENTERED:
             outside = {name: getattr(parallel_state, name) for name in _GLOBALS}
             vars(parallel_state).update(self._globals)
@@ -94,6 +97,10 @@ class RankGroup:
             options["use_message_queue_broadcaster"] = False
             return new_group([[self.ranks[i] for i in group] for group in groups], *args, **options)
 
+        # vLLM builds groups with ranks 0..n-1 of "its" world, by collective calls of torch's whole world. The
+        # replacements map these numbers to the engine's ranks, give each group a name that no other engine uses, and
+        # create groups by their members alone (`use_local_synchronization`), because ranks outside this engine do not
+        # take part.
         return (
             (parallel_state, "init_world_group", init_world_group),
             (parallel_state, "init_model_parallel_group", init_model_parallel_group),

@@ -183,6 +183,9 @@ def _insert(
         part=window.part,
         stops_devices=stops_devices,
     )
+    # The offload states the version that leaves the device. A window may see several: the version at its reload,
+    # versions that its train_steps write, and versions that a reallocation brings in. The newest is the version on the
+    # device.
     arrived = (node.reads for node in uses if node.target == instance)
     versions = (window.version, *(node.writes for node in uses), *arrived)
     offload = Node(
@@ -197,6 +200,8 @@ def _insert(
         part=window.part,
         stops_devices=stops_devices,
     )
+    # The priorities place the reload just before its first use and the offload just after its last. So the graph's
+    # order, which the device locks follow, puts no node of another window between a copy and its uses.
     not_earlier = _not_before(builder, uses[0])
     builder.add(reload, just_before(builder.priority(first), 2))
     builder.wait(reload.id, *(Dependency(id, "memory", "not needed earlier") for id in not_earlier))

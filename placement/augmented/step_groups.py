@@ -128,6 +128,9 @@ class StepGroups:
 
         Expects steps that follow the previous group's.
         """
+        # The window starts with the previous group, not with this one: a node of an earlier step may join this group
+        # because it waited for a step that was not unrolled then, and it must meet its neighbours in the same order as
+        # in the whole graph.
         begin = min(self._previous[0].start, self._unfinished)
         window = unrolled_nodes(self.graph, self.plan, self._steps, self._window(range(begin, steps.stop), self._steps))
         later: set[str] = set()
@@ -135,12 +138,18 @@ class StepGroups:
         for node in window:
             if node.step < self._unfinished or node.id in self._handed_out.get(node.step, ()):
                 continue
+            # `window` is in topological order, so one pass suffices: a node is postponed if it belongs to a later step
+            # or depends on a postponed node. A node that is postponed today is handed out with the group that holds its
+            # last dependency.
             if node.step >= steps.stop or not later.isdisjoint(node.depends_on):
                 later.add(node.id)
             else:
                 nodes.append(node)
         self._note(steps, nodes, {node.step for node in window if node.id in later})
         ids = frozenset(node.id for node in nodes)
+        # The runner keeps two groups in flight. Nodes of older groups have ended, so a dependency on them only costs
+        # time and names a node that the runner has forgotten. Data dependencies stay, because they name the rows'
+        # producers; commits stay, because they may still be writing.
         known = ids.union(self._previous[1], (node.id for node in window if node.kind in BEHIND))
         self._previous = steps, ids
         return tuple(_waiting_only_for(known, node) for node in nodes)

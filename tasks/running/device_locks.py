@@ -69,6 +69,8 @@ class DeviceLocks:
 
     def end(self, node: Node) -> None:
         """Free what a node holds. Idempotent."""
+        # One critical section frees the devices and makes the followers ready. If these were two sections, a thread
+        # between them could give the devices to a lower-priority node, and the order would depend on thread scheduling.
         with self._lock:
             if self._running.pop(node.id, None) is None:
                 return
@@ -113,6 +115,10 @@ class DeviceLocks:
         with self._lock:
             if self._is_held:
                 return
+            # A ready node that cannot begin still adds its devices to `taken`. So a later node passes it only if the
+            # two share nothing, and the earlier node gets its devices as soon as the running nodes free them. Without
+            # this rule a stream of small nodes could starve a node that needs all devices, and the run would leave the
+            # order that was estimated.
             ready = sorted((claim.place, name) for name, claim in self._waiting.items() if not claim.after)
             taken = {use for claim in self._running.values() for use in claim.occupies}
             begun: list[_Claim] = []
