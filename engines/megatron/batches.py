@@ -40,7 +40,7 @@ class MicroBatch:
 
 
 def mini_batch_rows(num_rows: int, mini_batches: int, sizes: Sequence[int] = ()) -> list[Tensor]:
-    """Return the positions of each mini-batch: chunks of these sizes, or equal ones without sizes."""
+    """Return the positions of each mini-batch: chunks of these sizes, or equal chunks without sizes."""
     if sizes:
         return list(torch.arange(num_rows).tensor_split(list(accumulate(sizes))[:-1]))
     if num_rows % mini_batches:
@@ -53,7 +53,7 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Cut `rows` into at most `count` micro-batches of whole items: about as many tokens each, of rows of like length.
 
-    With `equal_shapes` (pipelines) all are filled up to the same number of tokens. Of no rows there is none.
+    With `equal_shapes` (pipelines) all are padded to the same number of tokens. Without rows there is no micro-batch.
     """
     rows_of = micro_batch_rows(sequences, rows, count, rows_per_item)
     num_tokens = max((tokens_of(sequences, rows) for rows in rows_of), default=0) if equal_shapes else None
@@ -83,9 +83,9 @@ def micro_batch(sequences: Sequences, rows: Tensor, num_tokens: int | None = Non
 
 
 def like_lengths(lengths: Tensor, count: int) -> list[Tensor]:
-    """Put items, of which `lengths` [items, rows] are the tokens, into at most `count` groups: the longest first.
+    """Put items with `lengths` [items, rows] in tokens into at most `count` groups: the longest first.
 
-    An item belongs to the group in whose equal part of all tokens its middle lies.
+    An item belongs to the group whose equal part of all tokens holds the item's middle.
 
     >>> [group.tolist() for group in like_lengths(torch.tensor([[2], [9], [3], [4]]), count=2)]
     [[1], [3, 2, 0]]

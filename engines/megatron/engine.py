@@ -1,7 +1,7 @@
-"""MegatronEngine: generate, inference and train_step of one model instance on this rank.
+"""MegatronEngine: generate, inference and train_step of a model instance on this rank.
 
-Shapes: S tokens of a row (padded), b rows of a micro-batch, H hidden, B rows of the replica, T response tokens,
-N response tokens of a micro-batch.
+Shapes: S tokens of a row (padded), b rows of a micro-batch, H hidden, B rows of the replica, T response tokens, N
+response tokens of a micro-batch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ Work = Sequence[tuple[MicroBatch, FromHidden]]
 
 
 class MegatronEngine:
-    """One role's weights on one mesh, split by the instance's strategy; with an optimizer when the role is trained."""
+    """A role's weights on a mesh, split by the instance's strategy; with an optimizer if the role is trained."""
 
     def __init__(self, command: BuildCommand, rank: int) -> None:
         cpu_shim.install()
@@ -98,7 +98,7 @@ class MegatronEngine:
 
     @property
     def layers(self) -> Sequence[torch.nn.Module]:
-        """The transformer layers of this stage, for whoever times them."""
+        """The transformer layers of this stage, for timing."""
         layers: Sequence[torch.nn.Module] = self._model.decoder.layers
         return layers
 
@@ -139,7 +139,7 @@ class MegatronEngine:
         seeds: Sequence[int],
         micro_batches: int = 1,
     ) -> Generated:
-        """See GenerationEngine.generate; log-probabilities are as VllmEngine's. Needs no weights but the trained ones.
+        """See GenerationEngine.generate; log-probabilities are as VllmEngine's. Needs only the trained weights.
 
         The key-value cache exists while this runs, for the call's rows, longest prompt and `max_new_tokens`.
         """
@@ -208,7 +208,7 @@ class MegatronEngine:
     def _outputs(
         self, hidden: Tensor, micro: MicroBatch, wanted: Sequence[losses.Wanted]
     ) -> dict[losses.Wanted, Tensor]:
-        """Compute what is wanted of response tokens, [b, T], or of rows, [b]."""
+        """Compute the requested outputs of response tokens, [b, T], or of rows, [b]."""
         sequences, place_SB = micro.sequences, micro.packing.place_SB
         packed_NH = hidden.flatten(0, 1)
         row_N, t_N = micro.response_index()
@@ -264,7 +264,7 @@ class MegatronEngine:
         return total, num_tokens, sums
 
     def _step(self, work: Work, has_weight: bool, some_without_rows: bool) -> tuple[losses.Sums, float]:
-        """Take one optimizer step; return the sums of losses and metrics, and the gradient's norm."""
+        """Take an optimizer step; return the sums of losses and metrics, and the gradient's norm."""
         assert self._optimizer is not None  # train has looked
         self._wrapped.zero_grad_buffer()
         stored = self._run(work, train=True)
@@ -276,15 +276,15 @@ class MegatronEngine:
         return box[0], self._optimizer.step() if has_weight else 0.0  # a mean over nothing moves nothing
 
     def _tell_stages(self, box: list[Any]) -> None:
-        """Give what the last stage has in the box to the others of its pipeline."""
+        """Send the content of the last stage's box to the other stages of its pipeline."""
         if self._groups.strategy.pp > 1:
             dist.broadcast_object_list(box, src=self._groups.last_stage_rank, group=self._groups.pp)
 
     def _run(self, work: Work, train: bool = False) -> list[Any]:
-        """Send micro-batches through Megatron's schedule; return what the last stage made of each.
+        """Send micro-batches through Megatron's schedule; return the last stage's result for each.
 
-        Stages and shards of a replica have the same rows. Without any there is nothing to send between them, and in
-        training no gradient; replicas still add theirs up.
+        Stages and shards of a replica have the same rows. Without rows there is nothing to send between them, and in
+        training no gradient; replicas still add their gradients.
         """
         in_pipeline = self._groups.strategy.pp > 1
         if not work:
@@ -312,13 +312,13 @@ class MegatronEngine:
         return stored
 
     def _segments(self, part: OffloadPart) -> tuple[str, ...]:
-        """Name the segments that a part moves; each comes and goes by itself."""
+        """Name the segments that a part moves; each is offloaded and reloaded separately."""
         if part == "optimizer" and self._optimizer is None:
             raise InvalidInput(f"{self.instance.name}: offload", part, "all: it is not trained, so has no optimizer")
         return ("weights", "optimizer") if part == "all" else ("optimizer",)
 
     def _segment(self, name: str) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what of a segment is kept, and what comes back as zeros: gradients, zeroed before each step."""
+        """Return a segment's kept tensors, and its tensors restored as zeros: gradients, zeroed before each step."""
         if name == "weights":
             return self._compute_weights(), []
         weights = {tensor.untyped_storage()._cdata for tensor in self._compute_weights()}

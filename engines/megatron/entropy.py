@@ -64,7 +64,7 @@ def _weight_gradients(ctx: Any, slope_N: Tensor, grad_hidden_NH: Tensor) -> Iter
 
 
 def _partial(hidden_NH: Tensor, weight_VH: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Compute logsumexp and mean of the logits over this rank's vocabulary; -inf and 0 where it has none."""
+    """Compute logsumexp and mean of the logits over this rank's vocabulary; -inf and 0 for an empty part."""
     nothing_N = torch.zeros(hidden_NH.shape[0], dtype=torch.float32, device=hidden_NH.device)
     sums, means = [nothing_N - float("inf")], [nothing_N]
     for start, stop in slices(hidden_NH, weight_VH):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis; in the weight's format where that is wider."""
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last axis; in the weight's format if that is wider."""
     return F.rms_norm(x.to(weight_H.dtype), weight_H.shape, weight_H, eps).to(x.dtype)
 
 
@@ -31,7 +31,7 @@ def gated_gelu(both: Tensor) -> Tensor:
 def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: int | None = None) -> Tensor:
     """Rotate queries and keys by tables [S, D / 2], attend causally; return [S, B, G, Q, D].
 
-    With a window to so many tokens only.
+    With a window, a token attends to that number of tokens only.
     """
     length, num_rows, groups, width, dim = qkv_SBGXD.shape
     first, second = qkv_SBGXD[..., :-1, :].chunk(2, dim=-1)

@@ -1,10 +1,10 @@
-"""The loop of a generation on Megatron's own weights: passes through the stages, one choice, told to all ranks.
+"""The loop of a generation on Megatron's own weights: passes through the stages, a choice per step, sent to all ranks.
 
-Groups of rows take turns, so that a pipeline's stages work on different groups at the same time. Only one rank of a
-replica (last stage, tp coordinate 0) sees logits over the whole vocabulary and chooses tokens; every rank hears of its
-choice, and follows which rows go on by itself.
+Groups of rows alternate, so that a pipeline's stages work on different groups at the same time. A single rank of a
+replica (last stage, tp coordinate 0) has logits over the whole vocabulary and chooses tokens. Every rank receives its
+choice, and derives the remaining rows by itself.
 
-Shapes: B rows that go on, N tokens of a pass, H hidden, V vocabulary, R rows of the replica, T new tokens.
+Shapes: B remaining rows, N tokens of a pass, H hidden, V vocabulary, R rows of the replica, T new tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _InFlight:
 
 
 class Generation:
-    """One call of generate on one rank; every rank of the replica makes the same."""
+    """A call of generate on a rank; every rank of the replica makes the same."""
 
     def __init__(
         self, model: Transformer, vocab_size: int, groups: Groups, sampling: SamplingSettings, seeds: Sequence[int]
@@ -86,7 +86,7 @@ class Generation:
         return _InFlight(torch.empty(2, group.size, dtype=torch.float64, device=self._device))
 
     def _forward(self, tokens: Tensor, step: CachedPass, flight: _InFlight) -> Tensor:
-        """Run this stage's layers, [1, B, H] or [N, 1, H], on what the stage before sent; send to the next one."""
+        """Run this stage's layers, [1, B, H] or [N, 1, H], on the previous stage's output; send to the next stage."""
         pp, stage = self._groups.pp, self._groups.coordinate.pp
         if not self._groups.is_first_stage:
             config = self._model.config
@@ -101,7 +101,7 @@ class Generation:
         return hidden
 
     def _choose(self, group: RowGroup, hidden_BH: Tensor, flight: _InFlight) -> None:
-        """Take a token for each row where that is done, and start to tell every rank of the replica."""
+        """On the rank that chooses, take a token for each row; start to send the choice to the replica's ranks."""
         logits_BV = self._logits(hidden_BH) if self._groups.is_last_stage else None
         if logits_BV is not None:
             next_B = None if self._uniforms_RT is None else self._uniforms_RT[group.numbers, group.num_steps]
@@ -118,7 +118,7 @@ class Generation:
             flight.work.append(dist.broadcast(flight.choice_2B, group=replica, group_src=chooser, async_op=True))
 
     def _logits(self, hidden_BH: Tensor) -> Tensor | None:
-        """Return logits [B, V] where tokens are chosen; other ranks of the tensor-parallel group send their part."""
+        """Return logits [B, V] on the rank that chooses; other ranks of the tensor-parallel group send their part."""
         tp = self._groups.tp
         part_BV = hidden_BH @ self._model.head_weight("lm").t()
         if tp.size() == 1:

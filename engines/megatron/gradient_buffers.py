@@ -1,4 +1,4 @@
-"""Megatron's data parallelism for one model: gradients in flat buffers, summed over replicas once per mini-batch.
+"""Megatron's data parallelism for a model: gradients in flat buffers, summed over replicas once per mini-batch.
 
 Each replica ends with the sum of its share of the gradients, updates its share of the weights, and gathers the others'.
 """

@@ -15,9 +15,9 @@ TRANSPOSED_AT_ONCE = 64  # rows
 
 
 class GradientSink:
-    """The destination of a weight's gradient: its DDP buffer where it has one, else a tensor for autograd.
+    """The destination of a weight's gradient: its DDP buffer if it has a buffer, else a tensor for autograd.
 
-    Autograd takes `result` (None where the gradient is in the buffer already).
+    Autograd takes `result` (None if the gradient is in the buffer already).
     """
 
     def __init__(self, weight: Tensor) -> None:
@@ -26,7 +26,7 @@ class GradientSink:
         self._target = buffer if self.result is None else self.result
 
     def add_all(self, parts: Iterable[Tensor]) -> None:
-        """Add consecutive rows from the first on, part by part; what they do not reach has no gradient."""
+        """Add consecutive rows from the first on, part by part; later rows have no gradient."""
         assert self._target is not None
         overwrite, start = take_stale(self._target), 0
         for part in parts:
@@ -44,7 +44,7 @@ class GradientSink:
 
 
 def mark_stale(buffer: Tensor) -> None:
-    """Say that `buffer` holds gradients of an earlier step, which the next one replaces."""
+    """Declare that `buffer` holds gradients of an earlier step, which the next gradient replaces."""
     # Zeroing a buffer and then adding to it reads and writes it twice. A buffer whose gradient always arrives through a
     # GradientSink is marked instead, and the first gradient overwrites it: on CPU this saves a pass over all gradients
     # per step. The mark is an attribute of the tensor, so it needs no table that must be kept in step with DDP's

@@ -1,4 +1,4 @@
-"""Process groups of one model instance, made by its members only, with no Megatron globals.
+"""Process groups of a model instance, made by its members only, with no Megatron globals.
 
 Axes: p pipeline stage, d data-parallel replica, t tensor-parallel shard.
 """
@@ -75,7 +75,7 @@ def build_groups(ranks: Sequence[int], strategy: Strategy, rank: int) -> Groups:
 
 
 def _collection(grid_PDT: torch.Tensor, p: int, d: int, t: int, mesh: dist.ProcessGroup) -> ProcessGroupCollection:
-    """Name the groups as Megatron does; those of expert and context parallelism, which we do not use, are trivial."""
+    """Name the groups as Megatron does; groups of expert and context parallelism are unused and trivial."""
     last = grid_PDT.shape[0] - 1
     groups = ProcessGroupCollection()
     groups.tp, groups.dp = _group(grid_PDT[p, d, :]), _group(grid_PDT[p, :, t])
@@ -94,8 +94,8 @@ def _collection(grid_PDT: torch.Tensor, p: int, d: int, t: int, mesh: dist.Proce
 def _group(ranks: torch.Tensor) -> dist.ProcessGroup:
     """Return the group of these ranks in their order: sorted, a mesh such as [7, 2] would run its pipeline backwards.
 
-    A process makes it once. A rank does one thing at a time and its peers do the same, so axes and instances can share
-    it; and each group costs a communicator: on GPUs memory, with gloo a thread that wakes a hundred times a second.
+    A process makes it once. A rank does a single task at a time and so do its peers, so axes and instances can share
+    it. Each group costs a communicator: on GPUs memory, with gloo a thread that wakes a hundred times a second.
     """
     members = tuple(ranks.flatten().tolist())
     groups = _groups.of_world()
@@ -123,7 +123,7 @@ _groups = _GroupsOfWorld()
 
 
 def group_of_tp_ranks(groups: Groups, start: int, stop: int) -> dist.ProcessGroup:
-    """Return the group of some ranks of this one's tensor-parallel group, of which it is one; each of them must ask."""
+    """Return the group of some ranks of this rank's tensor-parallel group; each member must call it."""
     strategy, at = groups.strategy, groups.coordinate
     grid_PDT = torch.tensor(groups.ranks).view(strategy.pp, strategy.dp, strategy.tp)
     return _group(grid_PDT[at.pp, at.dp, start:stop])

@@ -1,4 +1,4 @@
-"""From the last hidden states to one number per token or row, without keeping logits.
+"""From the last hidden states to a number per token or row, without keeping logits.
 
 Shapes: N tokens picked from a micro-batch, H hidden, V the vocabulary rows held by this tensor-parallel rank (padding
 included), C vocabulary rows worked on at a time.

@@ -1,10 +1,10 @@
 """A cache of keys and values, and the two kinds of pass that fill it and attend to it.
 
-Megatron's StaticInferenceContext is not used: it holds one position for all rows, so that prompts of different lengths
-would have to be padded on the left and masked in every layer, and it is read by Megatron's own attention, which
-RotaryAttention replaces. Here a row's token at position p lies in place p of the row's slot, and rows that go on
-always fill the first slots: when a row ends, the last one moves into its slot, so that nothing is computed for rows
-that have ended and no row is moved more than once for each one that ends.
+Megatron's StaticInferenceContext is not used for two reasons. It holds a single position for all rows, so prompts of
+different lengths would have to be padded on the left and masked in every layer. It is read by Megatron's own attention,
+which RotaryAttention replaces. Here a row's token at position p lies in place p of the row's slot, and the remaining
+rows always fill the first slots. When a row ends, the last row moves into its slot. So finished rows cost no
+computation, and each finished row moves at most a single other row.
 
 Shapes: B rows, S tokens of the longest prompt, N packed tokens, H hidden, G key-value heads of this rank, Q query heads
 for each of them, X = Q + 2 (queries, key, value), L places of a slot, D head dimension, W = G * X * D.
@@ -25,7 +25,7 @@ from prefect_rlhf.engines.megatron.rotary import Rotary, rotate
 
 
 class KeyValueCache:
-    """Keys and values of `num_rows` rows of `length` tokens in the layers of one pipeline stage, allocated once."""
+    """Keys and values of `num_rows` rows of `length` tokens in the layers of a pipeline stage, allocated once."""
 
     def __init__(self, layers: Any, num_rows: int, length: int, like: Tensor) -> None:
         attention = layers[0].self_attention
@@ -76,7 +76,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """The pass over one new token of each row: row i is in slot i, its token at position `positions_B[i]`."""
+    """The pass over a new token of each row: row i is in slot i, its token at position `positions_B[i]`."""
 
     positions_B: Tensor
     slots_B: Tensor  # all rows' slots, to write one place in each
@@ -86,12 +86,12 @@ class Decode:
 
     @classmethod
     def at(cls, positions_B: Tensor, num_places: int, cache: KeyValueCache) -> Decode:
-        """Make the pass. `num_places` is one more than the largest position."""
+        """Make the pass. `num_places` is the largest position plus 1."""
         slots_B = torch.arange(len(positions_B), device=positions_B.device)
         return cls(positions_B, slots_B, num_places, cache)
 
     def attend(self, layer: int, qkv_BGXD: Tensor, rotary: Rotary, window: int | None) -> Tensor:
-        """Rotate, keep keys and values, attend to the row's tokens, or the last ones; return [B, G * Q * D]."""
+        """Rotate, keep keys and values, attend to the row's tokens, or the last of them; return [B, G * Q * D]."""
         num_rows, num_places = len(qkv_BGXD), self.num_places
         heads_BGXD = qkv_BGXD.clone()
         rotate(heads_BGXD[:, :, :-1], *self._angles(rotary))
@@ -104,14 +104,14 @@ class Decode:
         return mixed.flatten(1)
 
     def _angles(self, rotary: Rotary) -> tuple[Tensor, Tensor]:
-        """Return (cos, sin), each [B, 1, 1, D / 2]: one angle for all heads."""
+        """Return (cos, sin), each [B, 1, 1, D / 2]: the same angle for all heads."""
         if rotary not in self.shared:
             tables = rotary.tables(self.cache.length, self.cache.tensor)
             self.shared[rotary] = tuple(table[self.positions_B][:, None, None] for table in tables)
         return cast(tuple[Tensor, Tensor], self.shared[rotary])
 
     def _mask(self, window: int | None) -> Tensor:
-        """Return [B, 1, 1, L]: 0 where a row has a token that the new one sees, minus infinity elsewhere."""
+        """Return [B, 1, 1, L]: 0 for a token that the new token attends to, minus infinity elsewhere."""
         if window not in self.shared:
             places, positions_B1 = (
                 torch.arange(self.num_places, device=self.positions_B.device),

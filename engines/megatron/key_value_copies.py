@@ -1,7 +1,7 @@
-"""Copies of key-value heads, where tensor-parallel ranks are more: their gradients add up, and count once in the norm.
+"""Copies of key-value heads, if there are more tensor-parallel ranks: gradients add up, and count once in the norm.
 
-Such a rank has one head's keys and values, below its own queries in the fused weight and in its bias. The copies begin
-alike and take the same steps.
+Such a rank has the keys and values of a single head, below its own queries in the fused weight and in its bias. The
+copies begin equal and take the same steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class KeyValueCopies:
 
     @classmethod
     def of(cls, model: Transformer, shape: TransformerShape, groups: Groups) -> KeyValueCopies | None:
-        """Return None where no other rank has this one's heads. Every rank of the mesh must call it."""
+        """Return None if no other rank has this rank's heads. Every rank of the mesh must call it."""
         count = groups.strategy.tp // shape.num_kv_heads
         if count < 2:
             return None
@@ -56,7 +56,7 @@ class KeyValueCopies:
             optimizer.get_main_grads_for_grad_norm = counted
 
     def _counted(self, optimizer: Any, all_gradients: Any) -> list[Tensor]:
-        """Return the gradients of the norm, cut off where keys and values begin; each is a flat range of a weight's."""
+        """Return the gradients of the norm, cut off before keys and values; each is a flat range of a weight's."""
         ends: dict[int, int] = {}
         for tensor in self.fused:
             if tensor in optimizer.model_param_group_index_map:

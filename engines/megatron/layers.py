@@ -1,7 +1,7 @@
 """The layer pieces of dense decoders as drop-ins for Megatron's layer spec.
 
-On CUDA they are torch's own kernels, of `fused`. On CPU each is one autograd function of `cpu.kernels`, with few passes
-over memory, which there costs more than the arithmetic.
+On CUDA they are torch's own kernels, of `fused`. On CPU each is a single autograd function of `cpu.kernels`, with few
+passes over memory, which there costs more than the arithmetic.
 
 Shapes: S tokens of a row, B rows, H hidden, F feed-forward, G key-value heads of this rank, Q query heads for each of
 them, X = Q + 2 (queries, key, value), D head dimension.
@@ -99,7 +99,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class NormedRowParallelLinear(RowParallelLinear):  # type: ignore[misc]
-    """Megatron's linear layer that ends attention or the feed-forward layer, and a norm of what comes out."""
+    """Megatron's linear layer that ends attention or the feed-forward layer, and a norm of its output."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **options: Any) -> None:
         super().__init__(input_size, output_size, config=config, **options)
@@ -122,5 +122,5 @@ def causal_attention(qkv_SBGXD: Tensor, cos_SD: Tensor, sin_SD: Tensor, window: 
 
 
 def kernels(x: Tensor) -> ModuleType:
-    """Return the module whose kernels work on tensors where `x` is."""
+    """Return the module whose kernels work on the device of `x`."""
     return fused if x.is_cuda else cpu_kernels

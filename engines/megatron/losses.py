@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class TermRows:
-    """A loss with what it sees of the replica's rows; `parts` is None where no loss is computed, and of no rows."""
+    """A loss with its columns of the replica's rows; `parts` is None if no loss is computed, and without rows."""
 
     number: int  # among the step's terms
     term: LossTerm
@@ -57,7 +57,7 @@ class TermRows:
 
 @dataclass(frozen=True, slots=True)
 class PassRows:
-    """A replica's rows of one row set, on the device, and the losses that one forward pass over them serves."""
+    """A replica's rows of a row set, on the device, and the losses that a single forward pass over them serves."""
 
     rows: TrainingRows
     terms: tuple[TermRows, ...]
@@ -76,7 +76,7 @@ class PassRows:
     def loss(
         self, outputs: Mapping[Wanted, Tensor], micro: MicroBatch, weights: Tensor
     ) -> tuple[Tensor, dict[SumKey, Tensor]]:
-        """Return what a micro-batch adds to the step's loss, and its sums; `weights` are the mini-batch's, by term."""
+        """Return a micro-batch's part of the step's loss, and its sums; `weights` are the mini-batch's, by term."""
         total: Tensor | None = None
         sums: dict[SumKey, Tensor] = {}
         for term in self.terms:
@@ -90,7 +90,7 @@ class PassRows:
 
 
 def wanted_by(term: LossTerm) -> tuple[Wanted, ...]:
-    """Return the outputs of a loss in their order; only those of the vocabulary know a temperature."""
+    """Return the outputs of a loss in their order; only outputs of the vocabulary have a temperature."""
     return tuple((output, term.temperature if head_of(output) == "lm" else 1.0) for output in term.outputs)
 
 
@@ -137,7 +137,7 @@ def sum_over_replicas(
 def known_keys(
     stored: Sequence[Mapping[SumKey, Tensor]], some_without_rows: bool, replicas: dist.ProcessGroup
 ) -> list[SumKey]:
-    """Return the keys of all replicas' sums; one without rows hears them from those that have some. Collective."""
+    """Return the keys of all replicas' sums; a replica without rows receives them from the others. Collective."""
     own = sorted({key for of in stored for key in of})
     if not some_without_rows:
         return own

@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Transformer(GPTModel):  # type: ignore[misc]
-    """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, where they are needed."""
+    """GPTModel whose last stage returns hidden states [S, B, H]: logits are made later, by the code that needs them."""
 
     embedding_scale: float | None = None
 
@@ -51,7 +51,7 @@ class Transformer(GPTModel):  # type: ignore[misc]
         return hidden
 
     def head_weight(self, head: Literal["lm", "scalar"]) -> Tensor:
-        """Return the weight that the last stage multiplies hidden states with, for logits or for one number a token."""
+        """Return the weight that the last stage multiplies hidden states with, for logits or for a number per token."""
         if head == "scalar":
             return cast(Tensor, self.scalar_head.weight)
         if self.share_embeddings_and_output_weights:
@@ -109,10 +109,10 @@ def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
 
 
 def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
-    """Make Megatron's settings for a dense decoder, with nothing random and nothing fused that needs CUDA.
+    """Make Megatron's settings for a dense decoder, without randomness and without fusions that need CUDA.
 
-    Where tp is more than the key-value heads, each rank has a copy of the one that its queries attend to, as if there
-    were tp of them; see `KeyValueCopies`.
+    If tp exceeds the number of key-value heads, each rank has a copy of the head that its queries attend to, as if
+    there were tp heads; see `KeyValueCopies`.
     """
     shape, strategy, dtype = spec.shape, groups.strategy, DTYPES[spec.dtype]
     family = FAMILIES[shape.family]
@@ -154,7 +154,7 @@ def transformer_config(spec: ModelSpec, groups: Groups) -> TransformerConfig:
 
 
 def _layer_specs(spec: ModelSpec, numbers: range) -> list[ModuleSpec]:
-    """Make Megatron's layers of these numbers; those alike are one."""
+    """Make Megatron's layers of these numbers; equal layers share a spec."""
     shape, window = spec.shape, spec.shape.window
     whole = _layer_spec(spec, Rotary(shape.rope_theta, shape.head_dim, shape.rope_scaling), None)
     if window is None:
@@ -181,7 +181,7 @@ def _layer_spec(spec: ModelSpec, rotary: Rotary, window: int | None) -> ModuleSp
 
 
 def _clear_padding(model: Transformer, num_rows: int) -> None:
-    """Zero the vocabulary's padding, which nothing else ever writes."""
+    """Zero the vocabulary's padding, which is never written again."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "word_embeddings" in name or "output_layer" in name:

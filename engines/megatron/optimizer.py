@@ -1,4 +1,4 @@
-"""Megatron's optimizer for one model: sharded over data-parallel replicas, float32 main weights, one step at a time."""
+"""Megatron's optimizer for a model: sharded over data-parallel replicas, float32 main weights, a step at a time."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class MainOptimizer:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the latest step; that of a scalar head may be another."""
+        """The rate of the latest step; the rate of a scalar head may differ."""
         return self._spec.lr * rate_share(self._spec, self._steps)
 
     def state_parts(self, shards: Mapping[str, Shard]) -> Iterator[StatePart]:

@@ -1,6 +1,6 @@
-"""The sharded optimizer's tensors under Hugging Face names: which region of which parameter each piece of them is.
+"""The sharded optimizer's tensors under Hugging Face names: the region of a parameter that each piece is.
 
-Megatron lays all parameters out in flat buffers and gives each data-parallel rank a range of each, wherever that cuts.
+Megatron lays all parameters out in flat buffers and gives each data-parallel rank a range of each, whatever it cuts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MOMENTS: tuple[StateKind, ...] = ("exp_avg", "exp_avg_sq")
 
 
 def state_parts(optimizer: Any, shards: Mapping[str, Shard]) -> Iterator[StatePart]:
-    """Yield what a Megatron DistributedOptimizer holds on this rank, as flat views into its own tensors."""
+    """Yield the tensors of a Megatron DistributedOptimizer on this rank, as flat views."""
     for parameter, (group, place) in optimizer.model_param_group_index_map.items():
         main = optimizer.optimizer.param_groups[group]["params"][place]
         state = optimizer.optimizer.state.get(main, {})
@@ -32,7 +32,7 @@ def state_parts(optimizer: Any, shards: Mapping[str, Shard]) -> Iterator[StatePa
 def _pieces(parameter: Tensor, start: int, stop: int, shards: Mapping[str, Shard]) -> Iterator[tuple[str, Region, int]]:
     """Yield the regions that elements `start` to `stop` of a parameter are, each with its place in that range.
 
-    Found by where the shards' views lie in the parameter's storage, so whatever is fused comes apart.
+    They follow from the places of the shards' views in the parameter's storage, so fused parameters are separated.
     """
     storage, first = _identity(parameter), int(parameter.storage_offset()) + start
     last = first + stop - start

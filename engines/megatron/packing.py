@@ -15,10 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Places of the tokens of right-padded rows among the packed ones.
+    """Places of the tokens of right-padded rows among the packed tokens.
 
-    The last `filler` of the packed tokens are copies of the first, that nothing is read from: a pipeline sends tensors
-    of one shape only.
+    The last `filler` packed tokens are unused copies of the first: a pipeline sends tensors of a fixed shape only.
 
     >>> packing = Packing.of(torch.tensor([2, 3]), length=3)
     >>> packing.place_SB.tolist(), packing.token_N.tolist(), packing.pads.tolist()

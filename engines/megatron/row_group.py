@@ -1,6 +1,6 @@
-"""Rows that take every step of a generation together: those that go on, and the tokens and log-probabilities so far.
+"""Rows that take every step of a generation together: their tokens and log-probabilities so far.
 
-Shapes: R rows of the group, B of them that go on, S tokens of the longest prompt, T new tokens.
+Shapes: R rows of the group, B remaining rows, S tokens of the longest prompt, T new tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prefect_rlhf.placement.engine_constants import PASS_TOKENS
 
 
 class RowGroup:
-    """A group of rows: `rows` are their positions in the call. Row i of those that go on is in slot i of the cache."""
+    """A group of rows: `rows` are their positions in the call. Remaining row i is in slot i of the cache."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class RowGroup:
         return self._tokens_RT[self._going_B, newest, None], Decode.at(positions_B, num_places, self.cache)
 
     def take(self, tokens_B: Tensor, logprobs_B: Tensor) -> None:
-        """Give each row that goes on its next token; those that end with it leave."""
+        """Give each remaining row its next token; finished rows leave."""
         self._tokens_RT[self._going_B, self.num_steps] = tokens_B
         self._logprobs_RT[self._going_B, self.num_steps] = logprobs_B.float()
         self.num_steps += 1

@@ -59,7 +59,7 @@ def _shards(model: Transformer, spec: ModelSpec, groups: Groups) -> Iterator[tup
 
 
 def _vocabulary(name: str, weight: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[str, Shard]]:
-    """Yield the rows that are tokens; nothing where all of them are padding."""
+    """Yield the rows that are tokens; no row if all of them are padding."""
     start, stop = vocabulary_rows(spec, "megatron", groups.strategy.tp, groups.coordinate.tp)
     if start < stop:
         yield name, Shard(((start, stop), (0, weight.shape[1])), weight.detach()[: stop - start])
@@ -95,7 +95,7 @@ def _parts(layer: Any, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part, 
 
 
 def _qkv(fused: Tensor, spec: ModelSpec, groups: Groups) -> Iterator[tuple[Part, Shard]]:
-    """Yield queries, keys and values out of a fused weight or bias: [groups, rows of one group, ...] sliced by rows.
+    """Yield queries, keys and values out of a fused weight or bias: [groups, rows of a group, ...] sliced by rows.
 
     With more tp ranks than key-value heads, several hold the same head.
     """

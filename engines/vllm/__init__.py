@@ -1,4 +1,4 @@
-"""vLLM as generation engine inside rank processes: one engine per tensor-parallel group, weights written in place."""
+"""vLLM as generation engine inside rank processes: an engine per tensor-parallel group, weights written in place."""
 
 from prefect_rlhf.engines.vllm.environment import settle
 

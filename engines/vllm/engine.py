@@ -1,4 +1,4 @@
-"""One model instance on one rank, in vLLM: generate, take new weights in place, leave and re-enter device memory."""
+"""A model instance on a rank, in vLLM: generate, take new weights in place, leave and re-enter device memory."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from prefect_rlhf.placement.plan import OffloadPart
 class VllmEngine:
     """A GenerationEngine. Every rank of a tensor-parallel group builds it from the same command, makes the same calls.
 
-    On CUDA vLLM captures its graphs (unless the command says not to) and computes from the weights that `weights()`
-    shows. On CPU it runs eagerly, and its matrix products read packed copies that the first generate after
-    `weights_written()` makes: a fingerprint of `weights()` proves what is packed, not the packed copies themselves.
+    On CUDA vLLM captures its graphs (unless the command forbids it) and computes from the weights that `weights()`
+    returns. On CPU it runs eagerly, and its matrix products read packed copies that the first generate after
+    `weights_written()` makes: a fingerprint of `weights()` proves the source of the packed copies, not the packed
+    copies themselves.
     """
 
     def __init__(self, command: BuildCommand, rank: int) -> None:
@@ -62,12 +63,12 @@ class VllmEngine:
 
     @property
     def layers(self) -> Sequence[torch.nn.Module]:
-        """The transformer layers, for whoever times them; what CUDA graphs replay does not pass through them."""
+        """The transformer layers, for timing; the replay of CUDA graphs does not call them."""
         layers: Sequence[torch.nn.Module] = self._runner.get_model().model.layers
         return layers
 
     def weights_written(self) -> None:
-        """Have the new weights packed before use on CPU; keys and values of the old ones no generate reads anyway."""
+        """Have the new weights packed before use on CPU; generate never reads keys and values of the old weights."""
         if self._cpu is not None:
             self._cpu.weights_written()
 
@@ -80,13 +81,13 @@ class VllmEngine:
     ) -> Generated:
         """Continue the prompts; a response ends with the end-of-sequence token if the model chose to stop, or a string.
 
-        Those that find no room in the cache begin as others end; there are no `micro_batches`.
+        Rows without room in the cache begin as others end; there are no `micro_batches`.
 
         Rows with the same prompt, a group's, compute its whole cache blocks once. Nothing is shared with earlier calls,
         so that in bfloat16 too a call answers as it would in a resumed run.
 
-        Log-probabilities are those of the whole vocabulary at the temperature; of a greedy response they are the
-        model's own, at temperature 1.
+        Log-probabilities cover the whole vocabulary at the temperature; a greedy response has the model's own, at
+        temperature 1.
         """
         check_lengths(prompts, sampling, self._max_length)
         if self._cpu is not None:
@@ -109,7 +110,7 @@ class VllmEngine:
         return Generated(tokens, [list(row[0::2]) for row in shown], math.fsum(kept_masses) / len(kept_masses))
 
     def _newly_finished(self, outputs: Sequence[Any], stops: StopStrings | None) -> dict[str, Any]:
-        """Return the responses that have ended, by request; those that strings end are ended here."""
+        """Return the finished responses, by request; responses that contain a stop string are ended here."""
         latest = {output.request_id: output.outputs[0] for output in outputs}
         if stops is None or not latest:
             return latest
@@ -181,7 +182,7 @@ def _tensor_parallel_ranks(command: BuildCommand, rank: int) -> tuple[int, ...]:
 
 
 def _check_layout(held: Mapping[str, Shard], command: BuildCommand, rank: int) -> None:
-    """Raise InvalidInput unless vLLM put on this rank what the command says: weights would go to the wrong place."""
+    """Raise InvalidInput unless vLLM's shards match the command: weights would be written to the wrong place."""
     for name, region in command.layout.of_rank(rank).items():
         seen = held[name].region if name in held else None
         if seen != region:

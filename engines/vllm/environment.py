@@ -10,7 +10,7 @@ import torch
 
 
 def settle() -> None:
-    """Set what an engine in a rank process depends on; leave to the user what is a matter of taste."""
+    """Set the variables that an engine in a rank process depends on; leave matters of taste to the user."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in the rank process itself
         "VLLM_NO_USAGE_STATS": "1",
@@ -23,10 +23,10 @@ def settle() -> None:
 
 
 def survive_scan() -> None:
-    """Let vLLM pass over whatever another library keeps in the process and refuses to be looked into.
+    """Let vLLM's scan skip objects of other libraries that refuse to be inspected.
 
-    Building an engine on a CPU, vLLM asks all that any module holds for a `__dict__`. A proxy of Flask's raises a
-    RuntimeError then, and llvmlite's library, which has a function by every name, gives one.
+    Building an engine on a CPU, vLLM asks every object of every module for a `__dict__`. A proxy of Flask's then raises
+    a RuntimeError, and llvmlite's library, which has a function by every name, returns a function.
     """
     from vllm.triton_utils import dispatcher
 

@@ -1,8 +1,8 @@
-"""The ranks of one vLLM engine, as a world of their own inside the world of all ranks.
+"""The ranks of a vLLM engine, as a world of their own inside the world of all ranks.
 
-vLLM assumes one engine per process, on all ranks of torch's world, in rank order: it builds its groups with collective
-calls of the whole world, names them by counting per process, and keeps them in module globals. Here an engine may have
-any ordered subset of the ranks, and a process several engines.
+vLLM assumes a single engine per process, on all ranks of torch's world, in rank order: it builds its groups with
+collective calls of the whole world, names them by counting per process, and keeps them in module globals. Here an
+engine may have any ordered subset of the ranks, and a process several engines.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _DEFAULTS = {name: True if name == "_ENABLE_CUSTOM_ALL_REDUCE" else None for nam
 
 
 class RankGroup:
-    """The world ranks of one engine, in tensor-parallel order.
+    """The world ranks of an engine, in tensor-parallel order.
 
-    `ident` is the same on all its ranks and unlike that of any other group on the machine, whatever else each rank has
+    `ident` is the same on all its ranks and differs from any other group's on the machine, whatever else each rank has
     built: it names shared memory and vLLM's groups.
     """
 
@@ -51,9 +51,9 @@ class RankGroup:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Give vLLM this engine's groups and keep the random state; whatever vLLM does must happen in here.
+        """Give vLLM this engine's groups and keep the random state; every call of vLLM must happen inside.
 
-        One engine of a process at a time, whichever thread it is asked in.
+        A single engine of a process at a time, in any thread.
         """
         # vLLM reads its groups from module globals at every step, so two engines of a process cannot run at once. The
         # lock is re-entrant because `building` enters too. It also covers copies to the host, which run in another
@@ -125,7 +125,7 @@ class RankGroup:
         return RankExecutor
 
     def _unlink_shared_memory(self) -> None:
-        """Remove the name of the all-reduce buffer: it stays mapped, and a killed rank leaves nothing behind."""
+        """Remove the name of the all-reduce buffer: it stays mapped, and a killed rank leaves no file behind."""
         communicator = parallel_state.get_tp_group().device_communicator
         name = getattr(getattr(communicator, "dist_module", None), "group_name", None)
         if name is not None:
@@ -133,7 +133,7 @@ class RankGroup:
 
 
 def _is_on_one_node(communicator: CpuCommunicator) -> bool:
-    """Stand in for vLLM's check of names, always the same here: shared memory joins ranks of one node alone."""
+    """Replace vLLM's check of names, always equal here: shared memory connects ranks of the same node only."""
     nodes: list[str | None] = [None] * communicator.world_size
     dist.all_gather_object(nodes, os.environ.get(NODE), group=communicator.device_group)
     return len(set(nodes)) == 1
@@ -168,7 +168,7 @@ def _random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def _threads_kept() -> Iterator[None]:
-    """Restore `torch.set_num_threads`, which vLLM's CPU worker replaces by nothing."""
+    """Restore `torch.set_num_threads`, which vLLM's CPU worker disables."""
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
         yield

@@ -20,10 +20,9 @@ from prefect_rlhf.engines.sampling.sampler import choose
 class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to the type checker
     """A sampler that takes each row's token by `choose`, with the next number of the row's own generator.
 
-    Knows what `SamplingSettings` can ask for: greedy or not, temperature, top_k, top_p, min_p, and the log-probability
-    of the sampled token alone. A request for one more log-probability gets the logarithm of the mass that is kept in
-    its place.
-    vLLM's sampler draws noise for every token of the vocabulary and ranks the sampled one.
+    Supports all of `SamplingSettings`: greedy or not, temperature, top_k, top_p, min_p, and the log-probability of the
+    sampled token alone. A request for another log-probability gets the logarithm of the kept mass in its place. vLLM's
+    sampler draws noise for every token of the vocabulary and ranks the sampled token.
     """
 
     def forward(
@@ -47,7 +46,7 @@ class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to th
 
 
 def _min_p(metadata: SamplingMetadata) -> Tensor | float:
-    """Return each row's min_p, which vLLM keeps in a processor of its own, [B, 1]; 0 where no row has one."""
+    """Return each row's min_p, which vLLM keeps in its own processor, [B, 1]; 0 if no row has a min_p."""
     of_min_p = (one for one in metadata.logitsprocs.argmax_invariant if isinstance(one, MinPLogitsProcessor))
     return next((one.min_p for one in of_min_p if one.min_p_count), 0.0)
 

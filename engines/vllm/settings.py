@@ -16,11 +16,11 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 
 def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
-    """Describe an engine for all of the command's rows at once, as far as its cache has room; eager only on CPU.
+    """Describe an engine for all of the command's rows at once, within the room of its cache; eager only on CPU.
 
-    A row that finds no room waits, and the latest of those that outgrow the cache is preempted. On CPU a prompt is not
-    cut into chunks: the number that is drawn after one would have to be put back, which CPU generators cannot do. Rows
-    that begin alike share the keys and values of the whole blocks that they have in common.
+    A row without room waits, and the latest of the rows that outgrow the cache is preempted. On CPU a prompt is not cut
+    into chunks: the number drawn after a chunk would have to be put back, which CPU generators cannot do. Rows with an
+    equal beginning share the keys and values of their common whole blocks.
     """
     on_cuda = torch.cuda.is_available()
     length = command.max_sequence_length
@@ -50,10 +50,10 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
 
 
 def sampling_parameters(sampling: SamplingSettings, seed: int, end_tokens: tuple[int, ...]) -> SamplingParams:
-    """Describe one row's sampling: token ids in and out, no text, and the sampled token's log-probability.
+    """Describe a row's sampling: token ids in and out, no text, and the sampled token's log-probability.
 
-    One more log-probability is the place of the mass that top_k, top_p and min_p keep; see RowSampler. Where strings
-    may stop a response, its tokens so far are told after each.
+    A second log-probability slot carries the mass that top_k, top_p and min_p keep; see RowSampler. If strings may stop
+    a response, its tokens so far are reported after each.
     """
     return SamplingParams(
         max_tokens=sampling.max_new_tokens,

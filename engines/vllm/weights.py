@@ -45,7 +45,7 @@ def _shards_of(name: str, module: nn.Module) -> Iterator[tuple[str, Shard]]:
 
 
 def _qkv(prefix: str, module: QKVParallelLinear) -> Iterator[tuple[str, Shard]]:
-    """Yield the rows of one rank: its query, key and value heads (shared with neighbours when tp > kv heads)."""
+    """Yield the rows of a rank: its query, key and value heads (shared with neighbours if tp > kv heads)."""
     queries = module.num_heads * module.head_size
     keys = module.num_kv_heads * module.head_size
     kv_start = module.tp_rank // module.num_kv_head_replicas * keys
@@ -57,7 +57,7 @@ def _qkv(prefix: str, module: QKVParallelLinear) -> Iterator[tuple[str, Shard]]:
 
 
 def _gate_up(prefix: str, module: MergedColumnParallelLinear) -> Iterator[tuple[str, Shard]]:
-    """Yield the rows of one rank: its part of gate, its part of up."""
+    """Yield the rows of a rank: its part of gate, its part of up."""
     for name, part in zip(("gate_proj", "up_proj"), module.weight.data.chunk(2), strict=True):
         yield f"{prefix}{name}.weight", _rows(module.tp_rank * len(part), part)
 

@@ -1,7 +1,7 @@
 """Messages between two ranks: both ends cut and bundle the same pieces the same way.
 
-Large pieces go alone, in parts of a few MiB, so that an end on which such a part is contiguous sends or receives it
-where it lies; small ones share a message, since each message costs as much time as some hundred KiB.
+Large pieces travel alone, in parts of a few MiB: an end that has such a part contiguous sends or receives it in place.
+Small pieces share a message, since each message costs as much time as some hundred KiB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Bucket = tuple[Piece, ...]
 
 
 def cut_into_buckets(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype], limit: int) -> list[Bucket]:
-    """Cut and bundle one pair's pieces into buckets of at most `limit` bytes each (but at least a row)."""
+    """Cut and bundle a pair's pieces into buckets of at most `limit` bytes each (but at least a row)."""
     alone: list[Bucket] = []
     shared: dict[torch.dtype, list[Piece]] = {}
     for piece in pieces:
@@ -36,7 +36,7 @@ def cut_into_buckets(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype]
 
 
 def message_bytes(most_peers: int, bucket_bytes: int = BUCKET_BYTES) -> int:
-    """Return the size limit of a message when some rank exchanges with so many others in one direction."""
+    """Return the size limit of a message if some rank exchanges with `most_peers` others in a direction."""
     return min(MESSAGE_BYTES, bucket_bytes // (IN_FLIGHT * max(1, most_peers)))
 
 

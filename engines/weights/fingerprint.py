@@ -1,4 +1,4 @@
-"""A fingerprint of weights that does not depend on how they are split or where they are.
+"""A fingerprint of weights that is independent of their split and their place.
 
 By definition, modulo 2**64, a parameter's fingerprint is
 
@@ -6,8 +6,8 @@ By definition, modulo 2**64, a parameter's fingerprint is
 
 where bits(element) is an unsigned integer, `row` the index on the first of two axes in the global tensor (0 for a
 vector), and the index on the last axis is word * lanes + lane, with as many lanes as elements fit in 8 bytes. So shards
-of a parameter add up to the same number under every layout. And as 8 bytes of adjacent elements are one little-endian
-integer, whole words are weighed by one integer matrix-vector product, at the speed of memory. Factors are odd: no
+of a parameter add up to the same number under every layout. And since 8 bytes of adjacent elements are a single
+little-endian integer, an integer matrix-vector product weighs whole words at the speed of memory. Factors are odd: no
 change of a single element goes unseen.
 """
 
@@ -62,7 +62,7 @@ def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[st
 
 
 def sample(shards: Mapping[str, Shard], key: str, table: Factors | None = None) -> dict[str, int]:
-    """Digest one row in 64 of each shard (of one part of it where it is fused with others); of a vector, of all.
+    """Digest every 64th row of each shard (of a single part of it if it is fused with others); a vector whole.
 
     The key decides which rows. It is comparable only with a sample of the same shards under the same key.
     """
@@ -84,7 +84,7 @@ def name_factor(name: str) -> int:
 
 
 def shard_digest(name: str, shard: Shard, table: Factors) -> int:
-    """Contribution of one shard to the fingerprint of parameter `name`."""
+    """Contribution of a shard to the fingerprint of parameter `name`."""
     (first, last), rows = shard.region[-1], _global_rows(shard)
     lanes = WORD_BYTES // shard.view.element_size()
     row_factors = table.rows(rows.start, rows.stop, shard.view.device)
@@ -121,7 +121,7 @@ def _weigh_words(words: Tensor, row_factors: Tensor, column_factors: Tensor) -> 
 
 
 def _matrices(words: Tensor) -> Iterator[Tensor]:
-    """Split leading axes until two are left, which copies nothing."""
+    """Split leading axes until two are left, without a copy."""
     if words.dim() > 2:
         for part in words:
             yield from _matrices(part)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages behind `tensors`, each counted once whatever views it has.
+    """Bytes of the storages behind `tensors`, each counted once for any number of views.
 
     >>> import torch
     >>> weight = torch.zeros(4, 4)

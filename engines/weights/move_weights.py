@@ -1,6 +1,6 @@
-"""Moving weights from one instance's storage into another's, as the reshard plan says: from views to views.
+"""Moving weights from an instance's storage into another's, as the reshard plan states: from views to views.
 
-They come out of the other rank's memory where it can be read, else in messages, through NCCL or gloo.
+They are read from the other rank's memory if possible, else sent in messages, through NCCL or gloo.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Moved:
 
 @final
 class WeightMover:
-    """Moves weights to and from one rank's engines. Its transfers are planned once: they are the same in every step.
+    """Moves weights to and from a rank's engines. Its transfers are planned once: they are the same in every step.
 
     At most `bucket_bytes` are staged for sending, and as many for receiving.
     """
@@ -51,9 +51,9 @@ class WeightMover:
     def move(self, source: Engine | None, target: Engine | None, command: MoveWeightsCommand) -> Moved:
         """Do this rank's part of `command`. Collective over the ranks of both instances.
 
-        `source` and `target` are this rank's engines of the two instances, None where it has none. Raises InvalidInput
-        before anything is moved when the layouts are of different models, the source's does not cover a parameter, or
-        the engines' number formats differ.
+        `source` and `target` are this rank's engines of the two instances, or None. Before any byte moves, raises
+        InvalidInput if the layouts are of different models, the source's does not cover a parameter, or the engines'
+        number formats differ.
         """
         transfers = self.transfers(source, target, command)
         staged = fetch(transfers)
@@ -83,11 +83,11 @@ def fetch(transfers: RankTransfers) -> int:
 
 
 def exchange(transfers: RankTransfers) -> int:
-    """Send and receive all that goes between ranks; return the bytes staged for it.
+    """Send and receive all messages between ranks; return the bytes staged for it.
 
-    In round k goes the k-th message of every pair of ranks, posted in the order of the rounds. A rank waits only for
-    the first of its rounds that is not finished, and all before it are finished everywhere, or so is a rank that waits
-    for an earlier one; so no two wait for each other. Each message under way has memory of its own.
+    Round k has the k-th message of every pair of ranks, posted in the order of the rounds. A rank waits only for its
+    first unfinished round. All earlier rounds are finished everywhere, or another rank waits for an earlier round; so
+    no two ranks wait for each other. Each message under way has memory of its own.
     """
     most = transfers.rounds_under_way
     staging = Staging(most)
@@ -102,7 +102,7 @@ def exchange(transfers: RankTransfers) -> int:
 
 
 class Staging:
-    """Reused memory for messages that are not contiguous where they come from or go to, `rounds` at a time."""
+    """Reused memory for messages that are not contiguous at their end, `rounds` at a time."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
@@ -110,11 +110,11 @@ class Staging:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all buffers; none is freed before the end, so they are the peak too."""
+        """Bytes of all buffers; they are freed together at the end, so they are the peak too."""
         return sum(buffer.nbytes for buffer in self._buffers.values())
 
     def take(self, message: WeightMessage, direction: str, peer: int, k: int) -> Tensor:
-        """Return memory for the message of round k; that of round k - `rounds` is overwritten."""
+        """Return memory for the message of round k; the message of round k - `rounds` is overwritten."""
         slot = direction, peer, k % self._rounds
         buffer = self._buffers.get(slot)
         if buffer is None or buffer.nbytes < message.num_bytes:
@@ -131,7 +131,7 @@ class MessageRound:
     staged: Sequence[tuple[WeightMessage, Tensor]]
 
     def finish(self) -> None:
-        """Wait for the messages, and unpack those that were staged."""
+        """Wait for the messages, and unpack the staged messages."""
         for work in self.works:
             work.wait()
         for message, buffer in self.staged:
@@ -158,7 +158,7 @@ def _post(transfers: RankTransfers, k: int, staging: Staging) -> MessageRound:
 
 
 def _start(received: Sequence[tuple[Tensor, int]], sent: Sequence[tuple[Tensor, int]]) -> list[dist.Work]:
-    """Post what is received from and sent to each peer. NCCL needs that as one batch; gloo is quicker without."""
+    """Post the receives from and the sends to each peer. NCCL needs them as a single batch; gloo is faster without."""
     if any(tensor.is_cuda for tensor, _ in (*received, *sent)):
         operations = [dist.P2POp(dist.irecv, tensor, peer) for tensor, peer in received]
         operations += [dist.P2POp(dist.isend, tensor, peer) for tensor, peer in sent]
@@ -173,7 +173,7 @@ def _of_round(messages_of: Mapping[int, Sequence[WeightMessage]], k: int) -> Ite
 
 
 def _check_formats(read: Shards, write: Shards, command: MoveWeightsCommand) -> None:
-    """Raise InvalidInput for two number formats: converting would make a version's content depend on where it is."""
+    """Raise InvalidInput for two number formats: after a conversion, a version's content would depend on its place."""
     for name in read.keys() & write.keys():
         seen, expected = write[name].view.dtype, read[name].view.dtype
         if seen != expected:

@@ -1,7 +1,7 @@
 """Offload of an engine's tensors: from device memory to host memory and back.
 
-Tensors keep their identity: storages are emptied and refilled, so views, optimizer references and hooks stay valid.
-On a GPU the copies run on a stream of their own, beside whatever another call computes.
+Tensors keep their identity: storages are emptied and refilled, so views, optimizer references and hooks stay valid. On
+a GPU the copies run on a stream of their own, concurrently with other calls' computation.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from prefect_rlhf.engines.weights.memory import release_free_memory
 
 @final
 class HostLink:
-    """The way of some tensors to host memory and back.
+    """The copies of some tensors to host memory and back.
 
-    On a GPU: one pinned buffer, which is kept since pinning takes longer than copying, and a side stream. On CPU "host
-    memory" is shared memory, so that what a process holds for itself (RssAnon) is what counts as on the device.
+    On a GPU: a pinned buffer, which is kept since pinning takes longer than copying, and a side stream. On CPU "host
+    memory" is shared memory, so that a process's private memory (RssAnon) counts as its device memory.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,7 +30,7 @@ class HostLink:
         self._pinned: Tensor | None = None
 
     def room(self, num_bytes: int) -> Tensor:
-        """Return a flat buffer in host memory; on a GPU the same one each time."""
+        """Return a flat buffer in host memory; on a GPU the same buffer each time."""
         if self._stream is None:
             return _shared(num_bytes)
         if self._pinned is None or len(self._pinned) < num_bytes:
@@ -41,8 +41,8 @@ class HostLink:
     def copying(self) -> Iterator[None]:
         """End when the copies made within are done.
 
-        The side stream waits for what the current stream was given so far, since that may still use the blocks of
-        memory which the allocator hands out again; the device computes on meanwhile.
+        The side stream waits for the work queued on the current stream, since that may still use blocks of memory that
+        the allocator reuses; the device continues to compute meanwhile.
         """
         if self._stream is None:
             yield
@@ -56,7 +56,7 @@ class HostLink:
 
 
 class OffloadedTensors:
-    """Storages that were emptied, with copies of what they held; those of `scratch` come back as zeros."""
+    """Storages that were emptied, with copies of their content; `scratch` storages are restored as zeros."""
 
     def __init__(self, kept: Iterable[Tensor], scratch: Iterable[Tensor] = (), link: HostLink | None = None) -> None:
         storages = _storages(kept)
@@ -89,12 +89,12 @@ class OffloadedTensors:
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Return the distinct storages behind tensors, many of which may be views of one flat buffer."""
+    """Return the distinct storages behind tensors, many of which may be views of the same flat buffer."""
     return list({tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values())
 
 
 def _shared(num_bytes: int) -> Tensor:
-    """Return memory that counts as shared; it has no name, so nothing of it outlives the process."""
+    """Return memory that counts as shared; it has no name, so it ends with the process."""
     if num_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=torch.uint8)

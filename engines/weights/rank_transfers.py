@@ -20,7 +20,7 @@ Blocks = Sequence[Tensor]
 
 @dataclass(frozen=True, slots=True)
 class WeightMessage:
-    """A bucket at one of its ends: the blocks of each piece there, in the order in which they travel."""
+    """A bucket at one of its ends: the blocks of each piece there, in the order of their transfer."""
 
     pieces: tuple[Blocks, ...]
     num_elements: int
@@ -36,7 +36,7 @@ class WeightMessage:
 
     @property
     def place(self) -> Tensor | None:
-        """The one contiguous block that the message is, to be sent from or received into; None where it is not one."""
+        """The contiguous block of the message, to be sent from or received into; None if it is not contiguous."""
         alone = len(self.pieces) == 1 and len(self.pieces[0]) == 1
         return self.like if alone and self.like.is_contiguous() else None
 
@@ -72,7 +72,7 @@ class RankTransfers:
 
     @property
     def num_rounds(self) -> int:
-        """The most messages that go one way between this rank and another."""
+        """The most messages in a direction between this rank and another."""
         return max(map(len, [*self.outgoing.values(), *self.incoming.values()]), default=0)
 
     @property
@@ -105,7 +105,7 @@ def plan_rank_transfers(plan: ReshardPlan, rank: int, read: Shards, write: Shard
 
 
 def _most_staged(messages: Sequence[WeightMessage]) -> int:
-    """Bytes of the largest message that is not sent from, or received into, where it belongs."""
+    """Bytes of the largest message that is not sent from, or received into, its final place."""
     return max((message.num_bytes for message in messages if message.place is None), default=0)
 
 

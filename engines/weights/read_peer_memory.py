@@ -1,7 +1,7 @@
-"""Weights of ranks on this host, read straight from the other process's memory: one copy, nothing staged, no message.
+"""Weights of ranks on this host, read directly from the other process's memory: a single copy, no staging, no message.
 
-Linux lets processes of one user do that (process_vm_readv) unless a security policy forbids it. What cannot be read so,
-on a GPU or on another host, is left to messages.
+Linux lets processes of the same user do that (process_vm_readv) unless a security policy forbids it. Memory that cannot
+be read so, on a GPU or on another host, is left to messages.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Integers = npt.NDArray[np.int64]
 
 
 def read_peer_memory(transfers: RankTransfers) -> RankTransfers:
-    """Read what this rank lacks from ranks whose memory it can read; return the transfers that are left for messages.
+    """Read this rank's missing weights from ranks whose memory it can read; return the transfers left for messages.
 
-    Collective over the ranks of the transfers. A rank returns when all that read from it have what they need. Raises
-    OSError when a rank that is read from has ended.
+    Collective over the ranks of the transfers. A rank returns when all its readers are done. Raises OSError if a rank
+    that is read from has ended.
     """
     outgoing, incoming = transfers.outgoing, transfers.incoming
     if any(message.like.is_cuda for message in chain(*outgoing.values(), *incoming.values())):
@@ -64,10 +64,11 @@ def _integers(*shape: int) -> Tensor:
 
 
 def _offer(messages: Sequence[WeightMessage]) -> tuple[Tensor, Tensor]:
-    """Make what others need to know to read messages from this process.
+    """Return the description that other ranks need to read messages from this process.
 
-    The first tensor is host, process, number of blocks, and of each message whether it is offered; the second the table
-    of those that are. A row that is not whole in memory is offered only if it is long: Linux looks up its page alone.
+    The first tensor is host, process, number of blocks, and for each message whether it is offered; the second is the
+    table of the offered messages. A row that is not whole in memory is offered only if it is long: Linux looks up its
+    page alone.
     """
     offered = [
         all(block.is_contiguous() or block[0].nbytes >= SHORT_ROW_BYTES for block in _blocks([message]))
@@ -98,7 +99,7 @@ def _rows(block: Tensor) -> tuple[int, int, int, int]:
 
 
 def _read(head: Tensor, table: Tensor, messages: Sequence[WeightMessage]) -> Tensor:
-    """Copy what is offered into the messages' blocks; return 1 if that was allowed, else 0."""
+    """Copy the offered messages into their blocks; return 1 if that was allowed, else 0."""
     host, pid = head[:2].tolist()
     if host != _host():
         return torch.zeros(1, dtype=torch.int64)
@@ -115,7 +116,7 @@ def _segments(table: Tensor) -> tuple[Integers, Integers]:
 
 
 def _calls(source: tuple[Integers, Integers], target: tuple[Integers, Integers]) -> Iterator[tuple[Integers, Integers]]:
-    """Cut both sides into the segments of one call after another: [segments, 2] of address and bytes."""
+    """Cut both sides into the segments of successive calls: [segments, 2] of address and bytes."""
     ends = [sizes.cumsum() for _, sizes in (source, target)]
     total = int(source[1].sum())
     assert total == target[1].sum(), "both sides have the same bytes"
@@ -137,7 +138,7 @@ def _joined(begin: Integers, sizes: Integers) -> Integers:
 
 
 def _copy(pid: int, remote: Integers, local: Integers) -> bool:
-    """Make one call; return whether it was allowed. Raises OSError for anything else: the other process has ended."""
+    """Make a call; return whether it was allowed. Raises OSError for anything else: the other process has ended."""
     call = _process_vm_readv()
     if call is None:
         return False
@@ -162,7 +163,7 @@ def _process_vm_readv() -> ctypes._NamedFuncPointer | None:
 
 @cache
 def _host() -> int:
-    """Return one number for processes of a node that know each other by number: of one boot and one namespace."""
+    """Return a number that is equal for processes of the same boot and PID namespace, which share process ids."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         return crc32(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino} {os.environ.get(NODE)}".encode())

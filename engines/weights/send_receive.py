@@ -11,7 +11,7 @@ from torch import Tensor
 def send_receive(outgoing: Mapping[int, Sequence[Tensor]], incoming: Mapping[int, Sequence[Tensor]]) -> None:
     """Send to and receive from peers, by rank in the world; return when all of it is done.
 
-    Every operation is posted before any is waited for, and those of one pair in the order given, so both ends need only
+    Every operation is posted before any wait, and the operations of a pair in the order given, so both ends need only
     agree on the order of their own messages. Empty tensors are not sent.
     """
     operations = [

@@ -1,4 +1,4 @@
-"""The controller's memory of what each weight version is: no version's content is taken on trust."""
+"""The controller's record of the content of each weight version: no version's content is taken on trust."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Fingerprints:
         self._learned: dict[tuple[str, int], dict[str, int]] = {}
 
     def settle(self, instance: ModelInstance, version: int, digests: Mapping[int, Digest], layout: Layout) -> None:
-        """Check that `instance` holds the content of `version`; learn of it what nobody held before.
+        """Check that `instance` holds the content of `version`; record the content of parameters that are new.
 
-        An engine may leave parameters out; it is held to those that it has. Raises StaleWeights, naming the version
-        that the content is when it is one.
+        An engine may leave parameters out; only its own are checked. Raises StaleWeights, which names the version that
+        the content has, if it is known.
         """
         held = combined(instance, layout, digests)
         expected = self._learned.setdefault((instance.role, version), {})
@@ -40,7 +40,7 @@ class Fingerprints:
         expected.update(held)
 
     def learn(self, role: str, version: int, fingerprint: Fingerprint) -> None:
-        """Take what a version must be from whoever wrote it down."""
+        """Record the content of a version from the instance that wrote it."""
         self._learned[role, version] = dict(fingerprint)
 
     def content(self, role: str, version: int) -> Fingerprint:
@@ -48,9 +48,9 @@ class Fingerprints:
         return dict(self._learned[role, version])
 
     def forget_before(self, version: int) -> None:
-        """Forget what no later node asks for: of each role the versions below `version`, except the newest of them.
+        """Forget versions that no later node needs: of each role, those below `version`, except the newest of them.
 
-        That one is all that a role without a trainer has, and what stale weights most likely are.
+        The newest is the only version of a role without a trainer, and the most likely content of stale weights.
         """
         learned = list(self._learned)  # at once, as above
         for role in {role for role, _ in learned}:
@@ -60,9 +60,9 @@ class Fingerprints:
 
 
 def combined(instance: ModelInstance, layout: Layout, digests: Mapping[int, Digest]) -> Fingerprint:
-    """Add up what the ranks hold, each distinct region once.
+    """Add up the digests of the ranks, each distinct region once.
 
-    Raises StaleWeights when ranks that should hold copies of the same region do not agree.
+    Raises StaleWeights if ranks that should hold copies of the same region do not agree.
     """
     copies = layout.copies.items()  # ranks that hold the same of everything gave the same: one of them stands for all
     agree = all(digests.get(rank) == digests.get(first) for first, ranks in copies for rank in ranks)

@@ -1,7 +1,7 @@
-"""Regions of a shard as views into its engine's own storage, and copying between such views without anything between.
+"""Regions of a shard as views into its engine's own storage, and direct copies between such views.
 
-A block is a view with as many axes as its parameter. A shard is one block, or several where its engine fuses it with
-others (a query weight between keys and values); their rows, one block after the other, are the shard's rows.
+A block is a view with as many axes as its parameter. A shard is a block, or several if its engine fuses it with others
+(a query weight between keys and values); their rows, block after block, are the shard's rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def blocks(shard: Shard, region: Region) -> list[Tensor]:
 
 
 def copy_rows(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
-    """Copy the rows of `sources`, one block after the other, into those of `targets`; both have as many."""
+    """Copy the rows of `sources`, block after block, into the rows of `targets`; both have equally many."""
     if len(sources) == len(targets) == 1:
         targets[0].copy_(sources[0])
         return

@@ -1,1 +1,1 @@
-"""All that only ranks on CPU run beside Megatron-core: a reader with GPUs may skip this folder."""
+"""Code for Megatron-core that only ranks on CPU run: a reader with GPUs may skip this folder."""

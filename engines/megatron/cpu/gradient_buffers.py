@@ -1,7 +1,7 @@
 """Gradient buffers whose collectives are messages: gradients summed over replicas through gloo.
 
 Torch's reduce_scatter and all_gather over gloo copy the whole buffer into fresh memory first, which takes longer than
-the sending; for a group of one they do nothing else.
+the sending; for a group of a single rank they do only that copy.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]
             gather_shares(bucket.param_data, self.dp_group)
 
     def _buckets(self) -> list[Any]:
-        """Return what is shared out over replicas: an embedding tied over a pipeline has a bucket of its own."""
+        """Return the parts that replicas divide: an embedding tied over a pipeline has its own bucket."""
         return [bucket for buffer in self.buffers for bucket in buffer.buckets]
 
 
 def sum_shares(flat: Tensor, wire: torch.dtype, group: dist.ProcessGroup) -> None:
-    """Add to this rank's share of `flat` (one of equal consecutive parts) what the other ranks hold of it.
+    """Add the other ranks' values to this rank's share of `flat` (equal consecutive parts, a part per rank).
 
-    Values travel as `wire`: gradients of bfloat16 products lose nothing by it.
+    Values travel as `wire`: gradients of bfloat16 products lose no precision.
     """
     for own, outgoing, target, source in _rounds(flat, group):
         parts = (torch.split(share, MESSAGE_ELEMENTS) for share in (own, outgoing))
@@ -72,7 +72,7 @@ def gather_shares(flat: Tensor, group: dist.ProcessGroup) -> None:
 
 
 def _rounds(flat: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[Tensor, Tensor, int, int]]:
-    """Own share, the target's share, target and source of each round; there is one round per other rank."""
+    """Own share, the target's share, target and source of each round; there is a round per other rank."""
     shares, rank, size = flat.chunk(group.size()), group.rank(), group.size()
     for distance in range(1, size):
         target = (rank + distance) % size
@@ -80,7 +80,7 @@ def _rounds(flat: Tensor, group: dist.ProcessGroup) -> Iterator[tuple[Tensor, Te
 
 
 def _send_receive(outgoing: Tensor, target: int, incoming: Tensor, source: int, group: dist.ProcessGroup) -> None:
-    """Send to one rank of the group while receiving from another."""
+    """Send to a rank of the group while receiving from another."""
     sending = dist.isend(outgoing, group=group, group_dst=target)
     receiving = dist.irecv(incoming, group=group, group_src=source)
     for request in (sending, receiving):

@@ -153,7 +153,7 @@ class _CausalAttention(torch.autograd.Function):
 def _attention_backward(
     above: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, logsumexp: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of causal attention from the S x S probabilities; the query heads of a group share one product.
+    """Gradients of causal attention from the S x S probabilities; the query heads of a group share a product.
 
     `above`, `query`, `mixed` are [BG, Q, S, D], `key` and `value` [BG, 1, S, D], `logsumexp` [BG, Q, S].
     """

@@ -1,7 +1,7 @@
-"""Replacements that let Megatron-core run without CUDA; where there is CUDA none of them is installed.
+"""Replacements that let Megatron-core run without CUDA; with CUDA they are not installed.
 
-Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type
-names with `torch.cuda.FloatTensor`. Each replacement below answers one of these.
+Megatron-core 0.16 writes `device="cuda"` and `torch.cuda.current_device()` as literals, and compares tensor type names
+with `torch.cuda.FloatTensor`. Each replacement below answers one of these.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _TorchOnCpu:
 
 
 class _WeightGradients:
-    """A stand-in for Apex's CUDA module, through which Megatron's linear layers fill gradient buffers."""
+    """A stand-in for Apex's CUDA module, which Megatron's linear layers call to fill gradient buffers."""
 
     @staticmethod
     def wgrad_gemm_accum_fp32(inputs_NH: torch.Tensor, above_NF: torch.Tensor, main_grad_FH: torch.Tensor) -> None:
@@ -48,7 +48,7 @@ class _WeightGradients:
 
 
 def install() -> None:
-    """Replace what needs CUDA. Idempotent; does nothing where CUDA is available."""
+    """Replace the functions that need CUDA. Idempotent; a no-op if CUDA is available."""
     if torch.cuda.is_available() or isinstance(schedules.torch, _TorchOnCpu):
         return
     setattr(torch.cuda, "current_device", lambda: "cpu")  # noqa: B010  (mypy: a function of another type)

@@ -1,1 +1,1 @@
-"""All that only ranks on CPU run beside vLLM: a reader with GPUs may skip this folder."""
+"""Code for vLLM that only ranks on CPU run: a reader with GPUs may skip this folder."""

@@ -17,12 +17,12 @@ from prefect_rlhf.engines.vllm.sampler import RowSampler
 
 
 class CpuKernels:
-    """Packed linear layers, fused norms and a lean sampler in the model of one engine.
+    """Packed linear layers, fused norms and a lean sampler in the model of an engine.
 
     A packed layer computes from a copy of its weights in the layout of the matrix unit, hidden in oneDNN. vLLM empties
     the readable weights after packing; here they stay, and `pack` makes the copies anew after they were written.
-    Measured (135M parameters, bf16, one thread, 32 rows of 24 + 24 tokens): 1.7 s and 0.11 s for `pack`; unpacked and
-    with vLLM's own norms and sampler 2.7 s.
+    Measured (135M parameters, bf16, a single thread, 32 rows of 24 + 24 tokens): 1.7 s and 0.11 s for `pack`; unpacked
+    and with vLLM's own norms and sampler 2.7 s.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -36,7 +36,7 @@ class CpuKernels:
         runner.sampler = RowSampler(runner.sampler.logprobs_mode)
 
     def weights_written(self) -> None:
-        """Say that the packed weights are not the readable ones any more."""
+        """Declare that the packed weights are outdated."""
         self._stale = True
 
     def pack(self) -> None:
@@ -61,7 +61,7 @@ class CpuKernels:
 def _rms_norm(norm: RMSNorm, x: Tensor, residual: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
     """Call vLLM's own kernel for CPU, in place of eight small operations; like them it may overwrite x and residual.
 
-    It takes rows one after another for granted: queries and keys, which have norms of their own, are views.
+    It assumes consecutive rows; queries and keys, which have their own norms, are views.
     """
     if residual is None:
         rows = x.contiguous()
