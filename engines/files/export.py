@@ -19,7 +19,7 @@ from prefect_rlhf.placement.model import ModelSpec
 
 
 def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenizer: str | Path, rank: int) -> int:
-    """Write folder `path` on the first rank of `layout`; the others send it what it lacks. Return the bytes sent."""
+    """Write folder `path` on the first rank of `layout`; the others send its missing regions. Return the bytes sent."""
     shards = engine.weights()
     writer = min(rank for regions in layout.regions.values() for rank in regions)
     if rank == writer:
@@ -30,7 +30,7 @@ def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenize
 
 
 def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:
-    """Choose for each distinct region the rank that gives it: the writer itself where it can, else the lowest.
+    """Choose for each distinct region the rank that sends it: the writer itself if possible, else the lowest.
 
     >>> holders({0: ((0, 2),), 1: ((2, 4),), 2: ((0, 2),), 3: ((2, 4),)}, writer=0)
     {((0, 2),): 0, ((2, 4),): 1}

@@ -40,9 +40,9 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
 
 
 def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
-    """Return the shape of a model that can be planned; of one that sees pictures, of its text model.
+    """Return the shape of a model that can be planned; for a model that sees pictures, of its text model.
 
-    Raises InvalidInput for a mixture of experts of another family, and for what is no decoder that is known.
+    Raises InvalidInput for a mixture of experts of another family, and for a config that is no known decoder.
     """
     if isinstance(config.get("text_config"), dict) and config.get("model_type") == "gemma3":
         config, field = {"model_type": "gemma3_text"} | config["text_config"], f"{field}.text_config"
@@ -53,7 +53,7 @@ def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
 
 
 def runnable_shape(config: dict[str, Any], field: str) -> TransformerShape:
-    """Return the shape of a model that engines run. Raises InvalidInput for one that they do not."""
+    """Return the shape of a model that engines run. Raises InvalidInput for any other model."""
     family = _family(config, field, {family.model_type: family for family in RUN}, "a family that runs")
     refuse_other_weights(config, field)
     for error in not_run(config, field, family):
@@ -62,7 +62,7 @@ def runnable_shape(config: dict[str, Any], field: str) -> TransformerShape:
 
 
 def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = "") -> TransformerShape:
-    """Return the shape that a config says, with what the family has where it says nothing."""
+    """Return the shape of a config, with the family's values for absent keys."""
     heads = _size(config, "num_attention_heads", field, MOST_WIDE, family.heads)
     hidden = _size(config, "hidden_size", field, MOST_WIDE)
     unsaid_kv_heads = heads if "num_key_value_heads" in config else family.kv_heads  # null is as many as heads
@@ -100,7 +100,7 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
 
 
 def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
-    """Yield what of a config our engines do not compute: nothing that changes the function is passed over."""
+    """Yield the parts of a config that our engines do not compute: no setting that changes the function is skipped."""
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else architectures
     if first is architectures or first not in family.architectures:
@@ -149,7 +149,7 @@ def _family(config: dict[str, Any], field: str, among: Mapping[str, Family], wha
 
 
 def _architecture(config: dict[str, Any]) -> str:
-    """Return the first of a config's architectures; empty where it names none."""
+    """Return the first of a config's architectures; empty if it names none."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""
 
@@ -195,7 +195,7 @@ def _window_not_run(config: dict[str, Any], field: str, family: Family) -> Itera
 
 
 def _window(config: dict[str, Any], field: str, family: Family, num_layers: int) -> SlidingWindow | None:
-    """Return the layers that see a window of tokens, in a family that has such; None where all see all tokens."""
+    """Return the layers that see a window of tokens, in a family that has windows; None if all see all tokens."""
     local = family.local_layers
     if local is None:
         return None
@@ -210,14 +210,14 @@ def _window(config: dict[str, Any], field: str, family: Family, num_layers: int)
 
 
 def _local_rope(config: dict[str, Any]) -> dict[str, Any]:
-    """Return rotary settings of layers with a window of their own; empty where there are none."""
+    """Return the rotary settings of layers with a window; empty if there are no such layers."""
     settings = config.get("rope_parameters")
     of_local = settings.get(LOCAL) if isinstance(settings, dict) else None
     return of_local if isinstance(of_local, dict) else {}
 
 
 def _experts(config: dict[str, Any], field: str, family: Family) -> Experts | None:
-    """Return the experts of every layer. Raises InvalidInput where layers differ, or tokens share an expert."""
+    """Return the experts of every layer. Raises InvalidInput if layers differ, or tokens share an expert."""
     keys = family.experts
     if keys is None:
         return None
@@ -243,7 +243,7 @@ def _score_width(config: dict[str, Any], field: str, family: Family, head_dim: i
 
 
 def _rope_not_run(config: dict[str, Any], field: str) -> Iterator[InvalidInput]:
-    """Yield rotary settings beyond the plain ones and those of Llama 3.1."""
+    """Yield rotary settings beyond the plain settings and Llama 3.1's."""
     rope = _rope_settings(config, field)
     if (kind := _rope_kind(rope)) not in ("default", "llama3"):
         yield InvalidInput(f"{field}.rope_type", kind, "'default' or 'llama3' rotary embeddings")
@@ -258,7 +258,7 @@ def _rope_not_run(config: dict[str, Any], field: str) -> Iterator[InvalidInput]:
 def _rope_settings(config: dict[str, Any], field: str) -> dict[str, Any]:
     """Return rotary settings: `rope_parameters` since transformers 5, `rope_scaling` before.
 
-    Of a model whose layers have several, those of layers that attend to all tokens.
+    If a model's layers have several, return the settings of layers that attend to all tokens.
     """
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(settings, dict):
@@ -268,7 +268,7 @@ def _rope_settings(config: dict[str, Any], field: str) -> dict[str, Any]:
 
 
 def _rope_kind(rope: Mapping[str, Any]) -> Any:
-    """Return the kind of rotary embeddings; a scaling by 1 is none."""
+    """Return the kind of rotary embeddings; a scaling by 1 counts as no scaling."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     return "default" if kind == "linear" and rope.get("factor") == 1 else kind
 

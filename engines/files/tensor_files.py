@@ -1,6 +1,6 @@
-"""The safetensors files of a checkpoint folder: what they hold (headers alone), slices of tensors, and writing them.
+"""The safetensors files of a checkpoint folder: their contents (headers alone), slices of tensors, and writing them.
 
-Importable without torch; tensors are made only where they are read.
+Importable without torch; only reading makes tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """The file of a stored tensor, its shape, and where in the file its bytes are."""
+    """The file of a stored tensor, its shape, and the place of its bytes in the file."""
 
     file: Path
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ def stored_tensors(folder: Path, field: str) -> dict[str, StoredTensor]:
 
 
 def _stored_tensor(file: Path, field: str, name: str, entry: Any, data_bytes: int) -> StoredTensor:
-    """Return what the header of a file says of a tensor. Raises InvalidInput where the file has not that many bytes."""
+    """Return the header's entry of a tensor. Raises InvalidInput if the file is too short for its bytes."""
     try:
         dtype, shape, (begin, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
         length = int(end) - int(begin)
@@ -121,9 +121,9 @@ class OpenTensors:
 def write_tensors(
     file: Path, shapes: Mapping[str, tuple[int, ...]], dtype: str, tensors: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Write tensors one by one, in any order, to one safetensors file; `shapes` says which will come.
+    """Write tensors, in any order, to a single safetensors file; `shapes` lists them.
 
-    Raises ValueError when a tensor is missing or has another shape.
+    Raises ValueError if a tensor is missing or has another shape.
     """
     _write({file: shapes}, dtype, tensors)
 
@@ -170,7 +170,7 @@ def _parts(shapes: Mapping[str, tuple[int, ...]], dtype: str, max_bytes: int) ->
 def _write(
     files: Mapping[Path, Mapping[str, tuple[int, ...]]], dtype: str, tensors: Iterable[tuple[str, Tensor]]
 ) -> None:
-    """Make room for all tensors in all files, then write each where it belongs as it comes."""
+    """Reserve room for all tensors in all files, then write each tensor to its place as it arrives."""
     shapes = {name: shape for part in files.values() for name, shape in part.items()}
     places: dict[str, tuple[Any, int]] = {}
     missing = set(shapes)
@@ -224,7 +224,7 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
 
 
 def _reserve(out: Any, shapes: Mapping[str, tuple[int, ...]], dtype: str) -> dict[str, int]:
-    """Write the header and make the file as long as it will be; return where each tensor's bytes begin."""
+    """Write the header and extend the file to its final length; return the first byte of each tensor."""
     spans, end = {}, 0
     for name, shape in shapes.items():
         spans[name] = (end, end := end + _num_bytes(shape, dtype))

@@ -1,6 +1,6 @@
 """An engine's training state to and from shard files: every element is written once, and read under any layout.
 
-No rank talks to another: each writes what it holds, under names and regions of the Hugging Face checkpoint.
+Ranks do not communicate: each writes its own part, under names and regions of the Hugging Face checkpoint.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ class HostCopy:
         return sum(copy.nbytes for copy in copies)
 
     def write(self, folder: Path) -> Path:
-        """Write this rank's shard into a role's folder; return its file. Runs beside calls.
+        """Write this rank's shard into a role's folder; return its file. Runs concurrently with calls.
 
-        Raises OutputFailed, which names the file, for a disk that is full.
+        Raises OutputFailed, which names the file, if the disk is full.
         """
         if self._unwritten is None:
             raise RlhfError(f"{self._command.instance.name}: nothing was copied that is not yet on disk")
@@ -70,7 +70,7 @@ class HostCopy:
         return file
 
     def _places(self, sizes: list[int], link: HostLink) -> list[Tensor]:
-        """Return flat float32 tensors of so many bytes each, one after another in the host's memory."""
+        """Return flat float32 tensors of these sizes in bytes, consecutive in the host's memory."""
         if len(self._room) < sum(sizes):
             self._room = link.room(sum(sizes))
         return [place.view(torch.float32) for place in torch.split(self._room[: sum(sizes)], sizes)]
@@ -79,8 +79,8 @@ class HostCopy:
 def _copy(target: Tensor, source: Tensor) -> None:
     """Copy a flat tensor into host memory; from a device without waiting for the end.
 
-    On the CPU by one thread: several would wait for each other after each of hundreds of parts, ten times as long where
-    the processors are busy.
+    On the CPU by a single thread: several would wait for each other after each of hundreds of parts, ten times as long
+    if the processors are busy.
     """
     if source.device.type == "cpu":
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
@@ -106,10 +106,10 @@ def restore(engine: TrainingEngine, folder: Path) -> None:
 def _first_held(
     parts: Iterator[StatePart], layout: Layout, members: Mapping[int, Coordinate], rank: int
 ) -> Iterator[StatePart]:
-    """Select the parts of which this rank is the first holder.
+    """Select the parts that this rank holds first.
 
     Tensor-parallel ranks all hold a norm, the first and last stage a tied embedding; a replica's twins have its dp
-    coordinate, since the optimizer shares each of these out over dp in the same way.
+    coordinate, since the optimizer divides each of these over dp in the same way.
     """
     for part in parts:
         regions = layout.regions[part.parameter]

@@ -57,7 +57,7 @@ def clocked(layers: Sequence[torch.nn.Module]) -> Iterator[LayerClock]:
 
 
 def now() -> float:
-    """Return seconds, once the device has done what it was given."""
+    """Return seconds, after the device has finished its queued work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -1,6 +1,6 @@
-"""A rank that times its engines: passes through layers, what is around them, weights on their way, messages.
+"""A rank that times its engines: passes through layers, the rest of a call, weight moves, messages.
 
-Ranks of a gang time the same thing at the same moment, as a call's ranks work: they share memory and links.
+Ranks of a gang time the same work at the same moment, as a call's ranks work: they share memory and links.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ STEPS = 6  # of decoding, of which the first is the prefill's
 
 @dataclass(frozen=True, slots=True)
 class PassSeconds:
-    """Seconds of one call of an engine: until its first layer, in the layers, and in what follows them.
+    """Seconds of a call of an engine: until its first layer, in the layers, and after them.
 
-    `ends` follows a forward: the head, of a generation the choice of tokens and all until the next pass. A generation
-    has `decode`, of one step, and a train_step `backward`, both in the layers; `after` is until the call returns,
-    `call` is the whole of it, and `together` lasts until the last rank's has returned.
+    `ends` follows a forward: the head; in a generation, the choice of tokens and everything until the next pass. A
+    generation has `decode`, of a single step, and a train_step `backward`, both in the layers; `after` is until the
+    call returns, `call` is the whole of it, and `together` lasts until the last rank's has returned.
     """
 
     before: float
@@ -63,7 +63,7 @@ class PassSeconds:
 class ProfilingRank:
     """A rank as rlhf/profile uses it. Methods are called on all ranks at once, unless they say otherwise.
 
-    Where `busy` says how many ranks work, those from that one on wait for them and do nothing.
+    If `busy` states how many ranks work, the other ranks wait for them.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -73,7 +73,7 @@ class ProfilingRank:
         self._groups: dict[int, dist.ProcessGroup] = {}
 
     def write_model(self, model: ModelSpec) -> None:
-        """Write the folder that `model` names, with random weights; one rank does it for all."""
+        """Write the folder that `model` names, with random weights; a single rank does it for all."""
         generator = torch.Generator().manual_seed(self.rank)
         tensors = (
             (p.name, torch.randn(p.shape, generator=generator).mul_(WEIGHT_DEVIATION)) for p in parameters(model)
@@ -89,12 +89,12 @@ class ProfilingRank:
         return self._work.build(command)
 
     def infer(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
-        """Time log-probabilities of rows of which the second half is the response."""
+        """Time log-probabilities of rows whose second half is the response."""
         engine = cast(TrainingEngine, self._engines[instance])
         return self._timed(engine, lambda: engine.infer(_sequences(rows, length), "logprobs", 1, 1.0), repeats, busy)
 
     def train(self, instance: ModelInstance, rows: int, length: int, repeats: int, busy: int) -> PassSeconds:
-        """Time one optimizer step over one micro-batch of such rows."""
+        """Time an optimizer step over a micro-batch of such rows."""
         engine = cast(TrainingEngine, self._engines[instance])
 
         def step() -> None:
@@ -145,13 +145,13 @@ class ProfilingRank:
         return self._work.reload(instance)
 
     def send(self, num_bytes: int, repeats: int) -> float:
-        """Measure seconds to send so many bytes to the next rank while as many come from the one before."""
+        """Measure seconds to send `num_bytes` to the next rank while receiving as many from the previous rank."""
         outgoing, incoming = _bytes(num_bytes), _bytes(num_bytes)
         after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
         return self._median(lambda: send_receive({after: [outgoing]}, {before: [incoming]}), repeats)
 
     def send_one_way(self, num_bytes: int, repeats: int) -> float:
-        """Measure seconds to send so many bytes from each even rank to the next one."""
+        """Measure seconds to send `num_bytes` from each even rank to the next rank."""
         message = [_bytes(num_bytes)]
         other = self.rank + 1 if self.rank % 2 == 0 else self.rank - 1
         pairs = {other: message} if other < self.size else {}
@@ -159,7 +159,7 @@ class ProfilingRank:
         return self._median(lambda: send_receive(sent, received), repeats)
 
     def all_reduce(self, num_bytes: int, size: int, repeats: int) -> float:
-        """Measure seconds to add up so many bytes of bfloat16 over each `size` consecutive ranks."""
+        """Measure seconds to add up `num_bytes` of bfloat16 over each `size` consecutive ranks."""
         group, values = self._group(size), torch.zeros(num_bytes // 2, dtype=torch.bfloat16, device=_device())
         return self._median(lambda: dist.all_reduce(values, group=group), repeats)
 
@@ -182,7 +182,7 @@ class ProfilingRank:
         return built
 
     def _timed(self, engine: Any, call: Callable[[], object], repeats: int, busy: int) -> PassSeconds:
-        """Return medians over calls after the first, which warms up; nothing on ranks that are not busy."""
+        """Return medians over calls after the first, which warms up; an idle rank returns no medians."""
         calls = []
         for _ in range(repeats + 1):
             self._together()
@@ -215,14 +215,14 @@ class ProfilingRank:
             dist.barrier()
 
     def _last(self, ended: float) -> float:
-        """Return the latest of all ranks' ends: processes of one host read one clock."""
+        """Return the latest of all ranks' ends: processes of a host share a clock."""
         last = torch.tensor([ended], dtype=torch.float64, device=_device())
         if self.size > 1:
             dist.all_reduce(last, op=dist.ReduceOp.MAX)
         return last.item()
 
     def _group(self, size: int) -> dist.ProcessGroup:
-        """Return this rank's group among those of `size` consecutive ranks."""
+        """Return this rank's group among the groups of `size` consecutive ranks."""
         if size not in self._groups:
             for first in range(0, self.size, size):
                 members = list(range(first, min(first + size, self.size)))
@@ -233,7 +233,7 @@ class ProfilingRank:
 
 
 def logprobs_alone(logprobs_BT: Tensor, batch: Mapping[str, Tensor]) -> LossValues:
-    """A loss that costs nothing."""
+    """A loss without cost."""
     return LossValues(logprobs_BT)
 
 

@@ -1,1 +1,1 @@
-"""A rank: the engines and rows of one device, and what they are told to do."""
+"""A rank: the engines and rows of a device, and the commands that it executes."""

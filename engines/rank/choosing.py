@@ -13,7 +13,7 @@ from prefect_rlhf.placement.errors import InvalidInput, NothingKept
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The numbers of the rows that stay; `empty_steps` of this call in a row, this one included, kept none."""
+    """The numbers of the kept rows; `empty_steps` of this call in a row, including this step, kept no row."""
 
     rows: tuple[int, ...]
     metrics: dict[str, float]

@@ -1,6 +1,6 @@
-"""Exchange of rows between ranks: each pair sends one header and then, for each number format, one payload.
+"""Exchange of rows between ranks: each pair sends a header and then, for each number format, a payload.
 
-How long rows are is known only where they are, so all headers go before all payloads.
+Only the holder of a row knows its length, so all headers precede all payloads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def exchange_rows(store: RowStore, command: TransferCommand, rank: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Packet:
-    """Rows on their way: `header` is [rows, 2], length and number format of each; one payload for each format used."""
+    """Rows under way: `header` is [rows, 2], length and number format of each; a payload for each format used."""
 
     header: Tensor
     payloads: tuple[Tensor, ...]

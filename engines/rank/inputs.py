@@ -20,8 +20,8 @@ from prefect_rlhf.placement.graph import Port
 class CallInputs:
     """The columns of a call's rows that this rank's stage uses, port by port in the order of `ports`.
 
-    `groups` are the numbers of the rows that these were made of, `dataset` the columns of the dataset behind them.
-    `lengths` are the tokens of each row where the controller knows them; else they are counted.
+    `groups` are the numbers of the rows' source rows, `dataset` the columns of the dataset behind them. `lengths` are
+    the tokens of each row if the controller knows them; else they are counted.
     """
 
     ports: tuple[Port, ...]
@@ -41,7 +41,7 @@ class CallInputs:
         return next((columns[key] for columns in self.columns if key in columns), None)
 
     def response_lengths(self) -> list[int] | None:
-        """Count the response tokens of each row, where some port has the tokens."""
+        """Count the response tokens of each row, if some port has the tokens."""
         tokens, prompt_lengths = self.first("tokens"), self.first("prompt_length")
         if tokens is None or prompt_lengths is None:
             return None
@@ -68,11 +68,11 @@ class CallInputs:
         return self.keys is None or key in self.keys
 
     def training_batch(self, sequences: Sequences, ports: Sequence[Port] = ()) -> dict[str, Tensor]:
-        """Make what a loss sees: every column as `port.key`, that of the first port with it also as `key`, and `mask`.
+        """Return the columns of a loss: every column as `port.key`, the first port's also as `key`, and `mask`.
 
-        Columns of numbers of the dataset are keys too. `mask` [B, T] is 1.0 at the response tokens that are trained on:
-        those of an input's `mask`, or else all, but none of a row of which `row_weights` [B], where there are any, says
-        0. Of `ports`, or else of all. Empty on the stages that have no loss, and of no rows.
+        Numeric columns of the dataset are keys too. `mask` [B, T] is 1.0 at the trained response tokens: those of an
+        input's `mask`, or else all. It is 0 in rows whose `row_weights` [B], if given, are 0. The columns are those of
+        `ports`, or else of all ports. Empty on stages without a loss, and without rows.
         """
         if not self._uses("prompt_length") or not len(sequences):
             return {}
@@ -127,7 +127,7 @@ def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[st
 def training_rows(
     command: CallCommand, rows: PassCommand, store: RowStore, datasets: Mapping[str, RowSource]
 ) -> TrainingRows:
-    """Collect what a train_step's losses read of one row set."""
+    """Collect the inputs of a train_step's losses on a row set."""
     inputs = read_call_inputs(command.on(rows), store, datasets)
     sequences = inputs.sequences(command.doing)
     columns = tuple(inputs.training_batch(sequences, term.inputs) for term in rows.terms)

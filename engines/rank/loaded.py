@@ -50,9 +50,9 @@ class LoadedModel:
         return bytes_moved
 
     def require(self, version: int | None, doing: str, part: OffloadPart | None = None) -> None:
-        """Raise StaleWeights unless these weights are labelled `version` and are still what they were when labelled.
+        """Raise StaleWeights unless these weights are labelled `version` and are unchanged since they were labelled.
 
-        A call that needs the optimizer too says so by `part`.
+        A call that needs the optimizer too states it by `part`.
         """
         name = self.command.instance.name
         if "all" in self.offloaded:

@@ -1,4 +1,4 @@
-"""A rank: one device's engines and rows. The controller calls its methods by name, through the gang."""
+"""A rank: a device's engines and rows. The controller calls its methods by name, through the gang."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from prefect_rlhf.placement.plan import ModelInstance, OffloadPart
 
 
 def build_engine(command: BuildCommand, rank: int) -> Engine:
-    """Make the engine that the instance names, imported only where it is used."""
+    """Make the engine of the instance; the engine's module is imported only here."""
     if command.instance.engine == "vllm":
         from prefect_rlhf.engines.vllm.engine import VllmEngine
 
@@ -53,7 +53,7 @@ def build_engine(command: BuildCommand, rank: int) -> Engine:
 
 
 def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
-    """Raise EngineFailed unless the engine holds what the command's layout says: all moves of weights rely on it."""
+    """Raise EngineFailed unless the engine holds the command's layout: all moves of weights rely on it."""
     shards, regions, name_of_instance = engine.weights(), command.layout.regions, command.instance.name
     for name in sorted(shards.keys() | regions.keys()):
         held, stated = shards[name].region if name in shards else None, regions.get(name, {}).get(rank)
@@ -66,7 +66,7 @@ def check_layout(engine: Engine, command: BuildCommand, rank: int) -> None:
 
 
 def _to_be_saved(state: object, call: str) -> SavedState | InvalidInput:
-    """Return a state as a checkpoint holds it; the error of one that no checkpoint can hold is for who writes one."""
+    """Return a state in a checkpoint's form, or the error that makes it impossible, for the writer of a checkpoint."""
     try:
         return encode(state, call)
     except InvalidInput as error:
@@ -74,7 +74,7 @@ def _to_be_saved(state: object, call: str) -> SavedState | InvalidInput:
 
 
 class Rank:
-    """The models and rows of one rank process, and the work done on them. Methods that do work return a RankReport."""
+    """The models and rows of a rank process, and the work done on them. Methods that do work return a RankReport."""
 
     def __init__(
         self, rank: int, size: int, engine_factory: Callable[[BuildCommand, int], Engine] = build_engine
@@ -89,11 +89,11 @@ class Rank:
         self._copies: dict[ModelInstance, HostCopy] = {}  # of what is trained here, for checkpoints
 
     def device_memory_bytes(self) -> int:
-        """Return the memory of its GPU, all of it. Raises RuntimeError without one."""
+        """Return the memory of its GPU, all of it. Raises RuntimeError without a GPU."""
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
     def build(self, command: BuildCommand) -> RankReport:
-        """Make the instance's engine and load its weights: version 0, or that of a checkpoint. Collective."""
+        """Make the instance's engine and load its weights: version 0, or a checkpoint's version. Collective."""
         began = time.perf_counter()
         local = readable(command.model.path, f"{command.model.role}.path")
         command = replace(command, model=replace(command.model, path=str(local)))
@@ -129,7 +129,7 @@ class Rank:
         return replace(report, num_tokens=num_tokens, row_lengths=tuple(map(len, tokens)), metrics=metrics)
 
     def inference(self, command: CallCommand) -> RankReport:
-        """Run the model over this replica's rows. Keeps `command.output` where the engine returns it."""
+        """Run the model over this replica's rows. Keeps `command.output` on the ranks whose engine returns it."""
         began, model = time.perf_counter(), self._model_of(command)
         sequences = self._inputs(command).sequences(command.doing)
         engine = cast(TrainingEngine, model.engine)
@@ -140,7 +140,7 @@ class Rank:
         return replace(self._report(began, model, command=command), num_tokens=int(sequences.lengths_B.sum()))
 
     def train_step(self, command: CallCommand) -> RankReport:
-        """Take the optimizer steps of one train_step, after which the weights are version `command.writes`."""
+        """Take the optimizer steps of a train_step; afterwards the weights are version `command.writes`."""
         began, model = time.perf_counter(), self._model_of(command, "optimizer")
         assert command.train is not None and command.writes is not None
         rows = [training_rows(command, one, self.store, self._datasets) for one in command.passes]
@@ -157,7 +157,7 @@ class Rank:
     def compute(self, command: CallCommand) -> RankReport:
         """Run a computation on all rows of the step. Keeps its columns; its state waits for the next step.
 
-        Where none of the rows to work on was kept, it is not run.
+        If no input row was kept, it is not run.
         """
         began, name = time.perf_counter(), command.call.name
         assert command.function is not None
@@ -190,7 +190,7 @@ class Rank:
         return replace(self._report(began, command=command), bytes_moved=bytes_moved)
 
     def reallocate(self, command: MoveWeightsCommand) -> RankReport:
-        """Bring a version from one instance's storage into another's; the digest is the target's."""
+        """Bring a version from an instance's storage into another's; the digest is the target's."""
         began = time.perf_counter()
         source, target = self.models.get(command.source), self.models.get(command.target)
         if source is not None:
@@ -203,13 +203,13 @@ class Rank:
         return replace(report, digest=digest, bytes_moved=moved.bytes_moved, peak_extra_bytes=extra_bytes)
 
     def offload(self, instance: ModelInstance, part: OffloadPart = "all") -> RankReport:
-        """Move an instance, or its optimizer alone, to host memory. Runs beside calls of other instances or parts."""
+        """Move an instance, or its optimizer alone, to host memory. Runs concurrently with other instances' calls."""
         began = time.perf_counter()
         bytes_moved = self._model(instance, "offload").offload(part)
         return replace(self._report(began), bytes_moved=bytes_moved)
 
     def reload(self, instance: ModelInstance, part: OffloadPart = "all") -> RankReport:
-        """Bring back what was offloaded; weights are hashed as a whole again. Runs beside calls as offload does."""
+        """Restore offloaded tensors; all weights are hashed again. Runs concurrently with calls, as offload does."""
         began, model = time.perf_counter(), self._model(instance, "reload")
         bytes_moved = model.reload(part)
         if part != "all":  # the weights stayed, and may be in use
@@ -233,9 +233,9 @@ class Rank:
         return replace(self._report(began, model), bytes_moved=bytes_copied)
 
     def commit(self, folder: Path, finished: Path) -> RankReport:
-        """Write what was copied into the folder of a checkpoint that will be `finished`, through to the disk.
+        """Write the copied state into the folder of a checkpoint that will be `finished`, through to the disk.
 
-        Runs beside calls.
+        Runs concurrently with calls.
         """
         began = time.perf_counter()
         files = [copy.write(folder / instance.role) for instance, copy in self._copies.items()]
@@ -257,7 +257,7 @@ class Rank:
         self._states |= {name: decode(state) for name, state in states.items()}
 
     def _model_of(self, command: CallCommand, part: OffloadPart | None = None) -> LoadedModel:
-        """Return the call's model, once its weights are those that the call reads and `part` is on the device."""
+        """Return the call's model if its weights are the version that the call reads and `part` is on the device."""
         assert command.instance is not None  # only compute has none
         model = self._model(command.instance, command.doing)
         model.require(command.reads, command.doing, part)

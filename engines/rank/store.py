@@ -33,7 +33,7 @@ class RowStore:
         self._rows: dict[int, dict[tuple[str, str], dict[int, Tensor]]] = defaultdict(lambda: defaultdict(dict))
 
     def put(self, step: int, call: str, key: str, rows: Mapping[int, Tensor]) -> None:
-        """Keep rows, beside those of the same key that are kept already."""
+        """Keep rows, in addition to stored rows of the same key."""
         self._rows[step][call, key].update(rows)
 
     def get(self, step: int, call: str, key: str, rows: Sequence[int]) -> list[Tensor]:
@@ -46,7 +46,7 @@ class RowStore:
         return [held[row] for row in rows]
 
     def keys(self, step: int) -> tuple[tuple[str, str], ...]:
-        """Name (call, key) of what is held of a step."""
+        """Return the (call, key) of each column stored for a step."""
         return tuple(self._rows.get(step, {}))
 
     def free(self, step: int, keys: Iterable[tuple[str, str]]) -> None:
