@@ -1,6 +1,7 @@
 # make demo   train SmolLM2 (MODEL=gemma-3-270m: Gemma) with PPO on human ratings, in Prefect, on this machine
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make stop   end everything that make demo started
+# make dist   a source archive and the wheel made from it, in dist/, checked by twine
 PYTHON ?= python3.11
 PORT ?= 4200
 MODEL ?= smollm2
@@ -10,7 +11,7 @@ RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
 # Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo stop test test-all lint
+.PHONY: setup demo stop test test-all lint dist
 setup: $(VENV)/.ready
 
 # constraints.txt is complete, so nothing is resolved and the CPU build of torch, installed first, stays.
@@ -40,3 +41,14 @@ test: setup
 
 test-all: lint
 	$(RUN)/pytest --durations=15
+
+# In an environment of its own, since nobody else needs these two. The wheel is built from the source archive.
+dist: .venv-dist/.ready
+	rm -rf dist
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/twine check --strict dist/*
+
+.venv-dist/.ready: Makefile
+	test -x .venv-dist/bin/python || $(PYTHON) -m venv .venv-dist
+	.venv-dist/bin/pip install --quiet build==1.6.1 twine==7.0.0
+	touch $@

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from contextlib import chdir
 from pathlib import Path
 
@@ -37,12 +36,13 @@ from prefect_rlhf.tasks.rl.offline_settings import DPO
 from prefect_rlhf.tasks.trace import trace_body
 from tests import vocabulary
 from tests.finished_steps import write_checkpoint
-from tests.tiny import make_model, make_prompts
+from tests.test_first_screen import first_screen
+from tests.tiny import make_model, make_pairs, make_prompts
 
 PROJECT = Path(__file__).parents[1]
 PAGES = [PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^( *)```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-EXTRAS = set(tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+PPO = PROJECT / "docs" / "examples" / "ppo.yaml"
 FIRST = "first"  # the folder that the README has `prefect-rlhf init` make
 CLUSTER = ClusterShape("desk", num_nodes=1, devices_per_node=2, device_memory_bytes=8 << 30)
 
@@ -58,20 +58,19 @@ def blocks(language):
 
 
 def commands():
-    """Each command with the folder that a `cd` before it names; `make test` runs the first of ours of each page."""
+    """Each command but `cd first`; `make test` runs the first of ours of each page."""
     params, pages = [], set()
     for block in blocks("console"):
-        place, page = ".", block.id.partition(".md")[0]
+        page = block.id.partition(".md")[0]
         for line in block.values[1].splitlines():
             if not line.strip().startswith("$ "):
                 continue
             command = line.strip()[2:].partition("#")[0].strip()
-            if command.startswith("cd "):
-                place = command[3:]
+            if command == f"cd {FIRST}":
                 continue
             is_ours = command.startswith("prefect-rlhf")
             marks = [pytest.mark.all] if is_ours and page in pages else []
-            params.append(pytest.param(place, command, id=f"{block.id}-{line.strip()}", marks=marks))
+            params.append(pytest.param(command, id=f"{block.id}-{line.strip()}", marks=marks))
             pages |= {page} if is_ours else set()
     return params
 
@@ -84,27 +83,31 @@ def table_rows(name):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where a reader of the docs would be: with models and data, and the files that the docs say to save."""
-    folder = tmp_path_factory.mktemp("reader")
-    make_model(folder / "models" / "tiny")
-    make_model(folder / "models" / "tiny-reward", scalar=True)
+    """The folder that the README has a reader make, in a clone; models and data are small, with the names of real ones.
+
+    The files that the docs say to save are in it, and what the commands of docs/first_hour.md make.
+    """
+    clone = tmp_path_factory.mktemp("clone")
+    shutil.copytree(PROJECT / "docs" / "examples", clone / "docs" / "examples")
+    folder = clone / FIRST
+    write_new(folder, project(folder))
+    make_model(folder / "models" / "smollm2")
+    make_model(folder / "runs" / "reward" / "latest" / "reward", scalar=True)
     (folder / "data").mkdir()
     make_prompts(folder / "data" / "prompts.parquet")
-    write_new(folder / FIRST, project(folder / FIRST))
-    make_model(folder / FIRST / "models" / "smollm2")
-    shutil.copy(PROJECT / "docs" / "examples" / "parameters.yaml", folder)
+    make_pairs(folder / "data" / "preferences.parquet", num_train=32, num_held_out=32)
     for language in ("python", "yaml", "json"):
         for attributes, text in (param.values for param in blocks(language)):
             if attributes.startswith("file="):
                 (folder / attributes.removeprefix("file=")).write_text(text)
-    write_checkpoint(prepared(folder).augmented, folder / "runs" / "amber-fox", step=1)
+    write_checkpoint(prepared(folder).augmented, folder / "runs" / "ppo" / "amber-fox", step=1)
     return folder
 
 
 def prepared(folder, **changes):
     """What a run in that folder decides before it uses a device."""
     with chdir(folder):
-        parameters = yaml.safe_load(Path("parameters.yaml").read_text())
+        parameters = yaml.safe_load(PPO.read_text())
         options, arguments = RunOptions.split(ppo.validate_parameters(parameters | changes))
         lease = Lease("pool", "abc", CLUSTER, CLUSTER.whole, CLUSTER.whole.devices())
         return prepare(ppo.algorithm, arguments, options, lease)
@@ -139,7 +142,7 @@ def test_yaml_is_a_plan_that_runs_or_parameters_that_are_taken(folder, monkeypat
         found = prepared(folder, plan=str(folder / attributes.partition("=")[2])).augmented.plan
         assert found.name == loaded["name"]
     elif attributes == "flow=ppo":
-        whole = yaml.safe_load((folder / "parameters.yaml").read_text()) | loaded
+        whole = yaml.safe_load(PPO.read_text()) | loaded
         checked = ppo.validate_parameters({name: value for name, value in whole.items() if name != "critic"})
         assert checked["actor"].head == "lm+scalar"
     else:
@@ -192,8 +195,8 @@ def test_a_body_that_cannot_run_is_refused_in_the_words_of_the_page(body, says):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("place", "command"), commands())
-def test_commands_run(folder, tmp_path, place, command):
+@pytest.mark.parametrize("command", commands())
+def test_commands_run(folder, tmp_path, command):
     """In a process of their own, as a person starts them in the folder of the files: without server or PYTHONPATH."""
     program, *arguments = [word for word in shlex.split(command) if not word.startswith("RAY_ADDRESS=")]
     if program == "prefect-rlhf" and arguments[0] == "nodes":  # starts Ray: test_many_nodes.py does
@@ -205,15 +208,14 @@ def test_commands_run(folder, tmp_path, place, command):
         unset = ("PYTHONPATH", "RLHF_LEASE", "PREFECT_API_URL")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         environment["PREFECT_HOME"] = str(folder / "prefect")
-        cwd = tmp_path if arguments[0] == "init" else folder / place
+        cwd = tmp_path if arguments[0] == "init" else folder
         words = {"cwd": cwd, "env": environment, "timeout": 300, "capture_output": True, "text": True}
         done = subprocess.run([script, *arguments], **words, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
     elif program == "make":
         assert f"\n{arguments[0]}:" in (PROJECT / "Makefile").read_text()
-    elif program == "pip":
-        (extras,) = re.findall(r"\.\[(.*)\]", arguments[-1])
-        assert set(extras.split(",")) <= EXTRAS
+    elif program in ("python3.11", ".", "pip"):
+        assert command in first_screen()  # test_first_screen.py runs them
     elif program == "python":
         assert arguments[:2] == ["-m", "prefect_rlhf.flows.demo"] and arguments[2] in ACTIONS
     else:
@@ -262,3 +264,13 @@ def test_no_page_is_without_a_reader():
     """The README reaches every page."""
     readme = (PROJECT / "README.md").read_text()
     assert all(f"docs/{page.name}" in readme for page in PAGES[1:])
+
+
+def test_a_file_that_pages_name_is_in_the_table_of_files(folder):
+    """Of the folders that the README's first screen and the commands of docs/first_hour.md make."""
+    named = "|".join(f"`{row[0].strip('`')}`" for row in table_rows("first_hour.md"))
+    text = "\n".join(page.read_text() for page in [*PAGES, *sorted((PROJECT / "docs" / "examples").glob("*.yaml"))])
+    found = set(re.findall(r"(?:path: |\.path=|profile |tokenizer=\")((?:models|data|runs)/[^\s,}\"*]+)", text))
+    assert {name for name in found if f"`{name}`" not in named} == set()
+    assert {"models/smollm2", "data/prompts.parquet", "runs/reward/latest/reward"} <= found
+    assert all((folder / name).exists() for name in found)

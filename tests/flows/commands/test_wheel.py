@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -29,12 +30,22 @@ def done(*command, folder, seconds=600, **environment):
     return ended.stdout + ended.stderr
 
 
+def copy_of_the_tree(folder):
+    is_hidden = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "runs")
+    return shutil.copytree(PROJECT, folder / "tree", symlinks=True, ignore=is_hidden)
+
+
+def contents(wheel):
+    """The bytes of each file of a wheel, but for the list of them with their hashes."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if not name.endswith("RECORD")}
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Built from a copy of the tree, by the tools that are there."""
     folder = tmp_path_factory.mktemp("wheel")
-    is_hidden = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "runs")
-    shutil.copytree(PROJECT, folder / "tree", symlinks=True, ignore=is_hidden)
+    copy_of_the_tree(folder)
     options = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done(sys.executable, "-m", "pip", "wheel", *options, "-w", folder / "out", ".", folder=folder / "tree")
     (found,) = (folder / "out").glob("*.whl")
@@ -90,3 +101,18 @@ def test_the_wheel_installed_alone_plans(wheel, tmp_path, interpreter):
     use(command, tmp_path)
     answer = command("plan", "ppo", *MODELS, *LENGTHS, "--cluster", "1x8:h100", "--output", "plans", folder=tmp_path)
     assert "actor_generate" in answer and list((tmp_path / "plans").glob("*.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.all
+def test_what_make_dist_builds_passes_twine_and_is_the_wheel_of_the_tree(wheel, tmp_path):
+    """It is built from the source archive, which holds the rooms as files where the tree has links; and no tests."""
+    tree = copy_of_the_tree(tmp_path)
+    said = done("make", "dist", folder=tree)
+    assert said.count("PASSED") == 2
+    (built,) = (tree / "dist").glob("*.whl")
+    (source,) = (tree / "dist").glob("*.tar.gz")
+    assert contents(built) == contents(wheel)
+    with tarfile.open(source) as archive:
+        paths = [name.partition("/")[2] for name in archive.getnames()]
+    assert "src/prefect_rlhf/placement/mesh.py" in paths and not any(path.startswith("tests") for path in paths)
