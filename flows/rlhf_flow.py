@@ -34,10 +34,22 @@ class AlgorithmFlow(FormFlow):
     algorithm: Algorithm
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
-        """Run it. Raises GraphError where its own file starts it when ranks import that file."""
-        if IN_RANK in os.environ:
-            raise GraphError(f"{self.algorithm.name} is run by importing its file; put that under `if __name__ == ...`")
+        """Run it. Raises GraphError if it is called by importing a file in a rank."""
+        self.check_not_in_rank()
         return super().__call__(*arguments, **parameters)
+
+    def with_options(self, *arguments: Any, **options: Any) -> AlgorithmFlow:
+        """Return the same algorithm as a flow with other options of Prefect's."""
+        changed = super().with_options(*arguments, **options)
+        assert isinstance(changed, AlgorithmFlow)
+        changed.algorithm = self.algorithm
+        return changed
+
+    def check_not_in_rank(self) -> None:
+        """Raise GraphError in a rank: it imports the file of an operator, and that file would start a run there."""
+        if IN_RANK in os.environ:
+            name = self.algorithm.name
+            raise GraphError(f'{name} is run by importing its file; put that under `if __name__ == "__main__":`')
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:

@@ -16,6 +16,8 @@ RlhfError
         OutOfDeviceMemory               a device's memory, or its host's, did not suffice
         CollectiveFailed                communication between ranks broke, mostly because another rank died
         EngineFailed                    vLLM or the device failed inside
+
+RunStopped is no error but a KeyboardInterrupt: a person stopped the run.
 """
 
 from __future__ import annotations
@@ -25,6 +27,23 @@ from prefect_rlhf.placement.in_short import in_short, one_line
 
 class RlhfError(Exception):
     """Base of every error that prefect-rlhf raises on purpose. Arguments are strings, so it pickles."""
+
+
+class RunStopped(KeyboardInterrupt):
+    """A person stopped a run with Ctrl-C or SIGTERM. Its text is one line: how far the run came, and how to continue.
+
+    `resume_from` is the run's newest checkpoint; None if there is no checkpoint. `is_terminated`: it was SIGTERM.
+
+    >>> print(RunStopped("stopped after 3 of 20 steps; newest checkpoint: step 2", "runs/fox/checkpoints/step-000002"))
+    stopped after 3 of 20 steps; newest checkpoint: step 2; continue with resume_from=runs/fox/checkpoints/step-000002
+    """
+
+    def __init__(self, how_far: str, resume_from: str | None = None, is_terminated: bool = False) -> None:
+        super().__init__(how_far, resume_from, is_terminated)
+        self.how_far, self.resume_from, self.is_terminated = how_far, resume_from, is_terminated
+
+    def __str__(self) -> str:
+        return self.how_far + (f"; continue with resume_from={self.resume_from}" if self.resume_from else "")
 
 
 class InvalidInput(RlhfError, ValueError):

@@ -1,17 +1,24 @@
-"""Failures in Prefect: one line as the state's message; of a person's own code the traceback, once, in the log."""
+"""Failures and stops in Prefect: one line as the state's message; of a person's code the traceback, once, in the log.
+
+A person stops a run with Ctrl-C or with SIGTERM. Under a worker SIGTERM is the worker's, which says what it means.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.states import Failed
+from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled, Failed
 
-from prefect_rlhf.placement.errors import RankFailed, RlhfError
+from prefect_rlhf.placement.errors import RankFailed, RlhfError, RunStopped
 
 TASK_RUN_LOGGER = "prefect.task_runs"
+FLOW_RUN_LOGGER = "prefect.flow_runs"
+OF_A_WORKER = "PREFECT__FLOW_RUN_ID"  # in the environment of a process that a worker started for a flow run
 
 
 def failed(error: RlhfError) -> State[Any]:
@@ -25,6 +32,31 @@ def failed_task_run(error: RlhfError) -> State[Any]:
     if isinstance(error, RankFailed) and error.traceback:
         get_run_logger().error("%s", error.traceback.rstrip())
     return failed(error)
+
+
+def is_by_hand(error: BaseException) -> bool:
+    """Return whether a person stopped the run at a terminal, in a script or in a notebook."""
+    return isinstance(error, KeyboardInterrupt) or (
+        isinstance(error, TerminationSignal) and OF_A_WORKER not in os.environ
+    )
+
+
+def stopped(error: BaseException) -> State[Any]:
+    """Return the state of a flow run that a person stopped; asking it for a result raises RunStopped."""
+    say_nothing_of_cancelled_runs()
+    how = error if isinstance(error, RunStopped) else RunStopped("stopped before the first step")
+    return Cancelled(message=str(how), data=how)
+
+
+def say_nothing_of_cancelled_runs() -> None:
+    """Leave out the line that Prefect writes for each cancelled run: a run that a person stops has a single line."""
+    for name in (TASK_RUN_LOGGER, FLOW_RUN_LOGGER):
+        logging.getLogger(name).addFilter(without_cancelled)  # the same function counts once
+
+
+def without_cancelled(record: logging.LogRecord) -> bool:
+    """Let a record pass unless it says that a run ended Cancelled."""
+    return not record.getMessage().startswith("Finished in state Cancelled")
 
 
 def without_empty_traceback(record: logging.LogRecord) -> bool:

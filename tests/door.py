@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import prefect_rlhf
+from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.tasks.operations import Operator
 from prefect_rlhf.tasks.settings import Settings
 
@@ -25,6 +26,8 @@ def taken(thing: Any) -> str:
     """Return the parameters of a function or class, or the fields of settings; a default shows as `=`."""
     if isinstance(thing, Operator):
         return f" is a {thing.kind} of {', '.join(inspect.signature(thing.function).parameters)}"
+    if isinstance(thing, AlgorithmFlow):
+        return f" is an algorithm of {', '.join(inspect.signature(thing.algorithm.body).parameters)}"
     if isinstance(thing, type) and issubclass(thing, Settings):
         return f" has {', '.join(name + '=' * (not field.is_required()) for name, field in _fields(thing))}"
     if isinstance(thing, type) and issubclass(thing, Exception):

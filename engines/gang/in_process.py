@@ -60,6 +60,8 @@ class InProcessGang:
             torch.set_num_threads(self._num_threads)  # it is kept for each thread, and any thread may call
             began = time.monotonic()
             replies = {rank: reply_to(Request(method, values), target) for rank, values in arguments.items()}
+        if self._target is None:  # what the call raised in a world that is gone says nothing
+            raise RankLost(f"rank 0 was ended in {doing}: the gang was closed")
         raise_first_failure(replies, doing)
         if time.monotonic() - began > deadline_seconds:
             self.close()

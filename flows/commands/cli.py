@@ -15,6 +15,7 @@ from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explaine
 from prefect_rlhf.flows.training.installed_engines import ENGINES, missing_engine
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
 
+INTERRUPT_STATUS = 130  # what a shell says of Ctrl-C
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "run": "Train with an algorithm on devices of this machine; --dry-run checks it and takes none.",
@@ -49,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if engine not in ENGINES:
             raise
         print_error(f"{PROGRAM}: {missing_engine(engine)}")
+    except KeyboardInterrupt as interrupt:
+        print_error(f"{PROGRAM}: {str(interrupt) or 'stopped'}")
+        return INTERRUPT_STATUS
     return 2
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from types import FrameType
+from typing import Annotated
 
 from cyclopts import Parameter
-from prefect.client.schemas.objects import State
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES, Cluster
-from prefect_rlhf.blocks.lease import dry_lease, lease, running_on
-from prefect_rlhf.flows.commands.dry_run import planned_text
+from prefect_rlhf.blocks.cluster import MOST_DEVICES
 from prefect_rlhf.flows.commands.flags import (
     ALL_AT_ONCE,
+    PROGRAM,
     Assignments,
     ParametersFile,
     print_error,
     read_parameters,
     whole_number,
 )
-from prefect_rlhf.flows.commands.server import check_server
+from prefect_rlhf.flows.local_run import MOST_RESTARTS, plan_locally, run_locally
 from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
-from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
+from prefect_rlhf.flows.training.installed_engines import check_builds
+from prefect_rlhf.placement.errors import RunStopped
+
+STATUS_OF_SIGNAL = 128  # and the signal's number, as a shell says it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +40,14 @@ class RunFlags:
     )
     parameters: ParametersFile = None
     param: Assignments = ()
-    devices: Annotated[int, whole_number(1, MOST_DEVICES), Parameter(help="Devices of this machine to lease.")] = 1
+    devices: Annotated[
+        int | None,
+        whole_number(1, MOST_DEVICES),
+        Parameter(help="Devices of this machine to lease; 1 if it is not stated."),
+    ] = None
     max_restarts: Annotated[
         int,
-        whole_number(0, 1000),
+        whole_number(0, MOST_RESTARTS),
         Parameter(help="How often it goes on by itself from its last checkpoint after a failure; not after a mistake."),
     ] = 0
     dry_run: Annotated[bool, Parameter(help="Check everything, print plan and graph, take no device.")] = False
@@ -60,14 +71,48 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     if flags.dry_run:
         parameters["dry_run"] = True
     checked = flow.validate_parameters(parameters)
-    cluster = Cluster(devices_per_node=flags.devices).shape
     if checked["dry_run"]:
-        print(planned_text(flow, checked, dry_lease(cluster)))
+        print(plan_locally(flow, checked, flags.devices))
         return 0
-    check_engines()
-    check_server()
-    with lease(cluster, flags.devices, say=print_error) as leased, running_on(leased):
-        restarting = flow.with_options(retries=flags.max_restarts)
-        state: State[Any] = restarting(**checked, return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
+    with a_second_interrupt_ends():
+        state = run_locally(flow, checked, flags.devices, flags.max_restarts)
+    stopped = state.result(raise_on_failure=False, _sync=True) if state.is_cancelled() else None  # type: ignore[call-overload]  # its stubs lack _sync
+    if isinstance(stopped, RunStopped):
+        say = f"{stopped.how_far}; continue with: {continuing(flags, stopped)}" if stopped.resume_from else stopped
+        print_error(f"{PROGRAM}: {say}")
+        return STATUS_OF_SIGNAL + (signal.SIGTERM if stopped.is_terminated else signal.SIGINT)
     print(state.message or state.name)
     return 0 if state.is_completed() else 1
+
+
+def continuing(flags: RunFlags, stopped: RunStopped) -> str:
+    """Return the command by which another run continues, with the same parameters."""
+    words = [PROGRAM, "run", flags.algorithm]
+    words += ["--parameters", str(flags.parameters)] if flags.parameters else []
+    words += ["--devices", str(flags.devices)] if flags.devices is not None else []
+    words += ["--max-restarts", str(flags.max_restarts)] if flags.max_restarts else []
+    kept = [text for text in flags.param if not text.startswith("resume_from=")]
+    words += [word for text in (*kept, f"resume_from={stopped.resume_from}") for word in ("-p", text)]
+    return shlex.join(words)
+
+
+@contextmanager
+def a_second_interrupt_ends() -> Iterator[None]:
+    """Let Ctrl-C stop the run of the body, and a second Ctrl-C end this process at once.
+
+    The kernel frees its devices then, and its ranks end with it.
+    """
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    is_ours = threading.current_thread() is threading.main_thread()
+    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in a background job
+        yield
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,7 @@ from prefect_rlhf.flows.forms.check import checked_parameters
 from prefect_rlhf.flows.forms.options import Form
 from prefect_rlhf.flows.forms.retry import may_retry
 from prefect_rlhf.placement.errors import PlanDoesNotFit, RlhfError
-from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.failures import failed, is_by_hand, stopped
 from prefect_rlhf.tasks.reporting.refusal import show_refusal
 
 
@@ -34,18 +34,23 @@ def form_entry(
     """Return the function that Prefect calls: named as `body`, it passes its keywords to `run`.
 
     Its parameters are `own`, then the fields of `form`. A mistake that a person can mend ends it in a Failed state that
-    says why in one line, without a traceback.
+    says why in one line, without a traceback. A person who stops it ends it in a Cancelled state.
     """
 
     def entry(**parameters: Any) -> Any:
-        while True:
-            try:
-                return run(parameters)
-            except RlhfError as error:
-                if isinstance(error, PlanDoesNotFit):
-                    show_refusal(error)
-                if not may_retry(error):
-                    return failed(error)
+        try:
+            while True:
+                try:
+                    return run(parameters)
+                except RlhfError as error:
+                    if isinstance(error, PlanDoesNotFit):
+                        show_refusal(error)
+                    if not may_retry(error):
+                        return failed(error)
+        except BaseException as error:
+            if not is_by_hand(error):
+                raise
+            return stopped(error)
 
     parameters = [*own, *form.signature()]
     entry.__name__, entry.__qualname__, entry.__module__ = body.__name__, body.__qualname__, body.__module__

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from logging import Logger
+from contextvars import ContextVar
+from logging import INFO, WARNING, Logger
 
 from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
@@ -14,15 +15,41 @@ from prefect.logging.loggers import LoggingAdapter
 
 LogLine = Callable[[str], None]
 
+_kept: ContextVar[list[tuple[int, str]] | None] = ContextVar("rlhf_kept_lines", default=None)
+
 
 def log_info(line: str) -> None:
     """Write a line to the flow run's log; outside of a run, to the terminal's."""
-    _log().info("%s", line)
+    _write(INFO, line)
 
 
 def log_warning(line: str) -> None:
     """Write a line that a person should see, to the same log."""
-    _log().warning("%s", line)
+    _write(WARNING, line)
+
+
+@contextmanager
+def kept_lines() -> Iterator[list[tuple[int, str]]]:
+    """Keep the lines of the body, with their levels, for the log of a run that has yet to begin."""
+    lines: list[tuple[int, str]] = []
+    token = _kept.set(lines)
+    try:
+        yield lines
+    finally:
+        _kept.reset(token)
+
+
+def write_kept(lines: Iterable[tuple[int, str]]) -> None:
+    """Write lines that were kept."""
+    for level, line in lines:
+        _write(level, line)
+
+
+def _write(level: int, line: str) -> None:
+    if (lines := _kept.get()) is not None:
+        lines.append((level, line))
+    else:
+        _log().log(level, "%s", line)
 
 
 def _log() -> Logger | LoggingAdapter:

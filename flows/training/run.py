@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
-from prefect_rlhf.flows.training.log import engines_in_log, log_info, log_warning
-from prefect_rlhf.flows.training.measured_plan import trials_json
+from prefect_rlhf.flows.training.log import engines_in_log, kept_lines, log_info, log_warning, write_kept
+from prefect_rlhf.flows.training.measured_plan import plans_to_measure, trials_json
 from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
+from prefect_rlhf.flows.training.stopped import stopped_run
 from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
 from prefect_rlhf.placement.augmented.preview import distant_nodes, preview
@@ -36,6 +38,7 @@ from prefect_rlhf.placement.schedule.estimate import Prediction, predict
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
+from prefect_rlhf.tasks.failures import is_by_hand
 from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
 from prefect_rlhf.tasks.running.journal import Journal
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -58,6 +61,48 @@ class PreparedRun:
     prediction: Prediction | None
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """A run that was checked and planned before it had devices, with the lines that belong into its log."""
+
+    algorithm: Algorithm
+    arguments: Mapping[str, Any]
+    options: RunOptions
+    prepared: PreparedRun
+    lines: Sequence[tuple[int, str]]
+
+    def on(self, lease: Lease) -> PreparedRun:
+        """Return the run as prepared for the devices that it now has."""
+        request = self.prepared.request
+        options = request.options.model_copy(update={"dry_run": False})
+        return replace(self.prepared, request=replace(request, lease=lease, options=options))
+
+
+_checked: ContextVar[CheckedRun | None] = ContextVar("rlhf_checked_run", default=None)
+
+
+def check_run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease) -> CheckedRun:
+    """Make every check of a run before it has devices: those of a dry run, engines and trackers.
+
+    `lease` says which devices it will have. Raises InvalidInput, GraphError, or RlhfError for a missing engine.
+    """
+    check_engines()
+    check_trackers(options.tracking)
+    with kept_lines() as lines:
+        prepared = prepare(algorithm, arguments, options.model_copy(update={"dry_run": True}), lease)
+    return CheckedRun(algorithm, arguments, options, prepared, tuple(lines))
+
+
+@contextmanager
+def going_by(checked: CheckedRun) -> Iterator[None]:
+    """Let the run that the body starts go by checks that were just made, in place of making them a second time."""
+    token = _checked.set(checked)
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
 @engines_in_log()
 def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
     """Prepare a run of `algorithm`, then train; returns its run folder and trained models, of a dry run its plan.
@@ -78,7 +123,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         options = options.model_copy(update={"resume_from": str(own)})
     with complete_record(), leased_devices(options.dry_run) as leased:
         lease = on_living_nodes(leased, log_info)
-        prepared = prepare(algorithm, arguments, options, lease, is_restart=own is not None)
+        prepared = prepare_leased(algorithm, arguments, options, lease, is_restart=own is not None)
         limits = prepared.request.options.limits
         report = RunReport(prepared.augmented, lease, prepared.prediction, limits)
         report.planned()
@@ -86,6 +131,23 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
             steps = prepared.request.options.steps
             return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}
         return train_prepared(prepared, report, earlier)
+
+
+def prepare_leased(
+    algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool
+) -> PreparedRun:
+    """Prepare a run that has its devices; one that was just checked, on the same mesh, is prepared already.
+
+    Plans of `measure(k)` are measured on the devices, so such a run is prepared again.
+    """
+    checked = _checked.get()
+    if checked is not None and not plans_to_measure(options.plan):
+        same_run = (checked.algorithm, checked.arguments, checked.options) == (algorithm, arguments, options)
+        was_for = checked.prepared.request.lease
+        if same_run and (was_for.cluster, was_for.mesh, was_for.kind) == (lease.cluster, lease.mesh, lease.kind):
+            write_kept(checked.lines)
+            return checked.on(lease)
+    return prepare(algorithm, arguments, options, lease, is_restart=is_restart)
 
 
 def prepare(
@@ -142,16 +204,16 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
     try:
         with followed(journal, before, options.tracking, parameters, log_warning):
             stop = train(run, journal, report, options.steps_per_group)
+        if stop is not None and not stop.is_end:
+            stop.leave()
     except BaseException as error:  # a cancellation too
         clear_unfinished(run_dir)
-        report.stopped(run, error)
         with suppress(OutputFailed):  # what ended the run matters more
             publish_record(run_dir)
+        if is_by_hand(error):
+            raise stopped_run(run, error) from None
+        report.stopped(run, error)
         raise
-    if stop is not None and not stop.is_end:
-        publish_record(run_dir)
-        report.stopped(run)
-        stop.leave()
     report.finished()
     write_atomically(run_dir.parent / "latest", lambda part: part.symlink_to(run_dir.name))
     result = {"run_dir": shown(run_dir), **outcome(run, str(stop) if stop else None)}

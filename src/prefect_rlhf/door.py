@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
@@ -17,7 +22,7 @@ from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.flows.forms.reward import Reward, check_reference, with_reward_weights
 from prefect_rlhf.flows.rlhf_flow import find_flow, rlhf_flow
 from prefect_rlhf.flows.training.inputs import open_source
-from prefect_rlhf.placement.errors import GraphError, InvalidInput, RlhfError
+from prefect_rlhf.placement.errors import GraphError, InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.tasks.calls import compute, generate, inference, score, train_step
 from prefect_rlhf.tasks.data.rollouts import lists, record_rollouts, text_columns, write_rows
 from prefect_rlhf.tasks.host_rewards import HostRewards, RewardFunction
@@ -62,6 +67,32 @@ from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
 from prefect_rlhf.tasks.select import select
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Staleness, Update
 from prefect_rlhf.tasks.terms import Terms
+
+if TYPE_CHECKING:
+    from prefect_rlhf.flows.dpo import dpo
+    from prefect_rlhf.flows.grpo import grpo
+    from prefect_rlhf.flows.kto import kto
+    from prefect_rlhf.flows.local_run import run
+    from prefect_rlhf.flows.ppo import ppo
+    from prefect_rlhf.flows.remax import remax
+    from prefect_rlhf.flows.reward import reward
+    from prefect_rlhf.flows.run_result import PlannedRun, RunResult
+    from prefect_rlhf.flows.safe_rlhf import safe_rlhf
+    from prefect_rlhf.flows.sft import sft
+
+_LOADED_LATER: Mapping[str, str] = MappingProxyType(
+    {name: name for name in ("dpo", "grpo", "kto", "ppo", "remax", "reward", "safe_rlhf", "sft")}
+    | {"run": "local_run", "RunResult": "run_result", "PlannedRun": "run_result"}
+)
+"""Names that only a program which starts runs asks for, with their files in flows: ranks import the door too."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name that is loaded when it is first asked for."""
+    if name in _LOADED_LATER:
+        return getattr(import_module(f"prefect_rlhf.flows.{_LOADED_LATER[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     # the words of a flow's body
@@ -158,6 +189,19 @@ __all__ = [
     "old_policy",
     "check_reference",
     "with_reward_weights",
+    # runs from Python
+    "run",
+    "RunResult",
+    "PlannedRun",
+    "RunStopped",
+    "ppo",
+    "grpo",
+    "remax",
+    "dpo",
+    "kto",
+    "sft",
+    "reward",
+    "safe_rlhf",
     # what a notebook or a test asks for
     "find_flow",
     "open_source",

@@ -19,11 +19,12 @@ from prefect import Flow, Task, get_run_logger
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
+from prefect.states import Cancelled
 
 from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.errors import RlhfError
-from prefect_rlhf.tasks.failures import failed, failed_task_run
+from prefect_rlhf.tasks.failures import failed, failed_task_run, say_nothing_of_cancelled_runs
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
@@ -35,6 +36,7 @@ from prefect_rlhf.tasks.server.patience import hurry
 
 MAX_GROUPS_IN_FLIGHT = 2
 STOP_POLL_SECONDS = 1.0  # a request to stop is noticed within this
+STOPPED = "The run was stopped"  # in the states of groups and nodes that did not fail but had to end
 
 
 class GraphRunner:
@@ -51,6 +53,7 @@ class GraphRunner:
         self._ended: deque[int] = deque(maxlen=STEPS_KEPT)  # the latest
         self._ended_steps: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._failure: Exception | None = None
+        self._is_stopped = False  # by hand, at once: what ends after that did not fail
         self._stops_after: int | None = None  # this step, when asked to stop early
         self._lock = threading.Lock()
         self._locks = DeviceLocks(frozenset(run.lease.devices))
@@ -71,9 +74,12 @@ class GraphRunner:
                 steps.result()
                 driver.result()
             except BaseException as error:  # a cancellation too: without a gang every call in flight ends at once
+                if not isinstance(error, Exception):
+                    self._is_stopped = True
+                    say_nothing_of_cancelled_runs()
                 self._fail(error)
                 self.dispatcher.gang.close()
-                if not isinstance(error, Exception):
+                if self._is_stopped:
                     hurry()  # who stops a run by hand does not wait for a server that is away
                 raise
         if self._failure is not None:
@@ -145,6 +151,9 @@ class GraphRunner:
         )
 
     def _run_group(self, group: GroupRun) -> None:
+        if self._failure is not None:  # since the group was handed out
+            self._take_back(group)
+            return
         flow = Flow(
             lambda: self._submit(group),
             name="rlhf-steps",
@@ -177,6 +186,8 @@ class GraphRunner:
             future.wait()
             if future.state.is_failed() or future.state.is_crashed():  # also where Prefect never called our function
                 self._fail(_error_of(future.state, node.title))
+        if self._is_stopped:
+            return Cancelled(message=STOPPED)
         if isinstance(self._failure, RlhfError):
             return failed(self._failure)
         if self._failure is not None:
@@ -201,6 +212,8 @@ class GraphRunner:
             self._end_node(planned)
         except BaseException as error:
             self._fail(error)
+            if self._is_stopped:
+                return Cancelled(message=STOPPED)
             if isinstance(error, RlhfError):
                 return failed_task_run(error)
             raise

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import psutil
 from prefect import get_client
-from prefect_rlhf.flows.commands.server import check_server
+from prefect_rlhf.flows.training.server import check_server
 popen = subprocess.Popen
 check_server()
 assert subprocess.Popen is popen

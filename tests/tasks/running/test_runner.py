@@ -11,9 +11,10 @@ import pytest
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterParentFlowRunId
+from prefect.context import FlowRunContext
 
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
-from prefect_rlhf.placement.errors import OutputFailed, RankFailed, StaleWeights
+from prefect_rlhf.placement.errors import OutputFailed, RankFailed, RankLost, StaleWeights
 from prefect_rlhf.placement.planner.preset_plan import preset
 from prefect_rlhf.tasks.failures import TASK_RUN_LOGGER
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, read_spans
@@ -62,15 +63,18 @@ class Dispatcher:
         self.finished.append((step, oldest))
 
 
-def run(folder, dispatcher, num_steps, steps_per_group=2, journal=None, checkpoint_every=None):
-    """Run PPO under `split`; the runner, the flow run's state, and the steps that ended."""
+def run(folder, dispatcher, num_steps, steps_per_group=2, journal=None, checkpoint_every=None, body=None):
+    """Run PPO under `split`, or what `body` does with the runner.
+
+    The runner, the flow run's state, and the steps that ended.
+    """
     plan = preset("split", ppo(), TWO_DEVICES, TWO_DEVICES.whole)
     training = row_world.training_run(row_world.with_operations(ppo()), plan, num_steps, folder)
     groups = StepGroups(training.graph, plan, num_steps, steps_per_group, checkpoint_every=checkpoint_every)
     runner = GraphRunner(training, dispatcher, journal or Journal(folder), groups, StopRequest())
     steps = []
-    body = flow(lambda: runner.run_all(lambda metrics: steps.append(metrics["step"])), name="test")
-    return runner, body(return_state=True), steps
+    run_all = body or (lambda runner: runner.run_all(lambda metrics: steps.append(metrics["step"])))
+    return runner, flow(lambda: run_all(runner), name="test")(return_state=True), steps
 
 
 def task_runs(state):
@@ -235,3 +239,32 @@ def test_sigterm_ends_the_step_in_flight_and_writes_a_checkpoint(tmp_path, check
     assert {f"checkpoint.actor@{last}", f"checkpoint.critic@{last}", f"commit@{last}"} <= set(notice.begun)
     assert not any(name.startswith("export") for name in notice.begun) and not runner._locks._waiting
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_ctrl_c_ends_the_run_at_once_and_nothing_of_it_counts_as_failed(tmp_path, logged):
+    """Calls in flight lose their ranks: their task runs are cancelled. No group begins after it."""
+    closed = threading.Event()
+
+    def interrupted_call():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert closed.wait(60)
+        raise RankLost("rank 0 was ended in generating: the gang was closed")
+
+    dispatcher = Dispatcher(calling="actor_generate@1", do=interrupted_call)
+    dispatcher.gang = SimpleNamespace(close=closed.set)
+    parents = []
+
+    def body(runner):
+        parents.append(FlowRunContext.get().flow_run.id)
+        with pytest.raises(KeyboardInterrupt):
+            runner.run_all(lambda metrics: None)
+
+    runner, _, _ = run(tmp_path, dispatcher, 9, steps_per_group=1, body=body)
+    assert not runner._in_flight and not any(name.endswith("@9") for name in dispatcher.begun)
+    with get_client(sync_client=True) as client:
+        parent = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=parents))
+        states = [task_run.state_name for task_run in client.read_task_runs(flow_run_filter=parent, limit=200)]
+        groups = [group.state_name for group in client.read_flow_runs(flow_run_filter=parent)]
+    assert "Failed" not in states and "Crashed" not in states
+    assert {*groups} == {"Completed", "Cancelled"} and len(groups) <= 3, groups
+    assert "Traceback" not in logged() and "RankLost" not in logged() and "Cancelled" not in logged()

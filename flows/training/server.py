@@ -1,4 +1,4 @@
-"""The Prefect server that a command needs."""
+"""The Prefect server that a run needs: that of the settings, or a temporary one."""
 
 from __future__ import annotations
 

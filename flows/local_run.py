@@ -1,0 +1,149 @@
+"""A run on devices of this machine, from a terminal, a script or a notebook: checked, then leased, then run.
+
+It is checked before it waits for devices, and again after it waited. What a worker or an outer run has leased is used
+as it is.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, overload
+
+from prefect.client.schemas.objects import State
+
+from prefect_rlhf.blocks.cluster import MOST_DEVICES, Cluster
+from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease, running_on
+from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow, find_flow
+from prefect_rlhf.flows.run_result import PlannedRun, RunResult
+from prefect_rlhf.flows.training.installed_engines import check_builds
+from prefect_rlhf.flows.training.run import check_run, going_by, prepare
+from prefect_rlhf.flows.training.server import check_server
+from prefect_rlhf.placement.errors import InvalidInput, RunStopped
+from prefect_rlhf.placement.lease import Lease
+
+MOST_RESTARTS = 1000
+
+
+@overload
+def run(
+    algorithm: AlgorithmFlow | str,
+    /,
+    *,
+    dry_run: Literal[True],
+    devices: int | None = None,
+    max_restarts: int = 0,
+    **parameters: Any,
+) -> PlannedRun: ...
+@overload
+def run(
+    algorithm: AlgorithmFlow | str,
+    /,
+    *,
+    dry_run: Literal[False] = False,
+    devices: int | None = None,
+    max_restarts: int = 0,
+    **parameters: Any,
+) -> RunResult: ...
+def run(
+    algorithm: AlgorithmFlow | str,
+    /,
+    *,
+    dry_run: bool = False,
+    devices: int | None = None,
+    max_restarts: int = 0,
+    **parameters: Any,
+) -> RunResult | PlannedRun:
+    """Train with an algorithm on devices of this machine; returns its models, metrics and rollouts.
+
+    `algorithm` is an @rlhf_flow function such as `grpo`, or the name that `prefect-rlhf run` takes. `parameters` are
+    those of its deployment: each a value such as `Model(path=...)`, or a dict as in a file of parameters. `devices`
+    are leased for the run alone, one if it is not stated; under a worker they are those that the worker leased.
+    `max_restarts` says how often a run that failed continues by itself. A `dry_run` checks everything, uses no device
+    and returns the plan.
+
+    Raises InvalidInput or GraphError for a mistake, before a device is used; another RlhfError if the run fails;
+    RunStopped, a KeyboardInterrupt, if a person stops it.
+    """
+    check_builds()
+    flow = find_flow(algorithm) if isinstance(algorithm, str) else algorithm
+    if not isinstance(flow, AlgorithmFlow):
+        raise InvalidInput("algorithm", algorithm, "an @rlhf_flow function, such as prefect_rlhf.grpo, or its name")
+    flow.check_not_in_rank()
+    _check_whole("devices", devices, 1, MOST_DEVICES)
+    _check_whole("max_restarts", max_restarts, 0, MOST_RESTARTS)
+    checked = flow.validate_parameters({**parameters, "dry_run": dry_run})
+    if checked["dry_run"]:
+        return plan_locally(flow, checked, devices)
+    state = run_locally(flow, checked, devices, max_restarts)
+    found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
+    if isinstance(found, BaseException):
+        raise found.with_traceback(None) from None
+    if not state.is_completed():  # suspended: it has no result yet
+        state.result(_sync=True)  # type: ignore[call-overload]
+    return RunResult(**found)
+
+
+def _check_whole(field: str, value: int | None, least: int, most: int) -> None:
+    if value is not None and (type(value) is not int or not least <= value <= most):
+        raise InvalidInput(field, value, f"a whole number of {least} to {most}")
+
+
+def plan_locally(flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None) -> PlannedRun:
+    """Return the plan of a run of checked parameters. Raises InvalidInput or GraphError for what cannot run."""
+    options, arguments = RunOptions.split(checked)
+    given = _given_lease(devices)
+    leased = given or dry_lease(Cluster(devices_per_node=devices or 1).shape)
+    return PlannedRun.of(prepare(flow.algorithm, arguments, options, leased))
+
+
+def run_locally(
+    flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None, max_restarts: int = 0
+) -> State[Any]:
+    """Run with checked parameters; returns the final state. Raises what a check raises before the run has devices."""
+    restarting = flow.with_options(retries=max_restarts)
+    if _given_lease(devices) is not None:
+        return _final_state(restarting, checked)
+    options, arguments = RunOptions.split(checked)
+    cluster = Cluster(devices_per_node=devices or 1).shape
+    with stopped_at("stopped before the run began"):
+        found = check_run(flow.algorithm, arguments, options, dry_lease(cluster))
+        check_server()
+    waits = []
+
+    def say(line: str) -> None:
+        waits.append(line)
+        print(line, file=sys.stderr, flush=True)  # noqa: T201  no run has a log yet
+
+    with ExitStack() as held:
+        with stopped_at("stopped while it waited for devices; no step was run"):
+            leased = held.enter_context(lease(cluster, cluster.whole.num_devices, say=say))
+        held.enter_context(running_on(leased))
+        if not waits:  # else files may have changed meanwhile, so all is checked again
+            held.enter_context(going_by(found))
+        return _final_state(restarting, checked)
+
+
+def _final_state(flow: AlgorithmFlow, checked: Mapping[str, Any]) -> State[Any]:
+    state: State[Any] = flow(**checked, return_state=True)
+    return state
+
+
+def _given_lease(devices: int | None) -> Lease | None:
+    """Return the lease that this process has already. Raises InvalidInput if it is not of so many devices."""
+    given = given_lease()
+    if given is not None and devices not in (None, given.mesh.num_devices):
+        expected = f"{given.mesh.num_devices}, the devices that are leased for this process, or to be left out"
+        raise InvalidInput("devices", devices, expected)
+    return given
+
+
+@contextmanager
+def stopped_at(where: str) -> Iterator[None]:
+    """Say in the KeyboardInterrupt of the body how far the run came."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise RunStopped(where) from None

@@ -1,0 +1,26 @@
+"""How far a run came that a person stopped, and the checkpoint from which another run can continue."""
+
+from __future__ import annotations
+
+from prefect.exceptions import TerminationSignal
+
+from prefect_rlhf.placement.errors import RunStopped
+from prefect_rlhf.placement.remote_path import shown
+from prefect_rlhf.tasks.checkpoints.folders import newest_finished
+from prefect_rlhf.tasks.running.training_run import TrainingRun
+
+
+def stopped_run(run: TrainingRun, error: BaseException) -> RunStopped:
+    """Return what a person reads of a run that `error` stopped: its last step and its newest checkpoint."""
+    began = run.checkpoint.folder if run.checkpoint else None
+    newest = newest_finished(run.run_dir) or began
+    if newest is not None:
+        found = f"newest checkpoint: step {int(newest.name.removeprefix('step-'))}"
+    elif run.checkpoint_every is not None:
+        found = f"no checkpoint yet (checkpoint_every={run.checkpoint_every})"
+    else:
+        found = "no checkpoint: a run with checkpoint_every can continue"
+    metrics = run.run_dir / "metrics.jsonl"
+    done = sum(1 for _ in metrics.open()) if metrics.is_file() else 0
+    how_far = f"stopped after {done} of {run.num_steps} steps; {found}"
+    return RunStopped(how_far, newest and shown(newest), is_terminated=isinstance(error, TerminationSignal))
