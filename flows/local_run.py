@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, overload
 
+from prefect import Flow
 from prefect.client.schemas.objects import State
 
 from prefect_rlhf.blocks.cluster import MOST_DEVICES, Cluster
@@ -21,7 +22,7 @@ from prefect_rlhf.flows.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.training.installed_engines import check_builds
 from prefect_rlhf.flows.training.run import check_run, going_by, prepare
 from prefect_rlhf.flows.training.server import check_server
-from prefect_rlhf.placement.errors import InvalidInput, RunStopped
+from prefect_rlhf.placement.errors import InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.placement.lease import Lease
 
 MOST_RESTARTS = 1000
@@ -79,10 +80,10 @@ def run(
         return plan_locally(flow, checked, devices)
     state = run_locally(flow, checked, devices, max_restarts)
     found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
+    if isinstance(found, RlhfError | RunStopped):
+        raise found.with_traceback(None) from None  # where it arose in Prefect and in this library says nothing
     if isinstance(found, BaseException):
-        raise found.with_traceback(None) from None
-    if not state.is_completed():  # suspended: it has no result yet
-        state.result(_sync=True)  # type: ignore[call-overload]
+        raise found
     return RunResult(**found)
 
 
@@ -103,7 +104,7 @@ def run_locally(
     flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None, max_restarts: int = 0
 ) -> State[Any]:
     """Run with checked parameters; returns the final state. Raises what a check raises before the run has devices."""
-    restarting = flow.with_options(retries=max_restarts)
+    restarting = flow.with_options(retries=max_restarts) if max_restarts else flow
     if _given_lease(devices) is not None:
         return _final_state(restarting, checked)
     options, arguments = RunOptions.split(checked)
@@ -126,8 +127,8 @@ def run_locally(
         return _final_state(restarting, checked)
 
 
-def _final_state(flow: AlgorithmFlow, checked: Mapping[str, Any]) -> State[Any]:
-    state: State[Any] = flow(**checked, return_state=True)
+def _final_state(flow: Flow[..., Any], checked: Mapping[str, Any]) -> State[Any]:
+    state: State[Any] = flow(**checked, return_state=True)  # type: ignore[assignment]  # overloads of Flow mislead
     return state
 
 

@@ -38,13 +38,6 @@ class AlgorithmFlow(FormFlow):
         self.check_not_in_rank()
         return super().__call__(*arguments, **parameters)
 
-    def with_options(self, *arguments: Any, **options: Any) -> AlgorithmFlow:
-        """Return the same algorithm as a flow with other options of Prefect's."""
-        changed = super().with_options(*arguments, **options)
-        assert isinstance(changed, AlgorithmFlow)
-        changed.algorithm = self.algorithm
-        return changed
-
     def check_not_in_rank(self) -> None:
         """Raise GraphError in a rank: it imports the file of an operator, and that file would start a run there."""
         if IN_RANK in os.environ:

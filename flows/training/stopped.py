@@ -23,4 +23,5 @@ def stopped_run(run: TrainingRun, error: BaseException) -> RunStopped:
     metrics = run.run_dir / "metrics.jsonl"
     done = sum(1 for _ in metrics.open()) if metrics.is_file() else 0
     how_far = f"stopped after {done} of {run.num_steps} steps; {found}"
-    return RunStopped(how_far, newest and shown(newest), is_terminated=isinstance(error, TerminationSignal))
+    folder = None if newest is None else shown(newest)
+    return RunStopped(how_far, folder, is_terminated=isinstance(error, TerminationSignal))
