@@ -15,12 +15,12 @@ from prefect import Flow
 from prefect.client.schemas.objects import State
 
 from prefect_rlhf.blocks.cluster import MOST_DEVICES, Cluster
-from prefect_rlhf.blocks.lease import dry_lease, given_lease, lease, running_on
+from prefect_rlhf.blocks.lease import dry_lease, given_lease, running_on
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow, find_flow
 from prefect_rlhf.flows.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.training.installed_engines import check_builds
-from prefect_rlhf.flows.training.run import check_run, going_by, prepare
+from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
 from prefect_rlhf.flows.training.server import check_server
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.placement.lease import Lease
@@ -110,21 +110,17 @@ def run_locally(
     options, arguments = RunOptions.split(checked)
     cluster = Cluster(devices_per_node=devices or 1).shape
     with stopped_at("stopped before the run began"):
-        found = check_run(flow.algorithm, arguments, options, dry_lease(cluster))
+        found = check_run(flow.algorithm, arguments, options, cluster)
         check_server()
-    waits = []
-
-    def say(line: str) -> None:
-        waits.append(line)
-        print(line, file=sys.stderr, flush=True)  # noqa: T201  no run has a log yet
-
     with ExitStack() as held:
         with stopped_at("stopped while it waited for devices; no step was run"):
-            leased = held.enter_context(lease(cluster, cluster.whole.num_devices, say=say))
+            leased = held.enter_context(leased_after(found, _say))
         held.enter_context(running_on(leased))
-        if not waits:  # else files may have changed meanwhile, so all is checked again
-            held.enter_context(going_by(found))
         return _final_state(restarting, checked)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201  the run has no log yet
 
 
 def _final_state(flow: Flow[..., Any], checked: Mapping[str, Any]) -> State[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,13 +13,13 @@ from typing import Any
 from prefect.runtime import flow_run
 from pydantic_core import to_jsonable_python
 
-from prefect_rlhf.blocks.lease import leased_devices
+from prefect_rlhf.blocks.lease import ONE_DEVICE, dry_lease, given_lease, lease, leased_devices
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
 from prefect_rlhf.flows.hardware.profiles import describe_sources
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
-from prefect_rlhf.flows.training.log import engines_in_log, kept_lines, log_info, log_warning, write_kept
+from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
 from prefect_rlhf.flows.training.measured_plan import plans_to_measure, trials_json
 from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.request import RunRequest, read_request
@@ -32,6 +32,7 @@ from prefect_rlhf.placement.cost.state_bytes import copied_bytes
 from prefect_rlhf.placement.errors import InvalidInput, OutputFailed
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.memory.bytes import byte_size
+from prefect_rlhf.placement.mesh import ClusterShape
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
@@ -81,26 +82,46 @@ class CheckedRun:
 _checked: ContextVar[CheckedRun | None] = ContextVar("rlhf_checked_run", default=None)
 
 
-def check_run(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease) -> CheckedRun:
-    """Make every check of a run before it has devices: those of a dry run, engines and trackers.
+def check_run(
+    algorithm: Algorithm,
+    arguments: Mapping[str, Any],
+    options: RunOptions,
+    cluster: ClusterShape,
+    *,
+    is_restart: bool = False,
+) -> CheckedRun:
+    """Make every check of a run that is to have all devices of `cluster`: those of a dry run, engines and trackers.
 
-    `lease` says which devices it will have. Raises InvalidInput, GraphError, or RlhfError for a missing engine.
+    Raises InvalidInput, GraphError, or RlhfError for a missing engine.
     """
     check_engines()
     check_trackers(options.tracking)
+    dry = options.model_copy(update={"dry_run": True})
     with kept_lines() as lines:
-        prepared = prepare(algorithm, arguments, options.model_copy(update={"dry_run": True}), lease)
+        prepared = prepare(algorithm, arguments, dry, dry_lease(cluster), is_restart=is_restart)
     return CheckedRun(algorithm, arguments, options, prepared, tuple(lines))
 
 
 @contextmanager
-def going_by(checked: CheckedRun) -> Iterator[None]:
-    """Let the run that the body starts go by checks that were just made, in place of making them a second time."""
-    token = _checked.set(checked)
-    try:
-        yield
-    finally:
-        _checked.reset(token)
+def leased_after(checked: CheckedRun, say: LogLine) -> Iterator[Lease]:
+    """Lease the devices that a run was checked for.
+
+    A run of the body goes by those checks, unless it had to wait for devices: files may have changed meanwhile. `say`
+    is called with what it waits for.
+    """
+    waits: list[str] = []
+
+    def note(line: str) -> None:
+        waits.append(line)
+        say(line)
+
+    cluster = checked.prepared.request.lease.cluster
+    with lease(cluster, cluster.whole.num_devices, say=note) as leased:
+        token = _checked.set(None if waits else checked)
+        try:
+            yield leased
+        finally:
+            _checked.reset(token)
 
 
 @engines_in_log()
@@ -121,11 +142,16 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     own = newest_finished(earlier) if earlier else None
     if own is not None:
         options = options.model_copy(update={"resume_from": str(own)})
-    with complete_record(), leased_devices(options.dry_run) as leased:
-        lease = on_living_nodes(leased, log_info)
-        prepared = prepare_leased(algorithm, arguments, options, lease, is_restart=own is not None)
+    with complete_record(), ExitStack() as held:
+        if options.dry_run or given_lease() is not None:
+            leased = held.enter_context(leased_devices(options.dry_run))
+        else:
+            checked = check_run(algorithm, arguments, options, ONE_DEVICE, is_restart=own is not None)
+            leased = held.enter_context(leased_after(checked, log_info))
+        leased = on_living_nodes(leased, log_info)
+        prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)
         limits = prepared.request.options.limits
-        report = RunReport(prepared.augmented, lease, prepared.prediction, limits)
+        report = RunReport(prepared.augmented, leased, prepared.prediction, limits)
         report.planned()
         if options.dry_run:
             steps = prepared.request.options.steps
