@@ -51,6 +51,7 @@ def app_of(command: Callable[[Flags], int]) -> App:
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
+        suppress_keyboard_interrupt=False,  # cyclopts would exit without a word
         result_action="return_value",
     )
     app["--help"].show = False  # who reads it knows

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -74,8 +70,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     if checked["dry_run"]:
         print(plan_locally(flow, checked, flags.devices))
         return 0
-    with a_second_interrupt_ends():
-        state = run_locally(flow, checked, flags.devices, flags.max_restarts)
+    state = run_locally(flow, checked, flags.devices, flags.max_restarts)
     stopped = state.result(raise_on_failure=False, _sync=True) if state.is_cancelled() else None  # type: ignore[call-overload]  # its stubs lack _sync
     if isinstance(stopped, RunStopped):
         say = f"{stopped.how_far}; continue with: {continuing(flags, stopped)}" if stopped.resume_from else stopped
@@ -94,25 +89,3 @@ def continuing(flags: RunFlags, stopped: RunStopped) -> str:
     kept = [text for text in flags.param if not text.startswith("resume_from=")]
     words += [word for text in (*kept, f"resume_from={stopped.resume_from}") for word in ("-p", text)]
     return shlex.join(words)
-
-
-@contextmanager
-def a_second_interrupt_ends() -> Iterator[None]:
-    """Let Ctrl-C stop the run of the body, and a second Ctrl-C end this process at once.
-
-    The kernel frees its devices then, and its ranks end with it.
-    """
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    is_ours = threading.current_thread() is threading.main_thread()
-    if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, in a background job
-        yield
-        return
-    signal.signal(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
