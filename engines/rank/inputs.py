@@ -71,7 +71,7 @@ class CallInputs:
         """Return the columns of a loss: every column as `port.key`, the first port's also as `key`, and `mask`.
 
         Numeric columns of the dataset are keys too. `mask` [B, T] is 1.0 at the trained response tokens: those of an
-        input's `mask`, or else all. It is 0 in rows whose `row_weights` [B], if given, are 0. The columns are those of
+        input's `mask`, or else all. `row_weights` [B], if given, multiply it. The columns are those of
         `ports`, or else of all ports. Empty on stages without a loss, and without rows.
         """
         if not self._uses("prompt_length") or not len(sequences):
