@@ -24,9 +24,8 @@ SUGGESTIONS = {
     r"\b(in|at|by|from|to|on|over|through|after|within) which\b": "start a new sentence",
     r"\b(who|whoever|whatever|whichever)\b": "name the person or the thing",
     r"\b(those (that|of|which|who)|that of|those at)\b": "repeat the noun",
-    r"\bwhat (is|it|they|a|an|the|was|were|each|its|of|runs|fills|holds|takes|comes|goes|may|has|no|nobody|others|else)\b": (
-        "use a noun: memory use, existing files"
-    ),
+    r"\bwhat (is|it|they|a|an|the|was|were|each|its|of|runs|fills|holds|takes|comes|goes)\b": "use a noun: memory use",
+    r"\bwhat (may|has|no|nobody|others|else)\b": "use a noun: existing files",
     r"\b(none|nothing|nobody|no one)\b": "say `no` with a noun",
     r"\b(is|are|was|were) there\b": "exists, is present",
     r"\bas far as\b": "up to, if",
