@@ -14,6 +14,8 @@ from prefect_rlhf.placement.errors import InvalidInput
 CACHE_VARIABLE = "PREFECT_RLHF_CACHE"
 CACHE = "~/.cache/prefect-rlhf"
 MIRRORS = "remote-paths"  # folder in the cache
+READ_ONLY = ("http", "https", "zip", "tar", "libarchive", "data", "github", "git", "gist", "reference")
+"""Schemes of fsspec through which nothing is written, or not by several processes at a time."""
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://")
 
 
@@ -50,6 +52,22 @@ def local_path(text: str, field: str) -> Path:
     if not all(names) or {".", ".."} & {*names}:
         raise InvalidInput(field, text, f"{scheme}://, a bucket or host, and names between single slashes")
     return cache_folder() / MIRRORS / scheme / Path(*names)
+
+
+def writable_path(text: str, field: str) -> Path:
+    """Return a path of this machine as `local_path` does. Raises InvalidInput for a scheme that takes no run's files.
+
+    >>> writable_path("https://host/runs", "output_dir")
+    Traceback (most recent call last):
+    prefect_rlhf.placement.errors.InvalidInput: output_dir: got 'https://host/runs', expected a folder, or s3:// or \
+gs://: https:// is read-only
+    """
+    scheme = scheme_of(text) if is_remote(text) else ""
+    if scheme in READ_ONLY:
+        raise InvalidInput(field, text, f"a folder, or s3:// or gs://: {scheme}:// is read-only")
+    if scheme == "memory":
+        raise InvalidInput(field, text, "a folder, or s3:// or gs://: memory:// ends with its process")
+    return local_path(text, field)
 
 
 def require_local(text: str, field: str) -> Path:

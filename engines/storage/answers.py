@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prefect_rlhf.placement.errors import InvalidInput, OutputFailed
+from prefect_rlhf.placement.errors import InvalidInput, OutputFailed, RlhfError
 from prefect_rlhf.placement.remote_path import scheme_of
 
 S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
@@ -49,7 +49,7 @@ def uploading(url: str) -> Iterator[None]:
 
 def expected_of(error: Exception, url: str) -> str | None:
     """Return what would be right, with the store's words; None for an error that is no answer of a store."""
-    if not _is_answer(error):
+    if not _is_answer(error, url):
         return None
     text, found, scheme = _text(error), _missing(error), scheme_of(url)
     if found == CREDENTIALS:
@@ -58,16 +58,22 @@ def expected_of(error: Exception, url: str) -> str | None:
         found = f"{found} at {_endpoint(scheme)}"
     elif isinstance(error, FileNotFoundError):
         found = "a path with something there"
+    elif isinstance(error, NotImplementedError):
+        found = f"a scheme that allows this: {scheme} does not"
     return f"{found or 'a path that its store can serve'} ({text:.200})"
 
 
 def is_away(error: Exception) -> bool:
     """Say whether an error is one of a store that does not answer now and may later, such as a refused connection."""
-    return _is_answer(error) and _missing(error) == ANSWER
+    return not isinstance(error, RlhfError) and _missing(error) == ANSWER
 
 
-def _is_answer(error: Exception) -> bool:
-    return isinstance(error, OSError | TimeoutError) or type(error).__module__.startswith(("aiohttp", "botocore"))
+def _is_answer(error: Exception, url: str) -> bool:
+    """Say whether an error is of a store or of its library; of an archive's library it may be any."""
+    if isinstance(error, RlhfError):
+        return False
+    known = isinstance(error, OSError | ValueError | NotImplementedError) or type(error).__module__ != "builtins"
+    return known or scheme_of(url) not in EXTRAS
 
 
 def _missing(error: Exception) -> str | None:

@@ -11,15 +11,16 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 from prefect_rlhf.engines.storage.answers import NO_BUCKET, explained
+from prefect_rlhf.engines.storage.live import is_live, lock_file
 from prefect_rlhf.engines.storage.patience import patiently
 from prefect_rlhf.engines.storage.stores import Store, open_store
 from prefect_rlhf.placement.atomic_file import write_atomically
-from prefect_rlhf.placement.remote_path import cache_folder, is_remote, local_path, remote_path
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.in_short import in_short
+from prefect_rlhf.placement.remote_path import is_remote, local_path, remote_path
 
 COPY_BYTES = 4 << 20
 
@@ -53,6 +54,7 @@ def on_this_machine(folder: Path) -> Path:
 def fetch(url: str, field: str, wanted: Wanted = lambda name: True, *, may_be_absent: bool = False) -> Path:
     """Make the wanted part of a remote path's mirror as the store has it now, and return the mirror.
 
+    In a folder that a live process of this machine writes, files are added; none is replaced or removed.
     Raises InvalidInput as `readable` does; not for a path with nothing there that `may_be_absent`.
     """
     mirror = local_path(url, field)
@@ -74,13 +76,13 @@ def fetch(url: str, field: str, wanted: Wanted = lambda name: True, *, may_be_ab
 def list_files(store: Store) -> list[RemoteFile]:
     """Return every file at or below the store's path, in the order of their names.
 
-    Raises FileNotFoundError where nothing is.
+    Raises FileNotFoundError where nothing is, and InvalidInput for a name that means a place outside the path.
     """
     from pyarrow.fs import FileSelector, FileType
 
     own = store.files.get_file_info(store.path)
     if own.type == FileType.File:
-        return [_remote_file(own, "")]
+        return [RemoteFile(own.path, "", own.size, own.mtime_ns)]
     try:
         below = store.files.get_file_info(FileSelector(store.path, recursive=True))
     except OSError as error:
@@ -88,15 +90,25 @@ def list_files(store: Store) -> list[RemoteFile]:
             raise
         raise FileNotFoundError(str(error)) from error  # GCS at a folder whose files have all been deleted
     files = (info for info in below if info.type == FileType.File and not info.path.endswith("/"))
-    found = [_remote_file(info, info.path.removeprefix(store.path).strip("/")) for info in files]
+    found = [RemoteFile(info.path, _name_below(store, info.path), info.size, info.mtime_ns) for info in files]
     return sorted(found, key=lambda file: file.name)
 
 
-def _remote_file(info: Any, name: str) -> RemoteFile:
-    return RemoteFile(info.path, name, info.size, info.mtime_ns)
+def _name_below(store: Store, path: str) -> str:
+    """Return the name of a listed file below the store's path, which becomes its place in the mirror.
+
+    The names in a listing are the store's own: an archive may have `../` in them.
+    """
+    name = path.removeprefix(store.path).removeprefix("/")
+    parts = name.split("/")
+    if {"", ".", ".."} & {*parts} or "\0" in name:
+        raise InvalidInput(store.field, store.url, f"file names without empty parts, . and ..; one is {in_short(name)}")
+    return name
 
 
 def _copy_unless_current(store: Store, file: RemoteFile, target: Path, url: str) -> None:
+    if target.exists() and is_live(target):
+        return
     if target.is_dir():
         shutil.rmtree(target)
     if target.is_file() and _is_current(file, target):
@@ -120,15 +132,13 @@ def _remove_others(mirror: Path, names: set[str], wanted: Wanted) -> None:
     """Remove files of the mirror that the store has no more."""
     for file in mirror.rglob("*") if mirror.is_dir() else ():
         name = file.relative_to(mirror).as_posix()
-        if file.is_file() and wanted(name) and name not in names:
+        if file.is_file() and wanted(name) and name not in names and not is_live(file):
             file.unlink()
 
 
 @contextmanager
 def _alone(url: str) -> Iterator[None]:
     """Let one process of the machine at a time copy what is at a remote path."""
-    locks = cache_folder() / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / blake2b(url.encode(), digest_size=12).hexdigest()).open("w") as lock:
+    with lock_file(url).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

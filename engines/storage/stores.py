@@ -24,21 +24,23 @@ S3_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A file system of pyarrow's interface, and a path in it."""
+    """A file system of pyarrow's interface, and a path in it: that of the remote path `url`, given as `field`."""
 
     files: Any
     path: str
+    url: str
+    field: str
 
 
 def open_store(url: str, field: str) -> Store:
     """Return the store of a remote path. Nothing is asked of it, but of AWS where a bucket is when no variable says so.
 
-    Raises InvalidInput, at `field`, for a scheme that nobody here knows.
+    Raises InvalidInput, at `field`, for a scheme that nobody here knows, and for an archive that does not open.
     """
     scheme, rest = scheme_of(url), url.partition("://")[2].rstrip("/")
     if scheme in ("s3", "gs"):
         with explained(url, field):
-            return Store(_s3(rest.partition("/")[0]) if scheme == "s3" else _gcs(), rest)
+            return Store(_s3(rest.partition("/")[0]) if scheme == "s3" else _gcs(), rest, url, field)
     return _fsspec(url, field)
 
 
@@ -68,10 +70,17 @@ def _gcs() -> Any:
 
 def _fsspec(url: str, field: str) -> Store:
     from fsspec.core import url_to_fs
+    from fsspec.registry import get_filesystem_class
     from pyarrow import fs
 
+    expected = "a scheme that fsspec knows here: s3, gs, ..."
     try:
-        files, path = url_to_fs(url)
+        get_filesystem_class(scheme_of(url))
     except (ImportError, ValueError) as error:
-        raise InvalidInput(field, url, f"a scheme that fsspec knows here: s3, gs, ... ({error!s:.120})") from error
-    return Store(fs.PyFileSystem(fs.FSSpecHandler(files)), path.rstrip("/"))
+        raise InvalidInput(field, url, f"{expected} ({error!s:.120})") from error
+    try:
+        with explained(url, field):
+            files, path = url_to_fs(url)
+    except ImportError as error:  # of a file system within, as of zip://a.zip::sftp://host/b
+        raise InvalidInput(field, url, f"{expected} ({error!s:.120})") from error
+    return Store(fs.PyFileSystem(fs.FSSpecHandler(files)), path.rstrip("/"), url, field)

@@ -13,7 +13,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.memory.bytes import byte_size
 from prefect_rlhf.placement.path_text import checked_path
-from prefect_rlhf.placement.remote_path import is_remote, local_path
+from prefect_rlhf.placement.remote_path import is_remote, writable_path
 from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable
 
 FIELD = "output_dir"
@@ -40,7 +40,7 @@ def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | 
 def output_folder(options: RunOptions) -> Path:
     """Return the folder that a run's own is made in; of a remote one its mirror."""
     if is_remote(options.output_dir):
-        return local_path(options.output_dir, FIELD)
+        return writable_path(options.output_dir, FIELD)
     return checked_path(FIELD, options.output_dir).expanduser().resolve()
 
 

@@ -37,7 +37,7 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction, predict
 from prefect_rlhf.tasks.checkpoints.best import carry_over_best, export_stored
-from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record
+from prefect_rlhf.tasks.checkpoints.elsewhere import publish_record, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, clear_unfinished, folder_of, newest_finished
 from prefect_rlhf.tasks.failures import is_by_hand
 from prefect_rlhf.tasks.reporting.report import RunReport, planned_timeline
@@ -214,10 +214,17 @@ def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | 
 
 def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | None = None) -> Mapping[str, Any]:
     """Train in the folder of the flow run, `earlier` if it has one; returns the folder and the trained models."""
+    folder = output_folder(prepared.request.options)
+    run_dir = earlier or new_folder(folder, flow_run.name or "run", str(flow_run.id))
+    with writing_to(run_dir):
+        return train_in(run_dir, prepared, report)
+
+
+def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport) -> Mapping[str, Any]:
+    """Train in a folder that no other process writes; returns what `train_prepared` does."""
     from prefect_rlhf.tasks.running.train import train  # only here: a dry run takes no engine
 
     request, options = prepared.request, prepared.request.options
-    run_dir = earlier or new_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     clear_unfinished(run_dir)
     run = request.training_run(prepared.chosen.plan, run_dir)
     journal = open_journal(run_dir, prepared)

@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from prefect_rlhf.engines.storage.live import is_live
+from prefect_rlhf.engines.storage.live import writing_to as writing_to
 from prefect_rlhf.engines.storage.mirror import fetch
 from prefect_rlhf.engines.storage.publish import check_writable as check_writable
 from prefect_rlhf.engines.storage.publish import names_at_store, withdraw
@@ -82,7 +84,9 @@ def _recall(folder: Path, wanted: Callable[[str], bool], field: str) -> None:
 
 
 def _forget_others(run_dir: Path) -> None:
-    """Remove checkpoints of the mirror that the store does not have."""
+    """Remove checkpoints of the mirror that the store does not have; not of a run that a live process writes."""
+    if remote_path(run_dir) is None or is_live(run_dir):
+        return
     for folder in (run_dir / CHECKPOINTS).glob("step-*[0-9]"):
         if not (folder / MANIFEST).is_file():
             shutil.rmtree(folder)

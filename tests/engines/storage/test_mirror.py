@@ -2,10 +2,13 @@
 
 import os
 import socket
+import tarfile
 import threading
+import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+import fsspec
 import pytest
 
 from prefect_rlhf.engines.storage.mirror import fetch, readable
@@ -83,6 +86,66 @@ def test_what_cannot_be_read_is_one_line_with_field_and_path(s3, path, expected)
         readable(path, "actor.path")
     assert str(caught.value).startswith(f"actor.path: got {path!r}")
     assert "\n" not in str(caught.value)
+
+
+def archive(path, names):
+    with zipfile.ZipFile(path, "w") as written:
+        for name in names:
+            written.writestr(name, "{}")
+
+
+@pytest.mark.parametrize("name", ["../../../../../out.txt", "/out.txt", "deep//out.txt", "./out.txt", "deep/.."])
+@pytest.mark.parametrize("below", ["model", ""])
+def test_an_archive_with_a_name_that_means_another_place_is_refused_before_anything_is_written(
+    tmp_path, cache, name, below
+):
+    archive(tmp_path / "evil.zip", ["model/config.json", f"model/{name}"])
+    before = content(tmp_path)
+    with pytest.raises(
+        InvalidInput, match="actor.path: got 'zip://.*, expected file names without empty parts"
+    ) as caught:
+        readable(f"zip://{below}::{tmp_path}/evil.zip", "actor.path")
+    assert "\n" not in str(caught.value)
+    assert {name for name in content(tmp_path).keys() - before.keys() if not name.startswith("cache/locks/")} == set()
+
+
+def test_a_store_whose_names_are_not_below_it_is_refused(cache):
+    memory = fsspec.filesystem("memory")
+    memory.pipe("/stored/model/config.json", b"{}")
+    memory.store["/stored/model/../../../out.txt"] = memory.store["/stored/model/config.json"]
+    with pytest.raises(InvalidInput, match="one is .../../../out.txt"):
+        readable("memory://stored/model", "actor.path")
+    assert not (cache / "out.txt").exists() and not list(cache.rglob("config.json"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"), [(tarfile.SYMTYPE, "/etc/hostname"), (tarfile.LNKTYPE, "/etc/hostname"), (tarfile.FIFOTYPE, "")]
+)
+def test_links_out_of_an_archive_and_pipes_in_it_are_refused(tmp_path, kind, target):
+    with tarfile.open(tmp_path / "evil.tar", "w") as written:
+        member = tarfile.TarInfo("model/config.json")
+        member.type, member.linkname = kind, target
+        written.addfile(member)
+    with pytest.raises(InvalidInput, match="actor.path: got 'tar://model"):
+        readable(f"tar://model::{tmp_path}/evil.tar", "actor.path")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("zip://a::{}/nowhere.zip", "a path with something there"),
+        ("zip://a::{}/bad.zip", "a path that its store can serve"),
+        ("tar://a::{}/bad.zip", "a path that its store can serve"),
+        ("data://a", "a path that its store can serve"),
+        ("hf://a", "a path that its store can serve .*a"),
+    ],
+)
+def test_what_another_scheme_cannot_read_is_one_line(tmp_path, path, expected):
+    (tmp_path / "bad.zip").write_text("not an archive")
+    path = path.format(tmp_path)
+    with pytest.raises(InvalidInput, match=expected) as caught:
+        readable(path, "actor.path")
+    assert str(caught.value).startswith(f"actor.path: got {path!r}") and "\n" not in str(caught.value)
 
 
 def test_a_store_that_refuses_connections_is_named_with_its_address(monkeypatch):

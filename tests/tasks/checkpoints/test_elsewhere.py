@@ -1,13 +1,16 @@
 """Checkpoints in a bucket: what was finished is found from any machine, and nothing else is."""
 
 import shutil
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import pytest
 
 from prefect_rlhf.engines.storage.publish import withdraw
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, local_path
-from prefect_rlhf.tasks.checkpoints.elsewhere import publish
+from prefect_rlhf.tasks.checkpoints.elsewhere import publish, writing_to
 from prefect_rlhf.tasks.checkpoints.folders import (
     MANIFEST,
     clear_unfinished,
@@ -48,6 +51,63 @@ def test_latest_is_the_newest_finished_one_at_the_store_whatever_this_machine_ha
     shutil.rmtree(tmp_path / "cache")
     assert find_checkpoint("s3://bucket/runs/amber", runs).step == 4
     assert find_checkpoint("s3://bucket/runs/amber/checkpoints/step-000002", runs).step == 2
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from prefect_rlhf.tasks.checkpoints.elsewhere import writing_to
+
+with writing_to(Path(sys.argv[1])):
+    print("holds it", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def written_by_another_process(run_dir):
+    """A process that writes a run's folder, until it is killed."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert writer.stdout.readline() == b"holds it\n"
+        yield
+    finally:
+        writer.kill()
+        writer.communicate()
+
+
+@pytest.mark.parametrize("resume_from", ["latest", "s3://bucket/runs/amber"])
+def test_a_live_run_keeps_its_checkpoint_and_record_that_the_store_does_not_have_yet(runs, resume_from):
+    """Between the rename of a checkpoint and the upload of its manifest another run asks what there is."""
+    write(runs / "amber", 2)
+    (runs / "amber" / "metrics.jsonl").write_text("step 1\n")
+    publish(runs / "amber" / "metrics.jsonl")
+    write_checkpoint(augmented(), runs / "amber", 4)
+    withdraw(folder_of(runs / "amber", 4) / MANIFEST)
+    (runs / "amber" / "metrics.jsonl").write_text("step 1\nstep 2\nstep 3\nstep 4\n")
+    with written_by_another_process(runs / "amber"):
+        assert find_checkpoint(resume_from, runs).step == 4
+        assert (folder_of(runs / "amber", 4) / MANIFEST).is_file()
+        assert (runs / "amber" / "metrics.jsonl").read_text().count("\n") == 4
+    assert find_checkpoint(resume_from, runs).step == 2, "its process was killed: the store says what there is"
+
+
+def test_a_second_process_of_a_run_does_not_write_its_folder(runs, monkeypatch):
+    monkeypatch.setattr("prefect_rlhf.engines.storage.live.WAIT_SECONDS", 0.2)
+    with written_by_another_process(runs / "amber"):
+        with (
+            pytest.raises(
+                InvalidInput, match="output_dir: got 's3://bucket/runs/amber', expected a folder that no oth"
+            ),
+            writing_to(runs / "amber"),
+        ):
+            pass
+        with writing_to(runs / "brown"):
+            pass
+    with writing_to(runs / "amber"):
+        pass
 
 
 def test_a_folder_without_a_finished_checkpoint_is_refused_with_its_remote_path(runs):

@@ -1,0 +1,74 @@
+"""Folders of a mirror that a process of this machine writes: nothing of them is replaced or removed by another process.
+
+What a live run has on disk may be newer than what its store has. A lock says that the run is live; the kernel frees it
+when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.remote_path import cache_folder, remote_path, shown
+
+LOCKS = "locks"  # folder in the cache
+WAIT_SECONDS = 20.0
+"""How long a run waits for an earlier process of its own to end."""
+
+
+def lock_file(name: str) -> Path:
+    """Return the file, in a folder that is there, whose lock stands for `name` on this machine."""
+    locks = cache_folder() / LOCKS
+    locks.mkdir(parents=True, exist_ok=True)
+    return locks / blake2b(name.encode(), digest_size=12).hexdigest()
+
+
+@contextmanager
+def writing_to(folder: Path) -> Iterator[None]:
+    """While the block runs, other processes of this machine leave the folder as it is, if it mirrors a remote one.
+
+    Raises InvalidInput, at output_dir, if another process holds it and does not end within WAIT_SECONDS.
+    """
+    if remote_path(folder) is None:
+        yield
+        return
+    with lock_file(_name(folder)).open("w") as lock:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not _locked(lock.fileno(), fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                expected = "a folder that no other process writes; another one of this run has not ended"
+                raise InvalidInput("output_dir", shown(folder), expected)
+            time.sleep(0.1)
+        yield
+
+
+def is_live(path: Path) -> bool:
+    """Return whether a process of this machine writes a file or folder of a mirror, or a folder that it is in."""
+    url = remote_path(path)
+    above = [] if url is None else [one for one in (path, *path.parents) if remote_path(one) is not None]
+    return any(_is_held(one) for one in above)
+
+
+def _is_held(folder: Path) -> bool:
+    file = lock_file(_name(folder))
+    if not file.is_file():
+        return False
+    with file.open() as lock:
+        return not _locked(lock.fileno(), fcntl.LOCK_SH)
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _name(folder: Path) -> str:
+    return f"written: {folder}"
