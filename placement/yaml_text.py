@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import require_regular
 
 MOST_BYTES = 1 << 20
 MOST_VALUES = 20_000  # with all that its aliases stand for
@@ -18,6 +19,7 @@ MOST_LEVELS = 50
 def read_yaml(field: str, path: Path) -> Any:
     """Return the content of a YAML or JSON file. Raises InvalidInput, at `field`, for one that cannot be read."""
     try:
+        require_regular(path)
         with path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ from prefect_rlhf.engines.files.tensor_files import write_tensors
 from prefect_rlhf.engines.weights.views import within
 from prefect_rlhf.placement.atomic_file import flush_to_disk, writing
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import read_json
 from prefect_rlhf.placement.layout.regions import Region, intersection, num_elements
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def read_index(index: Path, role: str) -> ShardIndex:
     file = index.with_suffix(".safetensors")
     field = f"checkpoint.{role}"
     try:
-        content = json.loads(index.read_text())
+        content = read_json(index)
         parts = tuple(_parse(file, key, value) for key, value in content["checksums"].items())
         shard = ShardIndex(file, content["num_updates"], content["num_bytes"], parts)
     except OSError as error:

@@ -23,6 +23,7 @@ from prefect_rlhf.engines.storage.mirror import fetch, readable
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.families.known import FAMILIES
+from prefect_rlhf.placement.foreign_file import read_json_object
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import Dtype, Head, ModelSpec, OptimizerSpec, TransformerShape
 from prefect_rlhf.placement.remote_path import is_remote
@@ -143,8 +144,7 @@ def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
 def _stored_config(folder: Path) -> dict[str, Any]:
     """Read a folder's config.json; empty where there is none."""
     file = folder / "config.json"
-    content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    return content
+    return read_json_object("config.json", file) if file.is_file() else {}
 
 
 def _plain_config(spec: ModelSpec) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from prefect_rlhf.placement.errors import InvalidInput, UnknownKey
 from prefect_rlhf.placement.families.config_keys import GENERATION, HARMLESS, NOTES, READ, ROPE, is_off
 from prefect_rlhf.placement.families.family import Family
 from prefect_rlhf.placement.families.known import FAMILIES, RUN
+from prefect_rlhf.placement.foreign_file import read_json
 from prefect_rlhf.placement.model import QUERY_BIASES, Experts, RopeScaling, SlidingWindow, TransformerShape
 
 MOST_LAYERS = 10_000
@@ -31,8 +31,8 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
         raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder; this one has no config.json")
     field = f"{role}.config.json"
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (ValueError, RecursionError) as error:
+        config = read_json(folder / "config.json")
+    except (OSError, ValueError) as error:
         raise InvalidInput(field, str(error), "JSON") from error
     if not isinstance(config, dict):
         raise InvalidInput(field, config, "a JSON object")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import safe_open
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import parse_json, read_json
 from prefect_rlhf.placement.layout.regions import Region
 
 if TYPE_CHECKING:
@@ -192,8 +193,8 @@ def _write(
 def _files(folder: Path, field: str) -> list[Path]:
     if (folder / INDEX).is_file():
         try:
-            names = sorted(set(json.loads((folder / INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            names = sorted(set(read_json(folder / INDEX)["weight_map"].values()))
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise InvalidInput(field, INDEX, "a JSON object with a weight_map") from error
     else:
         names = [SINGLE]
@@ -214,8 +215,8 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
         if length > size - 8:
             raise InvalidInput(field, file.name, "a safetensors file; this one is cut short or of another format")
         try:
-            header: Any = json.loads(stored.read(length))
-        except (ValueError, RecursionError) as error:
+            header: Any = parse_json(stored.read(length))
+        except ValueError as error:
             raise InvalidInput(field, file.name, "a safetensors file; its header is not JSON") from error
     if not isinstance(header, dict):
         raise InvalidInput(field, file.name, "a safetensors file; its header is no JSON object")

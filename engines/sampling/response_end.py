@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from prefect_rlhf.engines.engine import SamplingSettings
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import read_json_object
 
 
 def end_tokens(path: str) -> tuple[int, ...]:
-    """Read the end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json."""
+    """Read the end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json.
+
+    Raises InvalidInput for a file that names none and is no JSON object, and for tokens that are no whole numbers.
+    """
     for name in ("generation_config.json", "config.json"):
         file = Path(path, name)
-        ids = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, list) else (ids,)
+        ids = read_json_object(name, file).get("eos_token_id") if file.is_file() else None
+        if ids is None:
+            continue
+        tokens = ids if isinstance(ids, list) else [ids]
+        if not all(type(token) is int for token in tokens):
+            raise InvalidInput(f"{file}: eos_token_id", ids, "a token's number, or a list of such")
+        return tuple(tokens)
     return ()
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.placement.atomic_file import writing
+from prefect_rlhf.placement.foreign_file import read_json_object
 from prefect_rlhf.placement.remote_path import remote_path
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish, recall_folder, recall_owners
 
@@ -40,10 +40,9 @@ def new_folder(output_dir: Path, name: str, flow_run_id: str) -> Path:
 
 
 def read_result(folder: Path) -> Mapping[str, Any] | None:
-    """Return what the run of a folder returned; None when it has not reached its end."""
+    """Return what the run of a folder returned; None when it has not reached its end. Raises InvalidInput."""
     file = folder / RESULT
-    result: Mapping[str, Any] | None = json.loads(file.read_text()) if file.is_file() else None
-    return result
+    return read_json_object("output_dir", file, "what a run returned, as it wrote it") if file.is_file() else None
 
 
 def _taken(output_dir: Path, name: str) -> Iterator[Path]:

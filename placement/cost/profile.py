@@ -20,6 +20,7 @@ from prefect_rlhf.placement.cost.seconds import Seconds
 from prefect_rlhf.placement.cost.sizes import ModelSizes
 from prefect_rlhf.placement.cost.workload import ModelCallKind
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import read_content
 from prefect_rlhf.placement.mesh import Backend
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.placement.plan import EngineKind
@@ -117,7 +118,7 @@ class Profile:
     def read(cls, path: Path) -> Profile:
         """Read the profile of a file. Raises InvalidInput, a single line, for a missing or malformed file."""
         try:
-            return cls.from_json(path.read_bytes(), str(path))
+            return cls.from_json(read_content(path), str(path))
         except OSError as error:
             raise InvalidInput(str(path), error.strerror, "a readable profile") from error
 

@@ -5,7 +5,6 @@ All of it is read from the run's own record, so a run that goes on knows what it
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from prefect_rlhf.engines.storage.mirror import on_this_machine, readable
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import finished_lines
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.model import ModelSpec
@@ -81,9 +81,7 @@ class BestModel:
 
     def evaluations(self, run_dir: Path) -> list[Evaluation]:
         """Read the evaluations so far, oldest first. Raises InvalidInput where they have no such metric."""
-        file = run_dir / EVALUATIONS
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        found = list(finished_lines("resume_from", run_dir / EVALUATIONS))
         if found and self.metric not in found[-1]:
             known = ", ".join(name for name in found[-1] if name != "step")
             raise InvalidInput("best_metric", self.metric, f"one of {known}, as evaluated")

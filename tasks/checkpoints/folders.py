@@ -32,6 +32,7 @@ from prefect_rlhf.engines.files.saved_state import SavedState
 from prefect_rlhf.engines.weights.versions import Fingerprint
 from prefect_rlhf.placement.atomic_file import flush_to_disk
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import read_json
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.parameters import parameters
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -194,13 +195,13 @@ def _read(folder: Path) -> Checkpoint:
 def read_checkpoint(folder: Path) -> Checkpoint:
     """Read a finished checkpoint's manifest, and see that its shards are there, as long as they were."""
     try:
-        stored = json.loads((folder / MANIFEST).read_text())
+        stored = read_json(folder / MANIFEST)
         is_whole = stored["checksum"] == _checksum(_canonical(stored["manifest"]))
         _check_format(folder, stored)
         manifest = TypeAdapter(Manifest).validate_python(stored["manifest"])
     except InvalidInput:
         raise
-    except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
         raise InvalidInput(PARAMETER, f"{folder / MANIFEST} that does not read", WHOLE) from error
     if not is_whole:
         raise InvalidInput(PARAMETER, f"other content of {folder / MANIFEST}", WHOLE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from prefect_rlhf.engines.rows import ColumnKind
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import parse_json
 
 
 class Column(Protocol):
@@ -169,7 +170,10 @@ def _from_json(type_: Any, value: Any) -> Any:
     if value is None:
         return None
     if isinstance(type_, pa.JsonType):
-        return json.loads(value)
+        try:
+            return parse_json(value)
+        except ValueError as error:
+            raise InvalidInput("a column of JSON", value, f"JSON ({error!s:.80})") from error
     if _is_list(type_):
         return [_from_json(type_.value_type, item) for item in value]
     if pa.types.is_struct(type_):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import escape, glob, has_magic
@@ -12,6 +11,7 @@ from typing import Any, Literal
 
 from prefect_rlhf.engines.storage.mirror import fetch, readable
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import read_json, require_regular
 from prefect_rlhf.placement.path_text import checked_path
 from prefect_rlhf.placement.remote_path import is_remote
 
@@ -37,6 +37,7 @@ def find_files(field: str, path: str, split: str) -> Files:
     if place.is_dir():
         return _in_folder(field, place, split)
     if place.exists():
+        _require_regular(at, place)
         return Files(_format_of(at, place), (path,))
     if not has_magic(path):
         raise InvalidInput(at, given, PLACES)
@@ -84,6 +85,13 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
     return Files("parquet", tuple(map(str, files)), folder=str(folder))
 
 
+def _require_regular(field: str, file: Path) -> None:
+    try:
+        require_regular(file)
+    except OSError as error:
+        raise InvalidInput(field, str(file), f"{PLACES} ({error.strerror})") from error
+
+
 def _is_hidden(file: Path) -> bool:
     """Return whether Arrow leaves a file out, or one of the folders that it is in."""
     return any(part.startswith((".", "_")) for part in file.parts)
@@ -92,8 +100,10 @@ def _is_hidden(file: Path) -> bool:
 def _saved_files(field: str, folder: Path) -> tuple[str, ...]:
     """Return the Arrow files that state.json names."""
     entries = _entry(field, folder / "state.json", "_data_files")
-    if not all(isinstance(entry, dict) and isinstance(entry.get("filename"), str) for entry in entries):
-        raise InvalidInput(f"{field}.path", str(folder / "state.json"), "the name of each of its _data_files")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
+    if not all(isinstance(name, str) and Path(name).name == name for name in names):
+        expected = "the name of each of its _data_files, in the same folder"
+        raise InvalidInput(f"{field}.path", str(folder / "state.json"), expected)
     return tuple(str(folder / entry["filename"]) for entry in entries)
 
 
@@ -101,8 +111,8 @@ def _entry(field: str, file: Path, key: str) -> list[Any]:
     """Return a list that a JSON file has under a key."""
     expected = f"what datasets.save_to_disk writes, with {key}"
     try:
-        content = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        content = read_json(file)
+    except (OSError, ValueError) as error:
         raise InvalidInput(f"{field}.path", str(file), f"{expected} ({error!s:.120})") from error
     if not isinstance(content, dict) or not isinstance(content.get(key), list):
         raise InvalidInput(f"{field}.path", str(file), expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from difflib import get_close_matches
 from importlib import import_module
@@ -10,6 +9,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import parse_json
 from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.tasks.data.columns import PlainColumn
 
@@ -59,7 +59,7 @@ def _parsed(field: str, path: str) -> tuple[str, dict[str, Any]]:
 def _value(text: str) -> Any:
     """Return what an option's text says in JSON, else the text."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         return text
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import parse_json, require_regular
 from prefect_rlhf.tasks.data.columns import PlainColumn
 
 WORDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
@@ -39,6 +40,7 @@ def read_json_lines(field: str, files: Sequence[str]) -> tuple[int, dict[str, Pl
 def _rows(field: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Make (file and line, object) of each line that is not blank."""
     try:
+        require_regular(Path(file))
         with Path(file).open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 where = f"{file} line {number}"
@@ -50,10 +52,10 @@ def _rows(field: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _object(field: str, where: str, line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = parse_json(line.decode("utf-8-sig"))
         if b"\\ud" in line.lower():
             json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidInput(f"{field}.path", where, f"a JSON object ({error!s:.120})") from error
     if not isinstance(value, dict):
         raise InvalidInput(f"{field}.path", where, f"a JSON object, not {WORDS.get(type(value), 'null')}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -11,6 +10,7 @@ from typing import Any
 
 from prefect_rlhf.engines.storage.mirror import readable
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import read_json_object
 
 ChatMessage = Mapping[str, str]  # role and content
 Prompt = str | Sequence[ChatMessage]
@@ -36,7 +36,7 @@ def load_tokenizer(folder: str) -> Any:
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
     """Return what is wrong with a config.json that transformers refuses: the key and its value, where it names one."""
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json_object(name, folder / "config.json")
     named = re.search(r"[Ff]ield '(\w+)'", str(error))
     field, seen = (f"{name}.{named[1]}", config.get(named[1])) if named else (name, config)
     return InvalidInput(field, seen, f"what transformers takes ({str(error).splitlines()[-1].strip():.200})")

@@ -15,6 +15,8 @@ from typing import Any
 
 from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.augmented.node import BEHIND
+from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import finished_lines
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
@@ -145,8 +147,9 @@ class Journal:
 
 def _of_steps_under(step: int, path: Path) -> list[Mapping[str, Any]]:
     """Read the lines of earlier steps; a last one that was cut short, as its writer was killed, is none of them."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.is_file() else []
-    values = (json.loads(line) for line in lines if line.endswith("\n"))
+    values = list(finished_lines("resume_from", path))
+    if not all(isinstance(value.get("step"), int) for value in values):
+        raise InvalidInput("resume_from", str(path), "JSON lines as a run writes them, each with its step")
     return [value for value in values if value["step"] < step]
 
 

@@ -1,6 +1,7 @@
 """Mistakes of users: each gets one line with field, value and what would be right, before any device."""
 
 import json
+import os
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -119,6 +120,18 @@ def plan_text(good, text):
     return at(good, "plan", str(file))
 
 
+def pipe(good, name):
+    """The path of a pipe that nobody writes to."""
+    os.mkfifo(good["folder"] / name)
+    return str(good["folder"] / name)
+
+
+def endless(good, name):
+    """The path of a link to a device without end."""
+    (good["folder"] / name).symlink_to("/dev/zero")
+    return str(good["folder"] / name)
+
+
 def output(good, name, content=None):
     """Parameters with an output folder below a file."""
     file = good["folder"] / "a file"
@@ -222,11 +235,18 @@ CASES = {
     "an output folder with a NUL": (lambda g: at(g, "output_dir", "runs\0"), "output_dir"),
     "an output folder without a name": (lambda g: at(g, "output_dir", ""), "output_dir"),
     "an output folder of 400 letters": (lambda g: at(g, "output_dir", "x" * 400), "output_dir"),
+    "an output folder on a web server": (lambda g: at(g, "output_dir", "http://host/runs"), "output_dir: got 'http://host/runs', expected a folder, or s3:// or gs://: http:// is read-only"),
+    "an output folder in an archive": (lambda g: at(g, "output_dir", "zip://runs::/tmp/nowhere.zip"), "zip:// is read-only"),
+    "an output folder in memory": (lambda g: at(g, "output_dir", "memory://runs"), "memory:// ends with its process"),
+    "an output folder at a hub that has no such place": (lambda g: at(g, "output_dir", "hf://runs"), "output_dir: got 'hf://runs'"),
     "a checkpoint of nobody's": (lambda g: at(g, "resume_from", "~nosuch/x"), "resume_from"),
     "a checkpoint with a NUL": (lambda g: at(g, "resume_from", "x\0"), "resume_from"),
     "a checkpoint of 400 letters": (lambda g: at(g, "resume_from", "x" * 400), "resume_from"),
     "a checkpoint of 5,000 letters": (lambda g: at(g, "resume_from", "x/" * 2500), "resume_from"),
     "a plan with a NUL": (lambda g: at(g, "plan", "x\0"), "plan"),
+    "prompts that are a pipe": (lambda g: at(g, "prompts.path", pipe(g, "pipe.jsonl")), "it is a pipe or a device"),
+    "prompts without end": (lambda g: at(g, "prompts.path", endless(g, "endless.jsonl")), "it is a pipe or a device"),
+    "a plan that is a pipe": (lambda g: at(g, "plan", pipe(g, "pipe.yaml")), "plan: got"),
     "a plan of nobody's": (lambda g: at(g, "plan", "~nosuch/x.yaml"), "plan"),
     "a plan of 400 letters": (lambda g: at(g, "plan", "x" * 400 + ".yaml"), "plan"),
     "a model of nobody's": (lambda g: at(g, "actor.path", "~nosuch/x"), "actor"),
