@@ -68,6 +68,9 @@ class Hand:
     def hear(self, work: Work | None) -> None:
         """Take in what the worker has said since. Raises InvalidInput for a function that it refuses."""
         for said in self.process.hear():
+            if not self._may_come(said):
+                self.process.nonsense = in_short(said)
+                return
             self._since = time.monotonic()
             self._take(said, work)
 
@@ -95,6 +98,14 @@ class Hand:
             if work is not None:
                 work.split(function)
         return self.lost(work, late(self._start.deadline_seconds, ""))
+
+    def _may_come(self, said: Said) -> bool:
+        """Return whether a worker says this now; a person's function may write such a line too."""
+        if isinstance(said, Begun):
+            return said.call in self._calls and said.call not in self._begun
+        if isinstance(said, Done):
+            return said.call in self._begun and len(said.verdicts) == len(self._calls[said.call].rows)
+        return self.loaded is None and said.function == len(self._loaded)
 
     def _take(self, said: Said, work: Work | None) -> None:
         if isinstance(said, Loading):

@@ -1,7 +1,7 @@
 """The end of a worker with its pool's process: the kernel kills the worker's group when the pool's pipe is closed.
 
-By a signal of the kernel's, not by a thread, as in ranks: a person's function may hold the interpreter for ever, and
-what it started itself is to end as well. The death signal of a parent would not do: it comes when the thread ends.
+By a signal of the kernel's, not by a thread, as in ranks: a person's function may hold the interpreter for ever. What
+has left the group, such as a daemon, is ended by the worker's reaper (`reaper.py`), which reads the same pipe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 
 
 def die_with(lifeline: int) -> None:
-    """From now on, the group of this process is killed when nobody holds the other end of `lifeline` any more."""
+    """From now on, the group of this process is killed when `lifeline` has a byte or nobody holds its other end."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)

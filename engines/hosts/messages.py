@@ -6,14 +6,16 @@ A worker that dies in the middle of a line leaves half a line, which is dropped;
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from prefect_rlhf.engines.hosts.function import HostFunction
 from prefect_rlhf.engines.hosts.scores import Verdict
+from prefect_rlhf.placement.foreign_file import parse_json
 
 _LENGTH = struct.Struct(">Q")
 
@@ -78,7 +80,7 @@ class Done:
 
 
 Said = Loading | Refused | Loaded | Begun | Done
-_SAID = {kind.__name__: kind for kind in (Loading, Refused, Loaded, Begun, Done)}
+Value = TypeVar("Value")
 
 
 def packed(message: Start | Job) -> bytes:
@@ -105,15 +107,61 @@ def line_of(said: Said) -> bytes:
 
 
 def said_in(line: bytes) -> Said:
-    """Read such a line.
+    """Read such a line. Raises ValueError for any other one: a person's function may write to the same socket.
 
     >>> said_in(line_of(Done(3, (Verdict(0.1),)))) == Done(3, (Verdict(0.1),))
     True
     """
-    name, fields = json.loads(line)
-    if name == "Done":
-        return Done(fields["call"], tuple(Verdict(**verdict) for verdict in fields["verdicts"]))
-    if name == "Loaded":
-        fields["named"] = tuple(fields["named"])
-    said: Said = _SAID[name](**fields)
+    try:
+        name, fields = parse_json(line)
+        said: Said = _READ[name](**fields)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError("no message of a worker") from error
     return said
+
+
+def _loading(function: int) -> Loading:
+    return Loading(_as(int, function))
+
+
+def _refused(function: int, seen: str, expected: str) -> Refused:
+    return Refused(_as(int, function), _as(str, seen), _as(str, expected))
+
+
+def _loaded(function: int, asynchronous: bool, named: list[str], place: str) -> Loaded:
+    names = tuple(_as(str, name) for name in _as(list, named))
+    return Loaded(_as(int, function), _as(bool, asynchronous), names, _as(str, place))
+
+
+def _begun(call: int) -> Begun:
+    return Begun(_as(int, call))
+
+
+def _done(call: int, verdicts: list[dict[str, Any]]) -> Done:
+    return Done(_as(int, call), tuple(_verdict(**verdict) for verdict in _as(list, verdicts)))
+
+
+def _verdict(value: float | None, failed: str, held_up: bool, metrics: dict[str, float]) -> Verdict:
+    numbers = {name: _finite(number) for name, number in _as(dict, metrics).items()}
+    return Verdict(None if value is None else _finite(value), _as(str, failed), _as(bool, held_up), numbers)
+
+
+_READ: Mapping[str, Callable[..., Said]] = {
+    "Loading": _loading,
+    "Refused": _refused,
+    "Loaded": _loaded,
+    "Begun": _begun,
+    "Done": _done,
+}
+
+
+def _as(kind: type[Value], value: Value) -> Value:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.80} is no {kind.__name__}")
+    return value
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(_as(float, value)):
+        raise ValueError(f"{value} is not finite")
+    return value

@@ -1,4 +1,7 @@
-"""A worker as the pool sees it: its process, what it says, what it prints, and its end. Nothing here waits for it."""
+"""A worker as the pool sees it: its process, what it says, what it prints, and its end. Only `reap` waits for it.
+
+The process that the pool knows is the worker's reaper, which ends as the worker ends and leaves nothing below it.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from prefect_rlhf.engines.hosts.messages import Job, Said, Start, packed, said_in
+from prefect_rlhf.placement.in_short import in_short
 from prefect_rlhf.placement.modules import IN_RANK
 
 KEPT_OUTPUT = 4096
 """Bytes of what a worker printed last that are kept; the rest is read and dropped, so that printing never blocks."""
 _REAP_SECONDS = 10.0
-_HANG_UP_SECONDS = 1.0  # from the end of a process's channel to its own
+_HANG_UP_SECONDS = 2.0  # from the end of a process's channel to its own
 _AT_ONCE = 1 << 16
+_MOST_AT_ONCE = 1 << 24  # bytes that are read before others have their turn
+_LONGEST_LINE = 1 << 26
 _COMMAND = (sys.executable, "-P", "-u", "-X", "faulthandler", "-m", f"{__package__}.worker")
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # a worker is one CPU
@@ -32,7 +38,7 @@ _ENVIRONMENT = {
 
 
 class WorkerProcess:
-    """A fresh interpreter in a process group of its own, that ends when this process does. Raises OSError."""
+    """A fresh interpreter in a session of its own, that ends when this process does. Raises OSError."""
 
     def __init__(self, start: Start) -> None:
         self.channel, theirs = socket.socketpair()
@@ -59,6 +65,7 @@ class WorkerProcess:
         self.channel.setblocking(False)
         os.set_blocking(self.output, False)
         self.hung_up = self.silent = False
+        self.nonsense = ""  # what it wrote that is no message, or none that may come now; nothing after it is read
         self._heard, self._tail, self._unsent = b"", b"", bytearray(packed(start))
 
     @property
@@ -78,8 +85,9 @@ class WorkerProcess:
                 del self._unsent[: self.channel.send(memoryview(self._unsent)[:_AT_ONCE])]
 
     def hear(self) -> Iterator[Said]:
-        """Return what the worker has said since."""
-        while not self.hung_up:
+        """Return what the worker has said since, at most some of it."""
+        most = len(self._heard) + _MOST_AT_ONCE
+        while not self.hung_up and not self.nonsense and len(self._heard) < most:
             try:
                 data = self.channel.recv(_AT_ONCE)
             except BlockingIOError:
@@ -89,7 +97,17 @@ class WorkerProcess:
             self.hung_up = not data
             self._heard += data
         *lines, self._heard = self._heard.split(b"\n")
-        yield from map(said_in, lines)
+        for line in lines:
+            if self.nonsense:
+                return
+            try:
+                said = said_in(line)
+            except ValueError:
+                self.nonsense = in_short(line.decode(errors="replace"))
+            else:
+                yield said
+        if len(self._heard) > _LONGEST_LINE:
+            self.nonsense = f"a line of more than {_LONGEST_LINE >> 20} MiB"
 
     def drain(self) -> None:
         """Read what the worker has printed since, at most some of it."""
@@ -99,7 +117,9 @@ class WorkerProcess:
             self._tail = (self._tail + data)[-KEPT_OUTPUT:]
 
     def ended(self) -> str:
-        """Say how the process ended; empty while it runs. It is not reaped: its group's number stays its own."""
+        """Say how the process ended, or is to be ended; empty while it runs. It is not reaped."""
+        if self.nonsense:
+            return f"its process wrote what is no message to the socket of its results: {self.nonsense}"
         patience = time.monotonic() + (_HANG_UP_SECONDS if self.hung_up else 0.0)
         try:
             while (end := self._end()) is None and time.monotonic() < patience:
@@ -117,9 +137,9 @@ class WorkerProcess:
         return self._tail.decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """Kill the process and what it started; `reap` follows."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """Have the process killed and all that it started; `reap` follows."""
+        with suppress(BrokenPipeError):  # it has ended
+            os.write(self._life, b".")
 
     def reap(self) -> None:
         """Wait for the killed process, close its channels, and log what it printed last."""
@@ -127,6 +147,7 @@ class WorkerProcess:
             self._process.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:
             logging.getLogger(__name__).warning("process %d does not die", self._process.pid)
+            self._process.kill()
         self.drain()
         self._close()
         if self._tail:

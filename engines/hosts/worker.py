@@ -1,5 +1,6 @@
 """A worker process: imports a person's functions, then calls them on the rows that it is sent, until it is killed.
 
+The process that the pool starts becomes the reaper of everything below it, the first of which is the worker.
 Calls are made in the main thread, where signals may be used; async ones share one event loop.
 """
 
@@ -28,6 +29,7 @@ from prefect_rlhf.engines.hosts.messages import (
     line_of,
     received,
 )
+from prefect_rlhf.engines.hosts.reaper import fork_below_reaper
 from prefect_rlhf.placement.errors import InvalidInput
 
 Say = Callable[[Said], None]
@@ -37,8 +39,9 @@ def main(channel: int, lifeline: int) -> None:
     """Serve a channel, a socket's descriptor, until its other end is closed."""
     for descriptor in (channel, lifeline):
         os.set_inheritable(descriptor, False)  # not by what a person's function starts
-    die_with(lifeline)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is told, and leaves no file
+    fork_below_reaper(channel, lifeline)
+    die_with(lifeline)
     connection = socket.socket(fileno=channel)
     stream = connection.makefile("rb")
     try:

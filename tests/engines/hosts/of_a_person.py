@@ -1,7 +1,9 @@
 """Functions as a person writes them, and as they go wrong."""
 
 import asyncio
+import contextlib
 import ctypes
+import json
 import os
 import random
 import re
@@ -152,6 +154,68 @@ def stays_with_a_child(row):
     part.write_text(f"{os.getpid()} {child.pid}")
     part.rename(whole)
     return _hang_in_c(row)
+
+
+def starts_a_daemon(row):
+    """Start a process in a session of its own, whose parent ends; write its number, and do what the response says."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            whole = Path(row["file"])
+            part = whole.with_suffix(".part")
+            part.write_text(str(os.getpid()))
+            part.rename(whole)
+            os.execvp("sleep", ["sleep", "1000"])
+        os._exit(0)
+    while not Path(row["file"]).exists():
+        time.sleep(0.01)
+    return BEHAVIOURS[row["response"]](row)
+
+
+def _sockets():
+    """The open sockets of this process: that of its results."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(descriptor.readlink()).startswith("socket:"):
+                found.append(int(descriptor.name))
+    return found
+
+
+NONSENSE = {
+    "text": b"hello\n",
+    "half a line": b"[1, ",
+    "deep": b"[" * 100_000 + b"\n",
+    "no pair": b"[1, 2, 3]\n",
+    "no kind": b'["Hello", {}]\n',
+    "no fields": b'["Begun", {}]\n',
+    "a call that nobody made": b'["Done", {"call": 1000000, "verdicts": []}]\n',
+    "verdicts of no row": b'["Done", {"call": 0, "verdicts": []}]\n',
+    "a value that is text": b'["Done", {"call": 0, "verdicts": '
+    b'[{"value": "1", "failed": "", "held_up": false, "metrics": {}}]}]\n',
+    "a refusal": b'["Refused", {"function": 0, "seen": "a", "expected": "b"}]\n',
+    "bytes": bytes(range(256)) + b"\n",
+}
+
+
+def writes_nonsense(row):
+    """Write to the socket of its process's results."""
+    for descriptor in _sockets() if row["response"] in NONSENSE else ():
+        os.write(descriptor, NONSENSE[row["response"]])
+    return 1.0
+
+
+def writes_without_end(row):
+    for descriptor in _sockets():
+        while row["response"] == "bad":
+            os.write(descriptor, bytes(1 << 16))
+    return 1.0
+
+
+def replaces_json(row):
+    if row["response"] == "bad":
+        json.dumps = lambda value: "nonsense"
+    return 1.0
 
 
 async def waits(row):

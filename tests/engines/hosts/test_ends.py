@@ -20,8 +20,8 @@ from host_cases import function, row
 from prefect_rlhf.engines.hosts.pool import HostPool
 from prefect_rlhf.engines.hosts.settings import HostSettings
 
-pool = HostPool([function("stays_with_a_child")], HostSettings(2, 1000.0))
-pool.score([row("", file=file) for file in sys.argv[1:]], "a test")
+pool = HostPool([function(sys.argv[1])], HostSettings(2, 1000.0))
+pool.score([row("hang in C", file=file) for file in sys.argv[2:]], "a test")
 """
 
 
@@ -42,16 +42,17 @@ def left(pids, seconds=20.0):
     return [pid for pid in pids if alive(pid)]
 
 
+@pytest.mark.parametrize(("name", "processes"), [("stays_with_a_child", 4), ("starts_a_daemon", 2)])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_the_process_that_has_the_pool(tmp_path, number):
-    """However it ends, though they hold the interpreter for ever; and what they started with them."""
+def test_workers_end_with_the_process_that_has_the_pool(tmp_path, number, name, processes):
+    """However it ends, though they hold the interpreter for ever; and what they started with them, daemons too."""
     files = [tmp_path / "a", tmp_path / "b"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
-    command = [sys.executable, "-c", PROGRAM, *map(str, files)]
+    command = [sys.executable, "-c", PROGRAM, name, *map(str, files)]
     parent = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     try:
         pids = pids_in(files)
-        assert len(pids) == 4
+        assert len(pids) == processes
         assert all(map(alive, pids))
     finally:
         parent.send_signal(number)
@@ -73,6 +74,18 @@ def test_a_worker_past_its_deadline_is_gone_with_what_it_started(tmp_path):
     with HostPool([function("stays_with_a_child")], QUICK) as pool:
         assert len(pool.score([row("", file=str(file))], "a test").failures) == 1
         assert left(pids_in([file])) == []
+
+
+@pytest.mark.parametrize("response", ["good", "SIGKILL", "hang", "os._exit", "stop"])
+def test_a_daemon_of_a_function_ends_with_its_worker(tmp_path, response):
+    """Whether the row has a value, the process dies, or it is past its deadline; at the pool's end at the latest."""
+    files = [tmp_path / "a", tmp_path / "b"]
+    with HostPool([function("starts_a_daemon")], QUICK) as pool:
+        rows = [row(response, file=str(file)) for file in files]
+        assert len(pool.score(rows, "a test").failures) == (0 if response == "good" else 2)
+        if response != "good":
+            assert left(pids_in(files)) == []
+    assert not any(map(alive, pids_in(files))), "closing waits for them"
 
 
 def test_an_interrupt_leaves_no_worker(tmp_path):

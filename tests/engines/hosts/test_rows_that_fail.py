@@ -4,7 +4,7 @@ import math
 
 import pytest
 from host_cases import QUICK, function, line_of, row
-from of_a_person import BEHAVIOURS
+from of_a_person import BEHAVIOURS, NONSENSE
 
 from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
 from prefect_rlhf.engines.hosts.pool import HostPool
@@ -54,6 +54,22 @@ def test_the_other_rows_have_their_values(scores):
     failed = {failure.row for failure in scores.failures}
     assert failed == {2 * number for number, name in enumerate(BEHAVIOURS) if name in REASONS}
     assert {value for number, value in enumerate(scores.values["behave"]) if number not in failed} == {1.0}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_a_function_that_writes_to_the_socket_of_its_results_fails_its_row_alone(name):
+    with HostPool([function("writes_nonsense")], QUICK) as pool:
+        scores = pool.score([row("good"), row(name), row("good")], "a test")
+    assert [failure.row for failure in scores.failures] == [1]
+    assert scores.failures[0].reason.startswith("its process wrote what is no message to the socket of its results: ")
+    assert "\n" not in scores.failures[0].reason and len(scores.failures[0].reason) < 600
+
+
+@pytest.mark.parametrize("name", ["writes_without_end", "replaces_json"])
+def test_a_function_whose_process_writes_nonsense_for_ever_fails_its_row_alone(name):
+    with HostPool([function(name)], QUICK) as pool:
+        scores = pool.score([row("good"), row("bad"), row("good")], "a test")
+    assert [failure.row for failure in scores.failures] == [1]
 
 
 def test_a_stated_value_takes_the_place_of_one_that_failed():
