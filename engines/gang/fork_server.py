@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from types import FrameType
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class ForkServerSettings:
     """File descriptors that the fork server inherits: `pipes[r]` are the r-th rank's, one for each resource of its
-    device, `listener` the socket of the world's store, on the node of rank 0; and the modules that forked ranks find
-    imported.
+    device, `listener` the socket of the world's store, on the node of rank 0, `held` the lock on `folder`; and the
+    modules that forked ranks find imported. The fork server removes `folder` when no rank is left.
     """
 
     method: StartMethod
@@ -35,6 +37,8 @@ class ForkServerSettings:
     listener: int | None
     pipes: tuple[tuple[int, ...], ...]
     preload: tuple[str, ...]
+    folder: str
+    held: int
 
     def command(self) -> list[str]:
         return [sys.executable, "-P", "-m", __spec__.name, json.dumps(asdict(self))]
@@ -42,7 +46,7 @@ class ForkServerSettings:
     @property
     def descriptors(self) -> tuple[int, ...]:
         listener = () if self.listener is None else (self.listener,)
-        return (self.lifeline, self.deaths, *listener, *chain.from_iterable(self.pipes))
+        return (self.lifeline, self.deaths, self.held, *listener, *chain.from_iterable(self.pipes))
 
 
 def main(settings: ForkServerSettings) -> None:
@@ -55,11 +59,14 @@ def main(settings: ForkServerSettings) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until `ranks` is complete
     ranks = {_start(settings, rank): rank for rank in range(len(settings.pipes))}
     _kill_all_on_terminate(ranks)
-    for descriptor in set(settings.descriptors) - {settings.deaths}:
+    for descriptor in set(settings.descriptors) - {settings.deaths, settings.held}:
         os.close(descriptor)
     while ranks:
         pid, status = os.wait()
-        os.write(settings.deaths, json.dumps({"rank": ranks.pop(pid), "status": status}).encode() + b"\n")
+        report = json.dumps({"rank": ranks.pop(pid), "status": status}).encode() + b"\n"
+        with suppress(BrokenPipeError):  # the controller is gone
+            os.write(settings.deaths, report)
+    shutil.rmtree(settings.folder, ignore_errors=True)
 
 
 def _start(settings: ForkServerSettings, rank: int) -> int:

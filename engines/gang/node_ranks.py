@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,16 +15,20 @@ from pathlib import Path
 
 from prefect_rlhf.engines.gang.fork_server import ForkServerSettings
 from prefect_rlhf.engines.gang.messages import ProcessSettings
+from prefect_rlhf.engines.gang.own_folder import make_own_folder
+from prefect_rlhf.placement.remote_path import cache_folder
 
 CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRanks:
-    """A fork server and its ranks. Closing `lifeline` ends them too, so they end with the process that holds it."""
+    """A fork server and its ranks, with a temporary folder. Closing `lifeline` ends them too, so they end with the
+    process that holds it."""
 
     fork_server: subprocess.Popen[bytes]
     lifeline: int
+    folder: Path
 
     @classmethod
     def start(
@@ -40,20 +45,35 @@ class NodeRanks:
         Deaths are reported on `deaths`. Modules are found where this process finds them, then on `python_path`. The
         first rank serves the world's store on `listener`, where there is one.
         """
+        folder, held = make_own_folder()
         lifeline_end, lifeline = os.pipe()
         server = ForkServerSettings(
-            settings.method, lifeline_end, deaths, listener, tuple(map(tuple, pipes)), settings.preload
+            settings.method,
+            lifeline_end,
+            deaths,
+            listener,
+            tuple(map(tuple, pipes)),
+            settings.preload,
+            str(folder),
+            held,
         )
         paths = dict.fromkeys(str(Path(path).absolute()) for path in (*sys.path, *python_path))
         fork_server = subprocess.Popen(
             server.command(),
-            env={**environment, **settings.environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env={
+                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "torchinductor"),  # of all runs, so not in their folder
+                **environment,
+                **settings.environment,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "TMPDIR": str(folder),
+            },
             pass_fds=server.descriptors,
             stdin=subprocess.DEVNULL,
             process_group=0,  # a terminal's Ctrl-C is for the controller alone
         )
         os.close(lifeline_end)
-        return cls(fork_server, lifeline)
+        os.close(held)
+        return cls(fork_server, lifeline, folder)
 
     def kill(self) -> None:
         """End every process: SIGTERM lets the fork server kill and reap its ranks; failing that, kill the group."""
@@ -63,6 +83,7 @@ class NodeRanks:
         except subprocess.TimeoutExpired:
             os.killpg(self.fork_server.pid, signal.SIGKILL)
             self.fork_server.wait(CLOSE_SECONDS)
+        shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self.lifeline)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import selectors
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 
 Address = tuple[str, int]
@@ -47,25 +49,69 @@ class Hello:
         return wire
 
     def answer(self, listener: socket.socket, expected: Iterable[tuple[int, int]], deadline: float) -> Wires:
-        """Accept the wires of these (number, kind), others not. Raises TimeoutError at the (monotonic) deadline."""
-        missing, wires = set(expected), {}
-        while missing:
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
-            wire, _ = listener.accept()
-            wire.settimeout(CONNECT_SECONDS)
-            try:
-                secret, number, kind = _HELLO.unpack(wire.recv(_HELLO.size, socket.MSG_WAITALL))
-            except (OSError, struct.error):
-                wire.close()
-                continue
-            if not secrets.compare_digest(secret, self.secret) or (number, kind) not in missing:
-                wire.close()
-                continue
-            wire.settimeout(None)
-            _watch(wire)
-            missing.remove((number, kind))
-            wires[number, kind] = wire
+        """Accept the wires of these (number, kind), others not. Raises TimeoutError at the (monotonic) deadline.
+
+        A stranger that says nothing delays none of them.
+        """
+        missing, wires = set(expected), Wires()
+        with closing(_introduced(listener, deadline)) as introduced:
+            while missing:
+                wire, said = next(introduced)
+                which = self._named(said)
+                if which not in missing:
+                    wire.close()
+                    continue
+                wire.setblocking(True)
+                _watch(wire)
+                missing.remove(which)
+                wires[which] = wire
         return wires
+
+    def _named(self, said: bytes) -> tuple[int, int] | None:
+        """Return the number and kind that a wire says it is; None of a stranger."""
+        if len(said) < _HELLO.size:
+            return None
+        secret, number, kind = _HELLO.unpack(said)
+        return (number, kind) if secrets.compare_digest(secret, self.secret) else None
+
+
+def _introduced(listener: socket.socket, deadline: float) -> Generator[tuple[socket.socket, bytes]]:
+    """Yield each wire with its first bytes, fewer if it has ended; the silent ones are closed in the end.
+
+    Raises TimeoutError at the deadline.
+    """
+    silent: dict[socket.socket, bytearray] = {}  # and what they have said so far
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as waiting:
+        waiting.register(listener, selectors.EVENT_READ)
+        try:
+            while (left := deadline - time.monotonic()) > 0:
+                for wire in [key.fileobj for key, _ in waiting.select(left)]:
+                    assert isinstance(wire, socket.socket)
+                    if wire is listener:
+                        accepted, _ = listener.accept()
+                        accepted.setblocking(False)
+                        waiting.register(accepted, selectors.EVENT_READ)
+                        silent[accepted] = bytearray()
+                    elif _hear(wire, silent[wire]):
+                        waiting.unregister(wire)
+                        yield wire, bytes(silent.pop(wire))
+            raise TimeoutError("a connection is missing")
+        finally:
+            for wire in silent:
+                wire.close()
+
+
+def _hear(wire: socket.socket, said: bytearray) -> bool:
+    """Read more of a wire's first bytes; return whether that was the last of them."""
+    try:
+        more = wire.recv(_HELLO.size - len(said))
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    said += more
+    return not more or len(said) == _HELLO.size
 
 
 Wires = dict[tuple[int, int], socket.socket]

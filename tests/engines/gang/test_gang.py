@@ -1,11 +1,13 @@
 """The gang: what a call gives, and that no trouble of a rank hangs the controller or leaves a process behind."""
 
+import fcntl
 import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from prefect_rlhf.engines.gang.in_process import InProcessGang
 from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
+from prefect_rlhf.engines.gang.own_folder import PREFIX
 from prefect_rlhf.engines.gang.ray import RayGang
 from prefect_rlhf.placement.errors import (
     InvalidInput,
@@ -103,6 +106,10 @@ class Probe:
 
     def end(self, status):
         os._exit(status)
+
+    def leave_a_folder(self):
+        """As a library does that removes its folder in an exit handler."""
+        return tempfile.mkdtemp()
 
 
 def call(gang, method, *arguments, ranks=None, seconds=30.0, resource="compute"):
@@ -427,16 +434,40 @@ gang.call("spin", {0: (60.0,), 1: (60.0,)}, doing="spinning", deadline_seconds=6
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_no_process_survives_a_killed_controller(method):
+def test_no_process_and_no_folder_survives_a_killed_controller(method, tmp_path):
     """A controller killed by SIGKILL takes its ranks with it, even while they compute."""
     command = [sys.executable, "-c", CONTROLLER, method]
-    controller = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    controller = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3], env=environment
+    )
     group = int(controller.stdout.readline())
     time.sleep(0.3)
     assert len(processes_of(group)) >= 2
+    assert len(list(tmp_path.glob(f"{PREFIX}*"))) == 1
     controller.kill()
     controller.wait()
     assert_group_gone(group)
+    assert list(tmp_path.glob(f"{PREFIX}*")) == []
+
+
+def test_what_ranks_leave_in_their_temporary_folder_goes_with_them(tmp_path, monkeypatch):
+    """Also what was left by ranks whose fork server was killed; not what another gang uses."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, used = tmp_path / f"{PREFIX}killed", tmp_path / f"{PREFIX}used"
+    for folder in (killed, used):
+        (folder / "media").mkdir(parents=True)
+    lock = os.open(used, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    monkeypatch.setattr("prefect_rlhf.engines.gang.own_folder._YOUNG_SECONDS", 0.0)
+    gang = LocalGang(GangSettings(2, Probe, environment={"OMP_NUM_THREADS": "1"}, preload=("torch",)))
+    try:
+        left = call(gang, "leave_a_folder")
+        assert all(Path(folder).is_dir() and Path(folder).is_relative_to(tmp_path) for folder in left.values())
+    finally:
+        gang.close()
+        os.close(lock)
+    assert list(tmp_path.iterdir()) == [used]
 
 
 def test_no_process_survives_a_controller_killed_while_it_starts():
