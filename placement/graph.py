@@ -101,6 +101,8 @@ class Call:
     `temperature` divides the logits of log-probabilities that a call makes. A generate adds at most `max_new_tokens` to
     a row (0: not stated). A compute whose work is done in worker processes on the node's CPUs has `host_seconds`, those
     that it is expected to take. One that says which of its rows stay `chooses` those.
+    `draws` names the stream of a generate's random numbers, which calls may share. Earlier versions had a single one,
+    which has no name.
     """
 
     name: str
@@ -121,6 +123,7 @@ class Call:
     host_seconds: float | None = None
     terms: tuple[Term, ...] = ()
     chooses: RowSet | None = None
+    draws: str = ""
 
     @property
     def row_count(self) -> RowCount:

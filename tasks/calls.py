@@ -41,6 +41,7 @@ def generate(
     samples: int = 1,
     staleness: int = 0,
     every: int | None = None,
+    draws: str | None = None,
     name: str | None = None,
 ) -> RowsHandle:
     """Continue prompts: keys `tokens`, `prompt_length` and `logprobs`, those of the policy that made the responses.
@@ -49,6 +50,10 @@ def generate(
     `samples` made of each prompt. Prompts may also be rows of which a computation made `prompt_tokens`. With
     `staleness`, this and every other call before a train_step uses weights of so many steps earlier than it would; all
     generates of a body agree on it, and evaluation, which has the newest weights, has none.
+
+    Each call draws from random numbers of its own, which follow from its name. `draws` names other ones: calls that
+    state the same name, or a call and its name, have common random numbers. The same prompt, sample and probabilities
+    then have the same response.
     """
     trace = current_trace("generate")
     role = trace.role(model, "generate")
@@ -61,6 +66,9 @@ def generate(
     settings = sampling or Sampling()
     if samples < 1:
         raise GraphError(f"flow {trace.flow}: generate {name} has samples {samples}; it is at least 1")
+    if draws is not None and (not isinstance(draws, str) or not draws):
+        expected = "the name of random numbers, such as that of another generate"
+        raise GraphError(f"flow {trace.flow}: generate {name} has draws {draws!r:.40}; expected {expected}")
     rows = RowSet(name, source.rows.dataset, samples, source.rows)
     call = Call(
         name=name,
@@ -73,6 +81,7 @@ def generate(
         num_rows=source.num_rows * samples,
         every=every,
         max_new_tokens=settings.max_new_tokens,
+        draws=name if draws is None else draws,
     )
     return trace.add(call)
 

@@ -27,7 +27,7 @@ from prefect_rlhf.placement.plan import ExecutionPlan
 from prefect_rlhf.placement.planner.question import Question, Site
 from prefect_rlhf.tasks.checkpoints.best import BestModel
 from prefect_rlhf.tasks.checkpoints.folders import Checkpoint, check_resumable, find_checkpoint
-from prefect_rlhf.tasks.checkpoints.run_identity import run_identity
+from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws_of
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.trace import Algorithm
 
@@ -101,6 +101,9 @@ def read_request(
     workload, checkpoint = run_workload(graph, inputs), None
     if options.resume_from is not None:
         checkpoint = find_checkpoint(options.resume_from, output_folder(options))
+        if (as_before := with_draws_of(checkpoint.manifest.identity, graph)) != graph:
+            graph = as_before
+            log_info("all generate calls draw from one stream, as in the version that wrote the checkpoint")
         identity = run_identity(graph, options.seed, options.checkpoint_every)
         has_ended = read_result(checkpoint.folder.parent.parent) is not None
         check_resumable(checkpoint, graph, identity, options.steps, has_ended)

@@ -205,7 +205,7 @@ def test_generate_keeps_prompt_and_response(rank):
 
 
 def test_seeds_say_what_a_row_is(rank):
-    """The seed depends on run seed, step, dataset row and sample, and not on the row's place or company."""
+    """The seed depends on run seed, step, dataset row, sample and stream, and not on the row's place or company."""
     seeds = {}
     for key, settings in {
         "base": {},

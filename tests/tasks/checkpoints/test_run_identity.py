@@ -6,7 +6,7 @@ from functools import reduce
 import pytest
 
 from prefect_rlhf.placement.model import OptimizerSpec
-from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity, with_defaults
+from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity, with_defaults, with_draws_of
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.rl.losses import ppo_clip
 from tests.strategies import ppo
@@ -86,3 +86,17 @@ def test_a_field_that_is_no_more_is_a_difference(path):
     *places, field = path.split(".")
     reduce(dict.__getitem__, places, saved)[field] = 7
     assert first_difference(with_defaults(saved, now), run_identity(now, 1, None)) == (path, 7, None)
+
+
+def test_a_stated_stream_is_a_difference_from_a_run_that_had_none():
+    """Streams that follow from names are left out instead."""
+
+    def drawing(name, draws):
+        calls = (replace(call, draws=draws) if call.name == name else call for call in graph())
+        return replace(graph(), calls=tuple(calls))
+
+    saved = written_without(run_identity(graph(), 1, None), "calls.actor_generate.draws")
+    assert with_draws_of(saved, drawing("actor_generate", "actor_generate")) == graph()
+    now = with_draws_of(saved, drawing("actor_generate", "common"))
+    difference = first_difference(with_defaults(saved, now), run_identity(now, 1, None))
+    assert difference == ("calls.actor_generate.draws", "", "common")
