@@ -18,7 +18,7 @@ def kto(answers: RatedAnswers, held_out: RatedAnswers, actor: Model, ref: Model,
     With several mini-batches, what the policy gains on other prompts stays that of the step's start.
     """
     size, every = algo.batch_size, algo.evaluate_every
-    mismatched = compute(mismatched_answers, answers, settings=algo, batch_size=size)
+    mismatched = compute(mismatched_answers, answers, settings=algo, max_new_tokens=0, batch_size=size)
     gained = inference(actor, mismatched, output="logprobs", name="actor_mismatched")
     expected = inference(ref, mismatched, output="logprobs", name="ref_mismatched")
     kl = compute(kto_kl, mismatched, gained, expected, settings=algo)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from prefect_rlhf.placement.errors import GraphError
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.placement.row_set import RowCount, RowSet
+from prefect_rlhf.placement.row_set import RowCount, RowLimit, RowSet
 
 CallKind = Literal["generate", "inference", "train_step", "compute"]
 MeanOver = Literal["tokens", "rows", "groups"] | float
@@ -101,8 +101,8 @@ class Call:
     `temperature` divides the logits of log-probabilities that a call makes. A generate adds at most `max_new_tokens` to
     a row (0: not stated). A compute whose work is done in worker processes on the node's CPUs has `host_seconds`, those
     that it is expected to take. One that says which of its rows stay `chooses` those.
-    `draws` names the stream of a generate's random numbers, which calls may share. Earlier versions had a single one,
-    which has no name.
+    A compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random numbers, which calls
+    may share; the empty name is that of the only stream of earlier versions.
     """
 
     name: str
@@ -123,6 +123,7 @@ class Call:
     host_seconds: float | None = None
     terms: tuple[Term, ...] = ()
     chooses: RowSet | None = None
+    row_limit: RowLimit | None = None
     draws: str = ""
 
     @property

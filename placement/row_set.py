@@ -16,6 +16,22 @@ class RowCount:
 
 
 @dataclass(frozen=True, slots=True)
+class RowLimit:
+    """The most tokens of a row that a computation makes: `longest`, or `max_new_tokens` beyond its inputs' longest row.
+
+    >>> RowLimit(longest=64).of(20), RowLimit(max_new_tokens=6).of(20)
+    (64, 26)
+    """
+
+    longest: int | None = None
+    max_new_tokens: int = 0
+
+    def of(self, longest_input: int) -> int:
+        """Return the most tokens, where the longest row of the inputs has so many."""
+        return self.longest if self.longest is not None else longest_input + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """Which rows of a row set stay: those of the first `at_most` groups, `per_group` of each, or any number (None).
 

@@ -12,17 +12,18 @@ prefect_rlhf.placement.errors.GraphError: generate was called outside of the bod
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from prefect_rlhf.engines.loss import Output
-from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Call, Operation, Term
 from prefect_rlhf.placement.model import OptimizerSpec
-from prefect_rlhf.placement.row_set import RowSet
+from prefect_rlhf.placement.row_set import RowLimit, RowSet
 from prefect_rlhf.tasks.heads import check_output
 from prefect_rlhf.tasks.host_rewards import HostRewards
-from prefect_rlhf.tasks.operations import Bound, Operator, operation
+from prefect_rlhf.tasks.operations import ROW_KEYS, Bound, Operator, operation
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.terms import LossOn, Terms
 from prefect_rlhf.tasks.trace import RowsHandle, Trace, check_not_chosen, current_trace, origin_of
@@ -69,6 +70,8 @@ def generate(
     if draws is not None and (not isinstance(draws, str) or not draws):
         expected = "the name of random numbers, such as that of another generate"
         raise GraphError(f"flow {trace.flow}: generate {name} has draws {draws!r:.40}; expected {expected}")
+    if samples > 1:
+        check_sampled(name, settings, samples)
     rows = RowSet(name, source.rows.dataset, samples, source.rows)
     call = Call(
         name=name,
@@ -160,6 +163,8 @@ def compute(
     operator: Operator[Any, Any],
     *inputs: object,
     settings: Settings,
+    longest: int | None = None,
+    max_new_tokens: int | None = None,
     batch_size: int | None = None,
     every: int | None = None,
     name: str | None = None,
@@ -167,8 +172,11 @@ def compute(
     """Add a pure function of rows, on the host CPU of one device; it makes the keys that its @computation names.
 
     Inputs are of the same rows, or of what they were made of, whose values are repeated for them; of a dataset
-    parameter `batch_size` items, or all. A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes
-    new rows, one of each.
+    parameter `batch_size` items, or all.
+
+    A computation of `tokens` and `prompt_length`, or of `prompt_tokens`, makes new rows, one of each. The body states
+    how long they may be, since memory is planned for that: `longest` tokens, or `max_new_tokens` more than the longest
+    row of the inputs. A row that is longer ends the run.
     """
     trace = current_trace("compute")
     check_computation(trace, operator)
@@ -178,9 +186,10 @@ def compute(
     if not handles:
         raise GraphError(f"flow {trace.flow}: compute {name} has no input; it works on rows of some call or dataset")
     own = trace.common_rows(handles, f"compute {name}")
-    makes_rows = {"tokens", "prompt_tokens"}.intersection(operator.outputs)
+    makes_rows = ROW_KEYS.intersection(operator.outputs)
     if makes_rows:
         check_not_chosen(trace, own.rows, f"compute {name}")
+    limit = _row_limit(f"flow {trace.flow}: compute {name}", bool(makes_rows), handles, longest, max_new_tokens)
     rows = RowSet(name, own.rows.dataset, 1, own.rows) if makes_rows else own.rows
     call = Call(
         name=name,
@@ -194,8 +203,41 @@ def compute(
         every=every,
         stateful=operator.stateful,
         rows_per_item=own.rows_per_item,
+        row_limit=limit,
     )
     return trace.add(call)
+
+
+def check_sampled(call: str, sampling: Sampling, samples: int) -> None:
+    """Raise InvalidInput for sampling that always takes the likeliest token: all samples of a prompt would be equal."""
+    greedy = {"temperature": (0, "above 0"), "top_k": (1, "0 or at least 2"), "min_p": (1, "below 1")}
+    for field, (value, right) in greedy.items():
+        if getattr(sampling, field) == value:
+            expected = f"{right}, or samples=1: without chance the {samples} samples of a prompt are all equal"
+            raise InvalidInput(f"{call}.sampling.{field}", getattr(sampling, field), expected)
+
+
+def _row_limit(
+    where: str, makes_rows: bool, inputs: Sequence[RowsHandle], longest: int | None, max_new_tokens: int | None
+) -> RowLimit | None:
+    """Return how long the rows of a computation may be, None if it makes none. Raises GraphError, which says why."""
+    stated = {"longest": (longest, 1), "max_new_tokens": (max_new_tokens, 0)}
+    given = {name: bounds for name, bounds in stated.items() if bounds[0] is not None}
+    for name, (value, least) in given.items():
+        if not makes_rows:
+            raise GraphError(f"{where}: {name} is not used: the computation makes no new rows; remove it")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise GraphError(f"{where}: got {name} {value!r:.40}, expected tokens, {least} or more")
+    if not makes_rows:
+        return None
+    if not given:
+        beyond = "max_new_tokens=..., tokens beyond the longest row of its inputs"
+        raise GraphError(f"{where}: the length of the rows that it makes is missing: state longest=..., or {beyond}")
+    if len(given) == 2:
+        raise GraphError(f"{where}: got longest and max_new_tokens, expected one of them; remove the other")
+    if max_new_tokens is not None and not any(ROW_KEYS.intersection(handle.keys) for handle in inputs):
+        raise GraphError(f"{where}: got max_new_tokens, expected longest=...: none of its inputs has tokens")
+    return RowLimit(longest, max_new_tokens or 0)
 
 
 def train_step(

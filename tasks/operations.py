@@ -7,7 +7,7 @@ calling an Operator with settings binds it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args
 
@@ -19,6 +19,7 @@ from prefect_rlhf.placement.blame import own_place
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import MeanOver, Operation
 from prefect_rlhf.placement.modules import import_from, importable
+from prefect_rlhf.placement.row_set import RowLimit
 from prefect_rlhf.tasks.settings import Settings
 from prefect_rlhf.tasks.terms import LossOn, Terms
 
@@ -27,6 +28,9 @@ Result = TypeVar("Result")
 
 
 NONE = Settings()  # of an operator that has none
+ROW_KEYS = frozenset({"tokens", "prompt_tokens"})
+"""A computation of either makes new rows."""
+
 OFFERED = ("context", "state")  # what a computation is given beside rows and settings, where it names it
 
 
@@ -84,6 +88,7 @@ class Bound:
     """An Operator with its settings, as strings; resolved where it runs."""
 
     operation: Operation
+    row_limit: RowLimit | None = None  # of a computation that makes rows
 
     @property
     def operator(self) -> Operator[..., Any]:
@@ -145,6 +150,8 @@ class Bound:
         else:
             check_type(result, Computed, operator)
             check_columns(result, arguments, operator)
+            if self.row_limit is not None:
+                check_row_lengths(result, arguments, self.row_limit, operator)
         return result
 
     def load(self) -> None:
@@ -174,6 +181,24 @@ def check_columns(computed: Computed, inputs: Sequence[Batch], operator: Operato
         if num_rows is not None and len(column) != num_rows:
             expected = f"{num_rows}, as its inputs have ({operator.place})"
             raise WrongOperator(f"rows of {key!r} that {operator.name} returns", len(column), expected)
+
+
+def check_row_lengths(
+    computed: Computed, inputs: Sequence[Batch], limit: RowLimit, operator: Operator[..., Any]
+) -> None:
+    """Raise WrongOperator for a row with more tokens than the call states: memory is planned for so many."""
+    longest_input = max((_longest(batch.columns) for batch in inputs), default=0)
+    most, longest = limit.of(longest_input), _longest(computed.columns)
+    if longest > most:
+        stated = "as the call states"
+        if limit.longest is None:
+            stated = f"the {longest_input} of the longest row of its inputs and max_new_tokens={limit.max_new_tokens}"
+        expected = f"at most {most}, {stated} ({operator.place})"
+        raise WrongOperator(f"tokens of a row that {operator.name} makes", longest, expected)
+
+
+def _longest(columns: Mapping[str, Any]) -> int:
+    return max((len(row) for key in ROW_KEYS & columns.keys() for row in columns[key]), default=0)
 
 
 def loss(

@@ -20,8 +20,9 @@ from prefect_rlhf.flows.planning.assumptions import tail
 from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
-from prefect_rlhf.flows.training.lengths import parse_lengths, reaching, together
+from prefect_rlhf.flows.training.lengths import parse_lengths, together
 from prefect_rlhf.flows.training.workload import run_workload
+from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.profile import Profile
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.errors import InvalidInput
@@ -123,10 +124,12 @@ def read_workload(
     if not sampled:
         if responses is None:
             raise InvalidInput("response_length", "", "tokens of an answer, such as 1024")
-        return Workload(LengthDistribution.fixed(0), together(prompts, responses))
+        workload = Workload(LengthDistribution.fixed(0), together(prompts, responses))
+        return with_made_rows(workload, graph, dict.fromkeys(inputs.longest, workload.longest))
     most = max(sampled)
     if responses is None:
         responses = tail(most)
     if responses.longest > most:
         raise InvalidInput("response_length", responses.longest, f"at most {most}, the max_new_tokens of the algorithm")
-    return Workload(prompts, reaching(responses, most))
+    workload = Workload(prompts, responses.reaching(most))
+    return with_made_rows(workload, graph, dict.fromkeys(inputs.longest, prompts.longest))

@@ -10,6 +10,7 @@ from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.blocks.rated_answers import RatedAnswers
+from prefect_rlhf.placement.cost.made_rows import row_lengths
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph, Dataset
 from prefect_rlhf.placement.model import ModelSpec
@@ -117,12 +118,13 @@ def open_source(name: str, value: DatasetParameter, tokenizer: str) -> Source:
 
 def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
     """Return the most tokens of a row, prompt and response. Raises InvalidInput when the models take fewer."""
-    longest = max(inputs.longest.values())
-    for call in graph:
-        if call.kind == "generate":
-            left = inputs.context - inputs.longest[call.rows.dataset]
-            if call.max_new_tokens > left:
-                field, expected = f"{call.name}.sampling.max_new_tokens", f"at most {left}, which the context leaves"
-                raise InvalidInput(field, call.max_new_tokens, expected)
-            longest = max(longest, inputs.longest[call.rows.dataset] + call.max_new_tokens)
-    return longest
+    lengths, context = row_lengths(graph, inputs.longest), inputs.context
+    for call in (call for call in graph if lengths.get(call.name, 0) > context):
+        limit = call.row_limit
+        if limit is not None and limit.longest is not None:
+            raise InvalidInput(f"{call.name}.longest", limit.longest, f"at most {context}, the context of the models")
+        field = f"{call.name}.max_new_tokens" if limit else f"{call.name}.sampling.max_new_tokens"
+        new = limit.max_new_tokens if limit else call.max_new_tokens
+        left = context - (lengths[call.name] - new)
+        raise InvalidInput(field, new, f"at most {left}, which the context leaves")
+    return max(lengths.values())

@@ -58,11 +58,6 @@ def distribution(lengths: Sequence[int]) -> LengthDistribution:
     return LengthDistribution.of({length: float(count) for length, count in counts.items()})
 
 
-def reaching(lengths: LengthDistribution, longest: int) -> LengthDistribution:
-    """Return the same lengths, and for the memory certificate alone that a row may have `longest` tokens."""
-    return lengths if lengths.longest >= longest else LengthDistribution((*lengths.shares, (longest, 0.0)))
-
-
 def together(prompts: LengthDistribution, answers: LengthDistribution) -> LengthDistribution:
     """Return the lengths of whole rows, whose prompts and answers are as long as they are independently.
 

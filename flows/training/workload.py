@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from prefect_rlhf.flows.training.inputs import RunInputs, longest_sequence
-from prefect_rlhf.flows.training.lengths import distribution, reaching
+from prefect_rlhf.flows.training.lengths import distribution
+from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 
@@ -23,6 +24,8 @@ def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
     prompts_or_pairs = rows["prompt_tokens" if "prompt_tokens" in rows else "tokens"]
     lengths = distribution([len(tokens) for tokens in prompts_or_pairs])
     most_new = max((call.max_new_tokens for call in trained if call.kind == "generate"), default=0)
-    if not most_new:
-        return Workload(LengthDistribution.fixed(0), reaching(lengths, longest))
-    return Workload(reaching(lengths, longest - most_new), LengthDistribution.fixed(most_new))
+    if most_new:
+        workload = Workload(lengths.reaching(longest - most_new), LengthDistribution.fixed(most_new))
+    else:
+        workload = Workload(LengthDistribution.fixed(0), lengths.reaching(longest))
+    return with_made_rows(workload, graph, inputs.longest)

@@ -9,6 +9,7 @@ from typing import Literal
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call
 from prefect_rlhf.placement.model import head_of
+from prefect_rlhf.placement.row_set import RowSet
 
 ModelCallKind = Literal["generate", "inference", "train_step"]
 
@@ -44,6 +45,21 @@ class LengthDistribution:
     def longest(self) -> int:
         return self.shares[-1][0]
 
+    def reaching(self, longest: int) -> LengthDistribution:
+        """Return the same lengths, and for the memory certificate alone that a row may have `longest` tokens."""
+        return self if self.longest >= longest else LengthDistribution((*self.shares, (longest, 0.0)))
+
+    def at_most(self, longest: int) -> LengthDistribution:
+        """Return the lengths of rows that end after `longest` tokens.
+
+        >>> LengthDistribution.of({2: 1, 5: 2, 8: 1}).at_most(4)
+        LengthDistribution(shares=((2, 0.25), (4, 0.75)))
+        """
+        shares: dict[int, float] = {}
+        for length, share in self.shares:
+            shares[min(length, longest)] = shares.get(min(length, longest), 0.0) + share
+        return LengthDistribution(tuple(shares.items()))
+
     def still_running(self) -> Iterator[tuple[int, int, float]]:
         """Yield (first step, end, share of rows still being generated): the work of continuous batching.
 
@@ -60,16 +76,28 @@ class LengthDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Token lengths of a run's rows, and whether generation may use CUDA graphs. The calls say how many rows."""
+    """Token lengths of a run's rows, and whether generation may use CUDA graphs. The calls say how many rows.
+
+    Rows that a computation makes, and rows that are made of these, have prompts and responses of their own in `made`,
+    under the computation's name.
+    """
 
     prompts: LengthDistribution
     responses: LengthDistribution
     cuda_graphs: bool = True
+    made: tuple[tuple[str, LengthDistribution, LengthDistribution], ...] = ()
 
     @classmethod
     def fixed(cls, prompt_tokens: int, response_tokens: int, cuda_graphs: bool = True) -> Workload:
         """Return the workload with equally long prompts and equally long responses."""
         return cls(LengthDistribution.fixed(prompt_tokens), LengthDistribution.fixed(response_tokens), cuda_graphs)
+
+    def of(self, rows: RowSet) -> Workload:
+        """Return the workload of calls on a row set."""
+        made = {name: (prompts, responses) for name, prompts, responses in self.made}
+        names = (each.name for each in rows.lineage) if made else ()
+        prompts, responses = next((made[name] for name in names if name in made), (self.prompts, self.responses))
+        return replace(self, prompts=prompts, responses=responses) if made else self
 
     @property
     def mean_length(self) -> float:
@@ -111,7 +139,7 @@ class CallWork:
             cls(
                 call.kind,
                 part.num_rows,
-                workload,
+                workload.of(part.rows),
                 call.mini_batches,
                 call.epochs,
                 part.rows_per_item,

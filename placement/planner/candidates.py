@@ -205,7 +205,7 @@ def _caches(call: Call, whole: Placement, mesh_class: int, context: CostContext)
 
     The smallest holds a single row, or is too small to matter.
     """
-    workload, tp = context.question.workload, whole.strategy.tp
+    workload, tp = context.question.workload.of(call.rows), whole.strategy.tp
     sizes, usable = ModelSizes.of(context.graph.model(call.role or "")), context.usable_bytes(mesh_class)
     works = different_works(CallWork.of(call, workload), whole, context.site.cluster.node_speeds)
     rows = max(work.replica_rows(whole.strategy.dp) for work in works)

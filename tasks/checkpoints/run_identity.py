@@ -20,7 +20,8 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
     """Return the algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
     Where models are stored is not part of it, nor is the plan. How often a checkpoint is written is, with staleness:
-    a checkpoint then decides which weights are read after it (`Span.drained`).
+    a checkpoint then decides which weights are read after it (`Span.drained`). The stated lengths of computed rows are
+    not: a run that ended because a row was too long may go on with a larger one.
     """
     models = {model.role: asdict(model) for model in graph.models}
     for model in models.values():
@@ -110,7 +111,7 @@ def _filled_settings(saved: Any, now: Operation) -> Any:
 
 def _call(call: Call) -> dict[str, Any]:
     terms = {term.name: asdict(term) | _operation(term.operation) for term in call.terms}
-    return asdict(call) | _operation(call.operation) | {"terms": terms}
+    return asdict(call) | _operation(call.operation) | {"terms": terms, "row_limit": None}
 
 
 def _operation(operation: Operation) -> dict[str, Any]:

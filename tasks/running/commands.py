@@ -96,7 +96,7 @@ def operation_fields(call: Call, micro_batches: int) -> Mapping[str, Any]:
     if call.on_hosts:
         return {"function": HostScore(call.operation.settings)}
     if call.kind == "compute":
-        return {"function": Bound(call.operation)}
+        return {"function": Bound(call.operation, call.row_limit)}
     return {"train": TrainSettings(call.mini_batches, micro_batches, call.epochs)}
 
 

@@ -127,7 +127,7 @@ REFUSED = {
     ),
     "new rows of kept ones": (
         lambda actor, rollout, scores, pairs: compute(
-            a_judges_prompts, select(keeps_some, rollout, settings=NONE), settings=NONE
+            a_judges_prompts, select(keeps_some, rollout, settings=NONE), settings=NONE, max_new_tokens=0
         ),
         "make them of all rows first, and select then",
     ),

@@ -1,6 +1,7 @@
 """Tracing: a body becomes exactly the calls it makes, and a body that describes nothing runnable is refused."""
 
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 import pytest
@@ -140,6 +141,35 @@ def test_a_file_that_is_loaded_as_two_modules_has_no_second_operation(tmp_path, 
 def test_a_name_that_no_module_registers_is_refused():
     with pytest.raises(GraphError, match="^no loss or computation is registered as 'nobody' in json$"):
         Bound(Operation("nobody", module="json")).operator  # noqa: B018
+
+
+@computation("prompt_tokens")
+def judge_prompts(rollout, settings):
+    return Computed({"prompt_tokens": rollout.columns["tokens"]})
+
+
+def asking(operator, **limit):
+    """A body whose computation is given these limits."""
+
+    def body(prompts, actor, reward):
+        rollout = generate(actor, prompts, batch_size=4)
+        compute(operator, rollout, settings=Gain(), **limit)
+
+    return body
+
+
+def asks_of_scores_alone(prompts, actor, reward):
+    scores = inference(reward, generate(actor, prompts), output="scores")
+    compute(judge_prompts, scores, settings=Gain(), max_new_tokens=4)
+
+
+@computation("length")
+def makes_no_rows(rollout, settings):
+    return Computed({"length": rollout["prompt_length"]})
+
+
+def draws_from_nothing(prompts, actor, reward):
+    generate(actor, prompts, draws="")
 
 
 def unused_role(prompts, actor, reward):
@@ -341,6 +371,20 @@ def empty(prompts, actor, reward):
             "loss loss_of_pairs is of 2 rows that belong together, and actor_generate has 1 for each",
         ),
         (empty, "made no model function call"),
+        (draws_from_nothing, "generate actor_generate has draws ''; expected the name of random numbers"),
+        (
+            asking(judge_prompts),
+            "^flow some: compute judge_prompts: the length of the rows that it makes is missing: state longest=..., or "
+            "max_new_tokens=..., tokens beyond the longest row of its inputs$",
+        ),
+        (asking(judge_prompts, longest=8, max_new_tokens=2), "expected one of them; remove the other"),
+        (asking(judge_prompts, max_new_tokens=-1), "got max_new_tokens -1, expected tokens, 0 or more"),
+        (asking(judge_prompts, longest=2.5), "got longest 2.5, expected tokens, 1 or more"),
+        (asking(makes_no_rows, longest=8), "longest is not used: the computation makes no new rows; remove it"),
+        (
+            asks_of_scores_alone,
+            "judge_prompts: got max_new_tokens, expected longest=...: none of its inputs has tokens",
+        ),
     ],
 )
 def test_a_body_that_describes_no_algorithm_is_refused_with_its_reason(body, says):
@@ -352,6 +396,30 @@ def test_a_body_that_describes_no_algorithm_is_refused_with_its_reason(body, say
 def test_a_batch_larger_than_its_dataset_is_refused():
     with pytest.raises(InvalidInput, match=r"algo.batch_size: got 11, expected 1 to 10"):
         traced(lambda prompts, actor, reward: generate(actor, prompts, batch_size=11))
+
+
+@pytest.mark.parametrize("every", [None, 2])
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        (
+            Sampling(temperature=0),
+            r"temperature: got 0\.0, expected above 0, or samples=1: without chance the 4 samples",
+        ),
+        (Sampling(top_k=1), "top_k: got 1, expected 0 or at least 2, or samples=1"),
+        (Sampling(min_p=1.0), r"min_p: got 1\.0, expected below 1, or samples=1"),
+    ],
+)
+def test_several_samples_without_chance_are_refused(sampling, says, every):
+    """They are all equal: a group teaches nothing, and an evaluation pays for one response several times."""
+
+    def body(prompts, actor, reward, samples=4):
+        rollout = generate(actor, prompts, sampling=sampling, samples=samples, every=every)
+        inference(reward, rollout, output="scores", every=every)
+
+    with pytest.raises(InvalidInput, match=rf"^actor_generate\.sampling\.{says}"):
+        traced(body)
+    assert traced(partial(body, samples=1)).call("actor_generate").num_rows == 10
 
 
 def test_a_call_outside_a_body_is_refused():

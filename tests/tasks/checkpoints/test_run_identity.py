@@ -6,6 +6,7 @@ from functools import reduce
 import pytest
 
 from prefect_rlhf.placement.model import OptimizerSpec
+from prefect_rlhf.placement.row_set import RowLimit
 from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, run_identity, with_defaults, with_draws_of
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
 from prefect_rlhf.tasks.rl.losses import ppo_clip
@@ -100,3 +101,12 @@ def test_a_stated_stream_is_a_difference_from_a_run_that_had_none():
     now = with_draws_of(saved, drawing("actor_generate", "common"))
     difference = first_difference(with_defaults(saved, now), run_identity(now, 1, None))
     assert difference == ("calls.actor_generate.draws", "", "common")
+
+
+def test_the_stated_length_of_made_rows_is_no_part_of_a_run():
+    """A run that ended because a row was too long goes on with a larger one."""
+    before, after = (
+        replace(graph(), calls=tuple(replace(call, row_limit=RowLimit(longest=most)) for call in graph()))
+        for most in (8, 9)
+    )
+    assert run_identity(before, 1, None) == run_identity(after, 1, None)

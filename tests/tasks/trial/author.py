@@ -78,6 +78,23 @@ class Told(Settings):
     told: str
 
 
+@computation("prompt_tokens")
+def adds_two_tokens(rollout, settings):
+    return Computed({"prompt_tokens": [torch.cat([row, row[:2]]) for row in rollout.columns["tokens"]]})
+
+
+def second_turn(**limit):
+    """The body of a flow whose second turn has two tokens more than the first, and states how many."""
+
+    def two_turns(prompts, teacher, student):
+        first = generate(student, prompts, batch_size=4)
+        asked = compute(adds_two_tokens, first, settings=PLAIN, **limit)
+        second = generate(student, asked, name="second")
+        inference(teacher, second, output="scores")
+
+    return two_turns
+
+
 @loss("logprobs")
 def reads_returns(logprobs_BT, batch, settings):
     return LossValues(batch["returns"] * logprobs_BT)

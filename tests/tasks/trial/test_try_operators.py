@@ -88,6 +88,15 @@ def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_pa
         (author.body(author.returns_a_tensor), "what returns_a_tensor returns: got 'Tensor', expected Computed "),
         (author.body(author.right, author.reads_returns), "key that reads_returns reads: got 'returns', .*mask"),
         (author.body(author.right, author.returns_a_number), "what returns_a_number returns: got 'Tensor'"),
+        (
+            author.second_turn(max_new_tokens=1),
+            r"tokens of a row that adds_two_tokens makes: got \d+, expected at most \d+, the \d+ of the longest row of "
+            r"its inputs and max_new_tokens=1 \(",
+        ),
+        (
+            author.second_turn(longest=3),
+            r"tokens of a row that adds_two_tokens makes: got \d+, expected at most 3, as ",
+        ),
         (author.without_advantages, "student_train: key that policy_gradient reads: got 'advantages', .*mask"),
     ],
 )
@@ -96,6 +105,11 @@ def test_a_mistake_is_one_line_with_function_file_and_line(tried, body, says):
         tried(body)
     assert re.search(r"\((/.*/author|/.*/losses)\.py:\d+", str(refused.value))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("limit", [{"max_new_tokens": 2}, {"longest": 40}])
+def test_made_rows_as_long_as_stated_pass_in_silence(tried, limit):
+    assert tried(author.second_turn(**limit)) == []
 
 
 def test_what_may_be_due_to_made_up_rows_stops_no_run(tried):
