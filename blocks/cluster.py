@@ -13,10 +13,8 @@ from prefect_rlhf.blocks.lease_book import LeaseBook
 from prefect_rlhf.blocks.saved import DOCUMENTATION_URL
 from prefect_rlhf.placement.cost.hardware import GIB, GPUS, Datasheet, datasheet, parts_of_the_fastest
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import Backend, ClusterShape
+from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
 
-MOST_NODES = 10_000
-MOST_DEVICES = 1024  # of a node
 DEVICE_MEMORY_GIB = 8.0  # of a device where nobody says
 DEVICE_FIELD = "node_kinds.device"
 DEVICE_NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"  # that Ray takes as a label

@@ -14,9 +14,9 @@ from typing import Any, Literal, overload
 from prefect import Flow
 from prefect.client.schemas.objects import State
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES, Cluster
+from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.blocks.lease import dry_lease, given_lease, running_on
-from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow, find_flow
 from prefect_rlhf.flows.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.training.installed_engines import check_builds
@@ -24,8 +24,7 @@ from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
 from prefect_rlhf.flows.training.server import check_server
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.placement.lease import Lease
-
-MOST_RESTARTS = 1000
+from prefect_rlhf.placement.mesh import MOST_DEVICES
 
 
 @overload

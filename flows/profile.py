@@ -12,7 +12,6 @@ from prefect import flow
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from pydantic import Field
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES
 from prefect_rlhf.blocks.lease import leased_devices
 from prefect_rlhf.flows.hardware.profiles import Machine, devices_and_nodes, keep_profile, profile_file
 from prefect_rlhf.flows.training.log import log_info
@@ -20,17 +19,16 @@ from prefect_rlhf.placement.cost.profile import Subject
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.placement.layout.layout import splits_key_value_heads
 from prefect_rlhf.placement.lease import Lease
-from prefect_rlhf.placement.mesh import Backend, DeviceMesh
+from prefect_rlhf.placement.mesh import MOST_DEVICES, Backend, DeviceMesh
 from prefect_rlhf.placement.model import Dtype, TransformerShape
 from prefect_rlhf.tasks.failures import failed
 from prefect_rlhf.tasks.model_shape import runnable_shape
 from prefect_rlhf.tasks.profiling.bench import Sizes
+from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
 from prefect_rlhf.tasks.profiling.measure import Say, check_sizes, measure, number_of_measurements
 from prefect_rlhf.tasks.reporting.publish import publish
 
 MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known model such as llama-7b.")
-MOST_ROWS = 1 << 16  # of one micro-batch
-MOST_TOKENS = 1 << 20  # of one row
 ROWS = Field(ge=1, le=MOST_ROWS, description="Most rows of a micro-batch that are timed; powers of two up to it.")
 LONGEST = Field(ge=16, le=MOST_TOKENS, description="Most tokens of a row that are timed.")
 DEGREE = Field(ge=1, le=MOST_DEVICES)

@@ -11,11 +11,11 @@ import sys
 import typing
 from collections.abc import Callable
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from prefect_rlhf.flows.algorithm_places import expected_flow, find_place, no_module
 from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.placement.blame import described
@@ -23,9 +23,6 @@ from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.modules import IN_RANK, import_from
 from prefect_rlhf.tasks.server.patience import wait_for_server
 from prefect_rlhf.tasks.trace import Algorithm
-
-ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
-ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group in which other packages name theirs
 
 
 class AlgorithmFlow(FormFlow):
@@ -80,17 +77,6 @@ def _own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
     ]
 
 
-def algorithm_places() -> dict[str, str]:
-    """Return `module:function` of every algorithm that has a name: of ours, and of installed packages' entry points.
-
-    A package names its own in the group `prefect_rlhf.algorithms`; a name of ours stays ours.
-    """
-    modules = {name: name.replace("-", "_") for name in ALGORITHMS}
-    ours = {name: f"prefect_rlhf.flows.{module}:{module}" for name, module in modules.items()}
-    others = entry_points(group=ENTRY_POINTS)
-    return ours | {point.name: point.value for point in others if point.name not in ours}
-
-
 def find_flow(name: str) -> AlgorithmFlow:
     """Return the flow of a named algorithm, of `module:function` or of `path/to/file.py:function`.
 
@@ -100,35 +86,26 @@ def find_flow(name: str) -> AlgorithmFlow:
     >>> find_flow("ppo") is find_flow("prefect_rlhf.flows.ppo:ppo")
     True
     """
-    place, _, function = (name if ":" in name else algorithm_places().get(name, "")).rpartition(":")
-    if not place and ":" not in name:
-        known = ", ".join(algorithm_places())
-        raise InvalidInput("algorithm", name, f"one of {known}, module:function or file.py:function")
+    place, function = find_place(name)
     module = _import_place(name, place)
     found = getattr(module, function, None)
     if not isinstance(found, AlgorithmFlow):
-        flows = ", ".join(key for key, value in vars(module).items() if isinstance(value, AlgorithmFlow)) or "none"
+        flows = [key for key, value in vars(module).items() if isinstance(value, AlgorithmFlow)]
         there = f"no @rlhf_flow function, but a {type(found).__name__}" if hasattr(module, function) else "not there"
-        expected = f"one of the @rlhf_flow functions of {place}, which are: {flows} ({function!r} is {there})"
-        raise InvalidInput("algorithm", name, expected)
+        raise InvalidInput("algorithm", name, expected_flow(place, function, flows, there))
     return found
 
 
 def _import_place(name: str, place: str) -> ModuleType:
     """Import the module or file before the colon of `name`. Raises InvalidInput."""
     file = Path(place).expanduser().resolve() if place.endswith(".py") else None
-    if file is not None and not file.is_file():
-        raise InvalidInput("algorithm", name, f"a file that is there; {file} is not")
-    if file is None and not all(part.isidentifier() for part in place.split(".")):
-        raise InvalidInput("algorithm", name, "module:function, such as mine.rloo:rloo, or file.py:function")
     if file is None and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return import_module(place) if file is None else import_from(file.stem, str(file))
     except ModuleNotFoundError as error:
         if file is None and error.name and f"{place}.".startswith(f"{error.name}."):
-            expected = f"a module of that name: {error.name} is not in {Path.cwd()}, nor installed"
-            raise InvalidInput("algorithm", name, expected) from error
+            raise InvalidInput("algorithm", name, no_module(error.name)) from error
         raise InvalidInput("algorithm", name, f"a file that can be imported; it raised {described(error)}") from error
     except (Exception, SystemExit) as error:
         raise InvalidInput("algorithm", name, f"a file that can be imported; it raised {described(error)}") from error

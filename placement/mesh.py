@@ -16,6 +16,8 @@ from typing import Literal, NamedTuple
 from prefect_rlhf.placement.errors import InvalidInput
 
 Backend = Literal["cpu", "cuda"]
+MOST_NODES = 10_000  # of a cluster
+MOST_DEVICES = 1024  # of a node
 
 _MESH_NAME = re.compile(r"n(\d+)(?:-(\d+))?:(\d+)(?:-(\d+))?")
 

@@ -18,7 +18,6 @@ from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.placement.mesh import Backend
 
 START_SECONDS = 120
-DEFAULT_PORT = 6379
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from prefect_rlhf.flows.rlhf_flow import ALGORITHMS
+from prefect_rlhf.flows.algorithm_places import ALGORITHMS
 from tests.house import (
     PACKAGE,
     PAGE,

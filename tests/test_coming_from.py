@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.algorithm_places import ALGORITHMS
 from prefect_rlhf.flows.forms.options import RunOptions
-from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
+from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.tasks.host_rewards import HostRewards
 from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO
 from prefect_rlhf.tasks.rl.offline_settings import DPO

@@ -5,7 +5,8 @@ from __future__ import annotations
 from prefect.workers.base import BaseVariables
 from pydantic import Field
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES, MOST_NODES, ClusterFields
+from prefect_rlhf.blocks.cluster import ClusterFields
+from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES
 
 
 class MeshFields(ClusterFields):

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from cyclopts import App, CycloptsError
 
+from prefect_rlhf.flows.algorithm_places import algorithm_places
 from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explained, print_error
 from prefect_rlhf.flows.training.installed_engines import ENGINES, missing_engine
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
@@ -79,8 +80,6 @@ def front_page() -> App:
 
 def check_algorithm(word: str) -> None:
     """Raise InvalidInput for a word that is neither an algorithm nor a command, with those that are like it."""
-    from prefect_rlhf.flows.rlhf_flow import algorithm_places  # only here: help needs no Prefect
-
     if ":" not in word and word not in (places := algorithm_places()):
         known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
         raise InvalidInput("algorithm", word, known + closest(word, (*COMMANDS, *places)))

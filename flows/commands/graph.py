@@ -6,20 +6,17 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from prefect_rlhf.blocks.model import Model
+from prefect_rlhf.flows.algorithm_places import ALGORITHMS, find_place
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, Assignments, ParametersFile, read_parameters
-from prefect_rlhf.flows.forms.plan_options import plan_options
-from prefect_rlhf.flows.planning.what_if import read_model_shape
-from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
-from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, AlgorithmFlow, find_flow
-from prefect_rlhf.flows.training.inputs import read_inputs
 from prefect_rlhf.placement.atomic_file import write_atomically, writing
-from prefect_rlhf.placement.graph import DataflowGraph
-from prefect_rlhf.placement.pictures.dataflow import dataflow_svg, dataflow_text
+
+if TYPE_CHECKING:
+    from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
+    from prefect_rlhf.placement.graph import DataflowGraph
 
 ANY_MODEL = "llama-7b"  # a graph's calls do not depend on what the models are
 
@@ -44,7 +41,11 @@ def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
     prefect-rlhf graph ppo
     prefect-rlhf graph my_flow.py:my_flow --output mine.svg
     """
+    find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
+    from prefect_rlhf.flows.rlhf_flow import find_flow  # only here: a wrong flag or name needs no Prefect
+    from prefect_rlhf.placement.pictures.dataflow import dataflow_svg, dataflow_text
+
     drawn = read_graph(find_flow(flags.algorithm), flags.algorithm, parameters)
     file = flags.output or Path(f"{drawn.name}.svg")
     with writing(file):
@@ -55,6 +56,12 @@ def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
 
 def read_graph(flow: AlgorithmFlow, name: str, parameters: Mapping[str, Any]) -> DataflowGraph:
     """Return the graph of an algorithm; what it is trained on, and which models, need not be said."""
+    from prefect_rlhf.blocks.model import Model  # only here, as in graph
+    from prefect_rlhf.flows.forms.plan_options import plan_options
+    from prefect_rlhf.flows.planning.what_if import read_model_shape
+    from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
+    from prefect_rlhf.flows.training.inputs import read_inputs
+
     hints = typing.get_type_hints(flow.algorithm.body)
     models = {role: ANY_MODEL for role, hint in hints.items() if hint is Model}
     given = {key: value for key, value in parameters.items() if key in hints and key not in models}

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prefect_rlhf.blocks.cluster import DEVICE_NAME, MOST_DEVICES
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, whole_number
-from prefect_rlhf.flows.hardware.datasheets import gpu_name
-from prefect_rlhf.placement.cost.hardware import GPUS, datasheet
 from prefect_rlhf.placement.errors import InvalidInput
-from prefect_rlhf.placement.mesh import Backend
-from prefect_rlhf.tasks.nodes import DEFAULT_PORT, Devices, known_nodes, start_head, start_node, stop_node
+from prefect_rlhf.placement.mesh import MOST_DEVICES, Backend
+
+if TYPE_CHECKING:
+    from prefect_rlhf.tasks.nodes import Devices
 
 PORTS = 65535
+DEFAULT_PORT = 6379  # Ray's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,8 @@ def nodes(flags: Annotated[NodesFlags, ALL_AT_ONCE] = NodesFlags()) -> int:
     if sum((flags.head is not None, flags.join is not None, flags.stop)) > 1:
         raise InvalidInput("--head, --join, --stop", "more than one", "one of them, or none to list the nodes")
     _check_flags(flags)
+    from prefect_rlhf.tasks.nodes import known_nodes, start_head, start_node, stop_node  # only here: it imports torch
+
     if flags.head is not None:
         head = start_head(flags.head, flags.port or DEFAULT_PORT, _devices(flags))
         print(f"others join with: prefect-rlhf nodes --join {head}; runs find it with RAY_ADDRESS={head}")
@@ -88,6 +90,11 @@ def _check_flags(flags: NodesFlags) -> None:
 
 def _devices(flags: NodesFlags) -> Devices:
     """Return what this machine has. Raises InvalidInput for GPUs that nobody knows and for a name that is none."""
+    from prefect_rlhf.blocks.cluster import DEVICE_NAME  # only here: a wrong flag needs no Prefect
+    from prefect_rlhf.flows.hardware.datasheets import gpu_name
+    from prefect_rlhf.placement.cost.hardware import GPUS, datasheet
+    from prefect_rlhf.tasks.nodes import Devices
+
     name, kind = flags.device, flags.kind or "cpu"
     if kind == "cuda":  # by its datasheet, or no pool's kind of nodes would ever be this one
         name = datasheet(gpu_name("--kind", "--device that does") if name is None else name, "--device", GPUS).name

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from types import FrameType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from prefect_rlhf.flows.algorithm_places import find_place
 from prefect_rlhf.flows.commands.flags import (
     ALL_AT_ONCE,
     Assignments,
@@ -21,10 +22,11 @@ from prefect_rlhf.flows.commands.flags import (
     read_parameters,
 )
 from prefect_rlhf.flows.forms.plan_options import PlanOptions, plan_options
-from prefect_rlhf.flows.planning.answer import answer_question
 from prefect_rlhf.placement.remote_path import require_local
-from prefect_rlhf.placement.search.driver import Progress
 from prefect_rlhf.placement.yaml_text import parse_yaml
+
+if TYPE_CHECKING:
+    from prefect_rlhf.placement.search.driver import Progress
 
 NUMBERS = ("device_memory_gib", "host_memory_gib", "call_seconds", "batch_size", "budget_seconds")
 """Flags whose value is read as YAML; the others are words."""
@@ -77,7 +79,10 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
 
     It takes no device. Ctrl-C ends the search with the best plan so far.
     """
+    find_place(flags.algorithm)
     options = read_options(flags)
+    from prefect_rlhf.flows.planning.answer import answer_question  # only here: a wrong flag or name needs no Prefect
+
     with interruptible() as progress:
         answer = answer_question(options, progress)
     paths = answer.write(require_local(options.output_dir, "output_dir").expanduser())

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES, MOST_NODES, Cluster
-from prefect_rlhf.blocks.lease import lease
 from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE, print_error, read_numbers, whole_number
-from prefect_rlhf.flows.profile import MOST_ROWS, MOST_TOKENS, measure_profile, profile_request
-from prefect_rlhf.placement.mesh import Backend
+from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, Backend
 from prefect_rlhf.placement.model import Dtype
-from prefect_rlhf.tasks.profiling.bench import Sizes
-from prefect_rlhf.tasks.profiling.measure import Say
+from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
+
+if TYPE_CHECKING:
+    from prefect_rlhf.tasks.profiling.measure import Say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +48,11 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
 
       prefect-rlhf profile models/smollm2 --devices 2
     """
+    from prefect_rlhf.blocks.cluster import Cluster  # only here: a wrong flag needs neither Prefect nor torch
+    from prefect_rlhf.blocks.lease import lease
+    from prefect_rlhf.flows.profile import measure_profile, profile_request
+    from prefect_rlhf.tasks.profiling.bench import Sizes
+
     cluster = Cluster(num_nodes=flags.nodes, devices_per_node=flags.devices).shape
     degrees = read_numbers("--tensor-parallel", flags.tensor_parallel, "degrees, such as 1,2")
     sizes = Sizes(flags.rows, flags.longest)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from prefect_rlhf.blocks.cluster import MOST_DEVICES
+from prefect_rlhf.flows.algorithm_places import ALGORITHMS, find_place
 from prefect_rlhf.flows.commands.flags import (
     ALL_AT_ONCE,
     PROGRAM,
@@ -19,10 +19,9 @@ from prefect_rlhf.flows.commands.flags import (
     read_parameters,
     whole_number,
 )
-from prefect_rlhf.flows.local_run import MOST_RESTARTS, plan_locally, run_locally
-from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
-from prefect_rlhf.flows.training.installed_engines import check_builds
+from prefect_rlhf.flows.forms.options import MOST_RESTARTS
 from prefect_rlhf.placement.errors import RunStopped
+from prefect_rlhf.placement.mesh import MOST_DEVICES
 
 STATUS_OF_SIGNAL = 128  # and the signal's number, as a shell says it
 
@@ -61,12 +60,18 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     The run is a Prefect flow run: of the server that PREFECT_API_URL names, or
     of a temporary one.
     """
+    find_place(flags.algorithm)
+    parameters = read_parameters(flags.parameters, flags.param)
+    from prefect_rlhf.flows.rlhf_flow import find_flow  # only here: a wrong flag or name needs no Prefect
+    from prefect_rlhf.flows.training.installed_engines import check_builds
+
     check_builds()
     flow = find_flow(flags.algorithm)
-    parameters = read_parameters(flags.parameters, flags.param)
     if flags.dry_run:
         parameters["dry_run"] = True
     checked = flow.validate_parameters(parameters)
+    from prefect_rlhf.flows.local_run import plan_locally, run_locally  # only here: a wrong parameter needs no search
+
     if checked["dry_run"]:
         print(plan_locally(flow, checked, flags.devices))
         return 0

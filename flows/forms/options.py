@@ -12,6 +12,7 @@ from prefect_rlhf.placement.path_text import PathText
 from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.tracking import Tracking
 
+MOST_RESTARTS = 1000
 MOST_SEED = 2**32 - 1  # exact in a browser's form, and in every library that takes one
 
 

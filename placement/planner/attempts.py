@@ -21,7 +21,8 @@ from prefect_rlhf.placement.planner.restrictions import divisions
 from prefect_rlhf.placement.planner.solution import TIGHTER, made_to_fit, solution, solve_fitting
 from prefect_rlhf.placement.planner.time_sharing import time_sharing_problem
 from prefect_rlhf.placement.plans.presets import PRESETS
-from prefect_rlhf.placement.search.driver import Method, Progress, SearchResult, search
+from prefect_rlhf.placement.search.driver import Progress, SearchResult, search
+from prefect_rlhf.placement.search.method import Method
 
 WHOLE_SHARE = 0.5  # of the budget, for the search of the whole space, and for those in which models take turns
 COPIES_SHARE = 0.3  # where it is decided who shares a copy of weights

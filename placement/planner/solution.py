@@ -9,7 +9,8 @@ from prefect_rlhf.placement.plan import ExecutionPlan, instances, offloaded_part
 from prefect_rlhf.placement.planner.plan_problem import PlanProblem
 from prefect_rlhf.placement.planner.question import Question
 from prefect_rlhf.placement.planner.repair import repaired
-from prefect_rlhf.placement.search.driver import Method, SearchResult, search
+from prefect_rlhf.placement.search.driver import SearchResult, search
+from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.placement.search.partial.incumbent import SearchOutcome
 
 TIGHTER = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9, 0.85, 0.8)

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.search.compiled import is_compiled
 from prefect_rlhf.placement.search.exact.binding import binding_term
 from prefect_rlhf.placement.search.exact.exact import IterativeDeepening
+from prefect_rlhf.placement.search.method import Method
 from prefect_rlhf.placement.search.partial.complete import evaluate
 from prefect_rlhf.placement.search.partial.incumbent import Incumbent, SearchOutcome
 from prefect_rlhf.placement.search.problem import LEAST_ITERATIONS, Choice, Interval, Option, PlannedCall, Problem
@@ -22,7 +23,6 @@ from prefect_rlhf.placement.search.tables.dependencies import num_dependencies
 from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 from prefect_rlhf.placement.strategy import Strategy
 
-Method = Literal["exact", "metropolis-hastings"]
 PROGRESS_EVERY_SECONDS = 0.25
 MICROSECOND = 1e-6
 LOGGER = logging.getLogger(__name__)

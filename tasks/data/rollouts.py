@@ -14,9 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from prefect_rlhf.engines.compute import Computed, Context
 from prefect_rlhf.engines.rows import Batch
 from prefect_rlhf.engines.storage.publish import publish
@@ -75,6 +72,9 @@ def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Conte
         "weight_version": [context.weight_version] * num_rows,
         "row_id": list(context.row_ids),
     }
+    import pyarrow as pa  # only here: who names this computation in a flow needs no Parquet
+    import pyarrow.parquet as pq
+
     write_atomically(path, lambda part: pq.write_table(pa.table({**columns, **origins}), part))
     publish(path)
     return path

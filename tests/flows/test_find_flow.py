@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
+from prefect_rlhf.flows.algorithm_places import ALGORITHMS
+from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.modules import IN_RANK
 

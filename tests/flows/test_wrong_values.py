@@ -30,9 +30,10 @@ from prefect.utilities.schema_tools.validation import is_valid
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 import prefect_rlhf
+from prefect_rlhf.flows.algorithm_places import ALGORITHMS
 from prefect_rlhf.flows.commands.cli import main
 from prefect_rlhf.flows.plan import plan
-from prefect_rlhf.flows.rlhf_flow import ALGORITHMS, find_flow
+from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
 from prefect_rlhf.tasks.settings import Settings
 from tests.tiny import ppo_parameters
@@ -321,7 +322,7 @@ COMMANDS = {
     "half a character": (["ppo", "-p", 'output_dir="\\ud800"'], "output_dir"),
     **{
         f"the algorithm {name[:20]!r}": ([name], "algorithm")
-        for name in ("", ":", "ppo:", ":ppo", "ppo:x", "a:b:c", "..:x", "1:2", "os:path", "json:dumps", "no_such", "no.such:one", "./none.py:f", "prefect_rlhf.flows.ppo:none", "x" * 10_000, "a\x00b:c", "a/b:c")
+        for name in ("", ":", "ppo:", ":ppo", "ppo:x", "a:b:c", "..:x", "1:2", "os:path", "json:dumps", "no_such", "no.such:one", "./none.py:f", "prefect_rlhf.flows.ppo:none", "x" * 10_000, "a\x00b:c", "a/b:c", "~nosuch/mine.py:f", "a\x00.py:f")
     },
     **{
         f"the cluster {text[:16]!r}": ([*ASK, *SMALL, "--cluster", text], "cluster")

@@ -74,7 +74,54 @@ def test_an_algorithm_alone_is_short_for_run(words, capsys):
     assert "prompts, held_out, actor" in capsys.readouterr().err
 
 
-def test_help_needs_neither_prefect_nor_an_engine():
-    program = "import sys; from prefect_rlhf.flows.commands.cli import main; main(['--help']); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert not {"prefect", "torch", "numba", "transformers"} & set(done.stdout.splitlines()[-1].split())
+HEAVY = {"prefect", "torch", "numba", "scipy", "numpy", "pyarrow", "transformers", "vllm", "megatron", "ray"}
+PROGRAM = (
+    "import sys; from prefect_rlhf.flows.commands.cli import main; status = main(sys.argv[1:]); print(*sys.modules)"
+)
+
+
+def heavy_after(folder, *words):
+    """Which packages that cost seconds are imported once the command has ended."""
+    (folder / "mine.py").write_text(
+        "from prefect_rlhf import rlhf_flow\n\n@rlhf_flow('mine')\ndef mine() -> None:\n    pass\n"
+    )
+    line = [sys.executable, "-c", PROGRAM, *words]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=60, check=True)
+    return HEAVY & set(done.stdout.splitlines()[-1].split()), done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["--version"], ["run", "--help"], ["profile", "--help"], ["nodes", "--help"]]
+)
+def test_help_needs_neither_prefect_nor_an_engine(words, tmp_path):
+    assert heavy_after(tmp_path, *words) == (set(), "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["trian"], "algorithm: got 'trian', expected a command"),
+        (["run", "pppo"], "algorithm: got 'pppo', expected a command"),
+        (["graph", "pppo"], "algorithm: got 'pppo', expected one of ppo, "),
+        (["plan", "pppo"], "algorithm: got 'pppo', expected one of ppo, "),
+        (["run", "--dry-run", "nofile.py:mine"], "a file that is there; "),
+        (["run", "mine.py:mein"], "functions of mine.py, which are: mine ('mein' is not there)"),
+        (["run", "nowhere:mine"], "a module of that name: nowhere is not in "),
+        (["ppo", "--stepz", "5"], "--stepz is no flag"),
+        (["graph", "ppo", "--otput", "5"], "--otput is no flag; closest: --output"),
+        (["plan", "ppo", "--modle", "5"], "--modle is no flag; closest: --model"),
+        (["profile", "llama-7b", "--row", "5"], "--row is no flag; closest: --rows"),
+        (["nodes", "--joim", "5"], "--joim is no flag; closest: --join"),
+        (["ppo", "--parameters", "none.yaml"], "--parameters: got 'none.yaml', expected a readable file"),
+    ],
+)
+def test_a_wrong_command_flag_or_flow_name_is_refused_before_prefect_is_imported(words, says, tmp_path):
+    heavy, line = heavy_after(tmp_path, *words)
+    assert says in line
+    assert heavy <= ({"numpy"} if words[0] == "plan" else set())
+
+
+@pytest.mark.parametrize("words", [["-p", "algo.clipp=1"], ["-p", "steps=-1"], []])
+def test_a_wrong_parameter_is_refused_before_a_search_or_an_engine_is_imported(words, tmp_path):
+    heavy, line = heavy_after(tmp_path, "run", "grpo", *words)
+    assert line.startswith("prefect-rlhf: ") and heavy == {"prefect"}

@@ -1,0 +1,91 @@
+"""Where algorithms are, found without their import: the names of shipped and installed ones, and wrong places."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+
+from prefect_rlhf.placement.errors import InvalidInput
+
+ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
+ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group in which other packages name theirs
+_DYNAMIC = re.compile(r"import \*|\b(globals|vars|setattr|exec|eval|__getattr__)\b")
+
+
+def algorithm_places() -> dict[str, str]:
+    """Return `module:function` of every algorithm that has a name: of ours, and of installed packages' entry points.
+
+    A package names its own in the group `prefect_rlhf.algorithms`; a name of ours stays ours.
+    """
+    modules = {name: name.replace("-", "_") for name in ALGORITHMS}
+    ours = {name: f"prefect_rlhf.flows.{module}:{module}" for name, module in modules.items()}
+    others = entry_points(group=ENTRY_POINTS)
+    return ours | {point.name: point.value for point in others if point.name not in ours}
+
+
+def find_place(name: str) -> tuple[str, str]:
+    """Return the module or the file of a named algorithm, and its function. Nothing is imported.
+
+    Raises InvalidInput for a name, a file, a module or a function of a file that does not exist.
+
+    >>> find_place("safe-rlhf")
+    ('prefect_rlhf.flows.safe_rlhf', 'safe_rlhf')
+    """
+    place, _, function = (name if ":" in name else algorithm_places().get(name, "")).rpartition(":")
+    if not place and ":" not in name:
+        known = ", ".join(algorithm_places())
+        raise InvalidInput("algorithm", name, f"one of {known}, module:function or file.py:function")
+    if place.endswith(".py"):
+        try:
+            file = Path(place).expanduser().resolve()
+        except (RuntimeError, ValueError, OSError):  # the home of a user who does not exist, a NUL, a loop of links
+            file = Path(place)
+        if not file.is_file():
+            raise InvalidInput("algorithm", name, f"a file that is there; {file} is not")
+        if (flows := _flows_without(function, file)) is not None:
+            raise InvalidInput("algorithm", name, expected_flow(place, function, flows, "not there"))
+    elif not all(part.isidentifier() for part in place.split(".")):
+        raise InvalidInput("algorithm", name, "module:function, such as mine.rloo:rloo, or file.py:function")
+    elif not _is_found(place.partition(".")[0]):
+        raise InvalidInput("algorithm", name, no_module(place.partition(".")[0]))
+    return place, function
+
+
+def expected_flow(place: str, function: str, flows: Sequence[str], there: str) -> str:
+    """Say which @rlhf_flow functions a module or file has, where `function` is none of them."""
+    there_are = ", ".join(flows) or "none"
+    return f"one of the @rlhf_flow functions of {place}, which are: {there_are} ({function!r} is {there})"
+
+
+def no_module(module: str) -> str:
+    """Say that a module is found nowhere."""
+    return f"a module of that name: {module} is not in {Path.cwd()}, nor installed"
+
+
+def _is_found(module: str) -> bool:
+    """Whether the working folder or the environment has a module, as for `python -m`."""
+    folder = Path.cwd()
+    is_here = (folder / module).is_dir() or (folder / f"{module}.py").is_file()
+    return is_here or module in sys.modules or find_spec(module) is not None
+
+
+def _flows_without(function: str, file: Path) -> list[str] | None:
+    """Return the @rlhf_flow functions of a file that cannot define `function`; None if only its import can say more.
+
+    A file may define each word in its text, and any word if it makes names while it runs.
+    """
+    try:
+        text = file.read_text()
+        if _DYNAMIC.search(text) or re.search(rf"\b{re.escape(function)}\b", text):
+            return None
+        parts = ast.parse(text).body
+    except (OSError, ValueError, SyntaxError, RecursionError):  # its import says what is wrong
+        return None
+    functions = (part for part in parts if isinstance(part, ast.FunctionDef))
+    flows = [part.name for part in functions if any("rlhf_flow" in ast.dump(one) for one in part.decorator_list)]
+    return flows or None
