@@ -7,7 +7,7 @@ as it is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, overload
 
@@ -100,9 +100,17 @@ def plan_locally(flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int |
 
 
 def run_locally(
-    flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None, max_restarts: int = 0
+    flow: AlgorithmFlow,
+    checked: Mapping[str, Any],
+    devices: int | None,
+    max_restarts: int = 0,
+    *,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201  no run has a log yet
 ) -> State[Any]:
-    """Run with checked parameters; returns the final state. Raises what a check raises before the run has devices."""
+    """Run with checked parameters; returns the final state. Raises what a check raises before the run has devices.
+
+    `say` gets each line about the wait for devices.
+    """
     restarting = flow.with_options(retries=max_restarts) if max_restarts else flow
     if _given_lease(devices) is not None:
         return _final_state(restarting, checked)
@@ -113,13 +121,9 @@ def run_locally(
         check_server()
     with ExitStack() as held:
         with stopped_at("stopped while it waited for devices; no step was run"):
-            leased = held.enter_context(leased_after(found, _say))
+            leased = held.enter_context(leased_after(found, say))
         held.enter_context(running_on(leased))
         return _final_state(restarting, checked)
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)  # noqa: T201  the run has no log yet
 
 
 def _final_state(flow: Flow[..., Any], checked: Mapping[str, Any]) -> State[Any]:

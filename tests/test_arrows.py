@@ -48,7 +48,7 @@ SUB_ROOMS: Mapping[str, Mapping[str, str]] = {
         ".": "planning training hardware forms",
     },
     "tasks": {
-        "reporting": "running checkpoints server",
+        "reporting": "running checkpoints server .",
         "trackers": "running data .",
         "trial": "running .",
         "running": "checkpoints data server .",

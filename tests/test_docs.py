@@ -218,6 +218,8 @@ def test_commands_run(folder, tmp_path, command):
         assert command in first_screen()  # test_first_screen.py runs them
     elif program == "python":
         assert arguments[:2] == ["-m", "prefect_rlhf.flows.demo"] and arguments[2] in ACTIONS
+    elif program == "export":
+        assert arguments == ["PREFECT_API_URL=http://127.0.0.1:4200/api"]
     else:
         check_prefect_command(arguments)
 

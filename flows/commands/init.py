@@ -29,18 +29,27 @@ OWN_DEPLOYMENT = """
     parameters:
 """
 NEXT = """
-From {folder}, with a model of yours or SmolLM2 and its data, which the first line brings:
+Fetch a model and train it on two CPU devices, some minutes; --dry-run checks and plans the run, and starts nothing:
 
+  cd {folder}
   python -m prefect_rlhf.flows.demo fetch --home .
-  prefect-rlhf graph my_reinforce.py:reinforce
-  prefect-rlhf run my_reinforce.py:reinforce --parameters parameters.yaml --devices 2 --dry-run
+  prefect-rlhf run my_reinforce.py:reinforce --parameters parameters.yaml --devices 2
 
-Without --dry-run it trains. Through a Prefect server, each of the last two in a terminal of its own:
+The same through a Prefect server, with its UI at http://127.0.0.1:4200. Start the server in a second terminal:
 
   prefect server start
+
+Deploy, then start the worker, in a third terminal:
+
+  cd {folder}
+  export PREFECT_API_URL=http://127.0.0.1:4200/api
   prefect work-pool create two-device-mesh --type gpu-mesh
   prefect deploy --all
   prefect worker start --pool two-device-mesh
+
+Start a run, in the first terminal:
+
+  export PREFECT_API_URL=http://127.0.0.1:4200/api
   prefect deployment run rlhf/my-reinforce --watch
 """
 

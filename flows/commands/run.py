@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import signal
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,7 +20,8 @@ from prefect_rlhf.flows.commands.flags import (
     read_parameters,
     whole_number,
 )
-from prefect_rlhf.flows.forms.options import MOST_RESTARTS
+from prefect_rlhf.flows.commands.next_steps import from_here, next_steps
+from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.placement.errors import RunStopped
 from prefect_rlhf.placement.mesh import MOST_DEVICES
 
@@ -45,6 +47,9 @@ class RunFlags:
         whole_number(0, MOST_RESTARTS),
         Parameter(help="How often it goes on by itself from its last checkpoint after a failure; not after a mistake."),
     ] = 0
+    verbose: Annotated[bool, Parameter(help="Show the log on the terminal: libraries' warnings, every task run.")] = (
+        False
+    )
     dry_run: Annotated[bool, Parameter(help="Check everything, print plan and graph, take no device.")] = False
 
 
@@ -70,27 +75,39 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     if flags.dry_run:
         parameters["dry_run"] = True
     checked = flow.validate_parameters(parameters)
+    from prefect_rlhf.flows.commands.terminal import new_log, quiet_terminal
     from prefect_rlhf.flows.local_run import plan_locally, run_locally  # only here: a wrong parameter needs no search
+    from prefect_rlhf.flows.training.output_folder import output_folder
 
     if checked["dry_run"]:
         print(plan_locally(flow, checked, flags.devices))
         return 0
-    state = run_locally(flow, checked, flags.devices, flags.max_restarts)
-    stopped = state.result(raise_on_failure=False, _sync=True) if state.is_cancelled() else None  # type: ignore[call-overload]  # its stubs lack _sync
-    if isinstance(stopped, RunStopped):
-        say = f"{stopped.how_far}; continue with: {continuing(flags, stopped)}" if stopped.resume_from else stopped
-        print_error(f"{PROGRAM}: {say}")
-        return STATUS_OF_SIGNAL + (signal.SIGTERM if stopped.is_terminated else signal.SIGINT)
-    print(state.message or state.name)
-    return 0 if state.is_completed() else 1
+    log = new_log(output_folder(RunOptions.split(checked)[0]))
+    with nullcontext() if flags.verbose else quiet_terminal(log) as terminal:
+        say = terminal.say if terminal else print_error
+        state = run_locally(flow, checked, flags.devices, flags.max_restarts, say=say)
+    found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
+    if isinstance(found, RunStopped):
+        resume = ("-p", f"resume_from={found.resume_from}")
+        said = (
+            f"{found.how_far}; continue with: {shlex.join([*words_of(flags), *resume])}" if found.resume_from else found
+        )
+        print_error(f"{PROGRAM}: {said}")
+        return STATUS_OF_SIGNAL + (signal.SIGTERM if found.is_terminated else signal.SIGINT)
+    if not state.is_completed():
+        print_error(f"{PROGRAM}: {state.message or state.name}")
+        if log.is_file():
+            print_error(f"log: {from_here(str(log))}")
+        return 1
+    print(*next_steps(words_of(flags), found["models"]), sep="\n")
+    return 0
 
 
-def continuing(flags: RunFlags, stopped: RunStopped) -> str:
-    """Return the command by which another run continues, with the same parameters."""
+def words_of(flags: RunFlags) -> list[str]:
+    """Return the words of a run's command, but for the checkpoint where it began."""
     words = [PROGRAM, "run", flags.algorithm]
     words += ["--parameters", str(flags.parameters)] if flags.parameters else []
     words += ["--devices", str(flags.devices)] if flags.devices is not None else []
     words += ["--max-restarts", str(flags.max_restarts)] if flags.max_restarts else []
     kept = [text for text in flags.param if not text.startswith("resume_from=")]
-    words += [word for text in (*kept, f"resume_from={stopped.resume_from}") for word in ("-p", text)]
-    return shlex.join(words)
+    return [*words, *(word for text in kept for word in ("-p", text))]

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from prefect_rlhf.flows.demo.judge import Judge
-from prefect_rlhf.flows.demo.outcome import DemoOutcome, read_metrics, samples
+from prefect_rlhf.flows.demo.outcome import DemoOutcome, read_metrics
 from prefect_rlhf.flows.demo.pretrained import MODELS, prepare_model
 from prefect_rlhf.flows.demo.ratings import prepare_ratings
 from prefect_rlhf.flows.demo.server import DemoFailed, DemoServer
@@ -28,7 +28,7 @@ from prefect_rlhf.flows.training.installed_engines import check_builds
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.install_command import install_command
 from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
-from prefect_rlhf.tasks.reporting.report import step_line
+from prefect_rlhf.tasks.running.journal import PROGRESS
 
 LONGEST_RUN_SECONDS = 3600.0
 DEPLOYED = "smollm2"  # the model that prefect.yaml names
@@ -36,7 +36,6 @@ TRAINED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {"reward": {"reward": {"head": "scalar", "new_head": True}}, "ppo": {"actor": {}, "ref": {}}}
 )
 """Roles that begin as the model, by deployment, with what else prefect.yaml says of them."""
-SHOWN = ("accuracy", "loss", "score", "kl", "orchestration_share")  # of a step's metrics, on the terminal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,8 +90,6 @@ def run(server: DemoServer, model: str) -> int:
     reward = train(server, "reward", model)
     print_heading(accuracy_line(reward, server, judge))
     ppo = train(server, "ppo", model)
-    for opening, before, after in samples(ppo):
-        print(f"\n  {opening}\n    before:{before!r}\n    after: {after!r}")
     print_heading(f"the server stays up at {server.ui_url}; make stop ends it")
     print(DemoOutcome.read(ppo, judge).as_json(ui_url=server.ui_url))
     return 0
@@ -125,17 +122,17 @@ def train(server: DemoServer, deployment: str, model: str) -> Path:
 
 
 def follow(folder: Path, earlier: set[str], ended: threading.Event) -> None:
-    """Print each step's line of the first run folder that is not among the `earlier` ones, until `ended`."""
+    """Print each line of progress of the run whose folder is not among the `earlier` ones, until it has `ended`."""
     num_printed = 0
-    while not ended.wait(1.0):
-        for name in run_folders(folder) - earlier:
-            if not (folder / name / "metrics.jsonl").is_file():
-                continue
-            steps = read_metrics(folder / name)
-            for step in steps[num_printed:]:
-                shown = {k: v for k, v in step.items() if k in ("step", "seconds") or k.rpartition(".")[2] in SHOWN}
-                print("  " + step_line(shown), flush=True)
-            num_printed = len(steps)
+    is_over = False
+    while not is_over:
+        is_over = ended.wait(1.0)  # the last lines are written as the run ends
+        for file in (folder / name / PROGRESS for name in run_folders(folder) - earlier):
+            lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+            whole = [line for line in lines if line.endswith("\n")]
+            for line in whole[num_printed:]:
+                print(f"  {line}", end="", flush=True)
+            num_printed = len(whole)
 
 
 def run_folders(folder: Path) -> set[str]:

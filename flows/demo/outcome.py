@@ -72,13 +72,6 @@ def texts(file: Path) -> list[str]:
     ]
 
 
-def samples(run_dir: Path, number: int = 3) -> list[tuple[str, str, str]]:
-    """Return (opening, continuation before, continuation after) of the first held-out openings."""
-    first, *_, last = evaluations(run_dir)
-    rows = zip(column(first, "prompt"), column(first, "response"), column(last, "response"), strict=True)
-    return list(rows)[:number]
-
-
 def column(file: Path, name: str) -> Sequence[Any]:
     """Read one column of a Parquet file."""
     values: list[Any] = pq.read_table(file, columns=[name]).column(name).to_pylist()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from prefect import get_run_logger
 from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.states import Running
@@ -12,6 +11,7 @@ from prefect.utilities.engine import propose_state_sync
 
 from prefect_rlhf.placement.errors import MISTAKES, RlhfError
 from prefect_rlhf.tasks.failures import failed
+from prefect_rlhf.tasks.run_log import run_log
 
 
 def may_retry(error: RlhfError) -> bool:
@@ -30,7 +30,7 @@ def may_retry(error: RlhfError) -> bool:
         if not state.is_scheduled():
             return False
         retries = flow_run.empirical_policy.retries
-        get_run_logger().error("%s: %s; retry %d of %s", type(error).__name__, error, flow_run.run_count, retries)
+        run_log().error("%s: %s; retry %d of %s", type(error).__name__, error, flow_run.run_count, retries)
         if (until := state.state_details.scheduled_time) is not None:
             time.sleep(max(0.0, until.timestamp() - time.time()))
         return propose_state_sync(client, Running(name="Retrying"), flow_run_id=flow_run.id).is_running()

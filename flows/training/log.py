@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from logging import INFO, WARNING, Logger
 
-from prefect import get_run_logger
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_logger
 from prefect.logging.loggers import LoggingAdapter
+
+from prefect_rlhf.tasks.run_log import run_log
 
 LogLine = Callable[[str], None]
 
@@ -54,7 +55,7 @@ def _write(level: int, line: str) -> None:
 
 def _log() -> Logger | LoggingAdapter:
     try:
-        return get_run_logger()
+        return run_log()
     except MissingContextError:
         return get_logger("prefect_rlhf.plan")
 

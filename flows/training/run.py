@@ -152,7 +152,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)
         limits = prepared.request.options.limits
         report = RunReport(prepared.augmented, leased, prepared.prediction, limits)
-        report.planned()
+        report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps
             return {"plan": prepared.augmented.plan.name, "steps": steps, "dry_run": True}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +14,7 @@ from prefect.settings import get_current_settings, temporary_settings
 
 from prefect_rlhf.placement.errors import InvalidInput
 
+NO_TELEMETRY = "PREFECT_SERVER_ANALYTICS_ENABLED"
 START_SECONDS = 120
 """Limit of a temporary server's start, where nobody set one: Prefect's 20 are too little on a busy machine."""
 
@@ -20,6 +22,8 @@ START_SECONDS = 120
 def check_server() -> None:
     """Raise InvalidInput where the server of Prefect's settings does not answer, or that of a run without one."""
     url = get_current_settings().api.url
+    if not url:  # a temporary server's telemetry locks its database, and finds nobody where there is no network
+        os.environ.setdefault(NO_TELEMETRY, "false")
     limit = temporary_settings(set_defaults={START_LIMIT: START_SECONDS})
     error: Exception | None
     try:

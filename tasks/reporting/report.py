@@ -1,4 +1,4 @@
-"""The report of a run in Prefect: plan, progress, metrics and timeline as artifacts, a log line a step."""
+"""The report of a run: plan, progress, metrics and timeline as artifacts of Prefect, and a log line for each step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping, Reversible, Sequence
 from uuid import UUID
 
-from prefect import get_run_logger
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
@@ -28,11 +27,14 @@ from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.remote_path import shown
 from prefect_rlhf.placement.schedule.estimate import Prediction
 from prefect_rlhf.tasks.checkpoints.folders import newest_finished
+from prefect_rlhf.tasks.reporting.before_after import before_after_lines
 from prefect_rlhf.tasks.reporting.comparison import compare, comparison_rows
 from prefect_rlhf.tasks.reporting.deviation import STEPS_COMPARED, deviation
 from prefect_rlhf.tasks.reporting.history import History
 from prefect_rlhf.tasks.reporting.limits import Limits
 from prefect_rlhf.tasks.reporting.publish import publish, update_markdown
+from prefect_rlhf.tasks.reporting.step_line import StepLines
+from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 from prefect_rlhf.tasks.running.training_run import TrainingRun
@@ -54,7 +56,10 @@ class RunReport:
         limits: Mapping[str, float] | None = None,
     ) -> None:
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
-        self._log = get_run_logger()
+        self._log = run_log()
+        self._lines = StepLines(
+            augmented.num_steps, [call.name for call in augmented.graph.calls if call.every is not None]
+        )
         self._limits = Limits(limits or {})
         self._metrics: deque[Mapping[str, float]] = deque(maxlen=ROWS_SHOWN)
         self._journal: Journal | None = None
@@ -63,17 +68,20 @@ class RunReport:
         self._curves: UUID | None = None
         self._deviates = ""  # the node that makes the last steps other than predicted
 
-    def planned(self) -> None:
-        """Show plan and graph before anything starts."""
+    def planned(self, *, dry_run: bool = False) -> None:
+        """Show the plan before anything starts: as artifacts and in a line; for a dry run as text, with the graph."""
         graph, plan = self.augmented.graph, self.augmented.plan
-        self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
-        self._log.info("graph of one step:\n%s", graph_text(self.augmented))
+        if dry_run:
+            self._log.info("plan %s for %s:\n%s", plan.name, graph.name, plan_text(plan, graph))
+            self._log.info("graph of one step:\n%s", graph_text(self.augmented))
+        took = f", {self.predicted.seconds_per_step:.3g} s a step predicted" if self.predicted else ""
+        calls, devices = len(graph.calls), len(self.lease.devices)
+        self._log.info("%s: %d calls a step on %d devices by plan %s%s", graph.name, calls, devices, plan.name, took)
         publish(create_table_artifact, plan_rows(plan, graph), key="plan", description=f"Plan {plan.name}")
         drawn = picture(dataflow_svg(graph), "dataflow graph")
         publish(create_markdown_artifact, drawn, key="graph", description=f"Dataflow graph of {graph.name}")
         if self.predicted is not None:
             seconds = self.predicted.seconds_per_step
-            self._log.info("predicted: %.3g s a step once it repeats", seconds)
             text = f"{seconds:.3g} s a step once it repeats\n\n{picture(planned_timeline(self.predicted))}"
             publish(create_markdown_artifact, text, key="estimate", description="Predicted timeline")
 
@@ -111,7 +119,8 @@ class RunReport:
             return
         self._metrics.append(metrics)
         self._history.add(metrics)
-        self._log.info("%s", step_line(metrics))
+        self._say(self._lines.line(metrics))
+        self._log.debug("all metrics of step %d: %s", metrics["step"], " · ".join(values_by_call(metrics)))
         for line in self._limits.look(metrics):
             self._log.warning("%s", line)
         self._say_deviation()
@@ -136,10 +145,9 @@ class RunReport:
 
     def _after_last_step(self, metrics: Mapping[str, float]) -> None:
         """Write what the last evaluation found, if there was one: it belongs to no step."""
-        evaluated = {name: value for name, value in metrics.items() if "." in name}
-        if evaluated:
+        if values := self._lines.values(metrics):
             self._history.add(metrics)
-            self._log.info("after %d steps · %s", metrics["step"], " · ".join(values_by_call(evaluated)))
+            self._say(" · ".join([f"after {metrics['step']} steps", *values]))
 
     def stopped(self, run: TrainingRun, error: BaseException | None = None) -> None:
         """Say what another run can go on from: not from the checkpoint that `error` refuses."""
@@ -150,8 +158,17 @@ class RunReport:
             self._log.info("%s is whole; resume_from=%s goes on from there", newest.name, shown(newest))
 
     def finished(self) -> None:
-        """Publish tables and pictures a last time."""
+        """Publish tables and pictures a last time, and show responses before and after training."""
         self._publish()
+        assert self._journal is not None  # started before any step
+        for line in before_after_lines(self._journal.run_dir):
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        """Write a line of progress to the run's log, and to the file that `make demo` follows."""
+        assert self._journal is not None  # started before any step
+        self._journal.say(line)
+        self._log.info("%s", line)
 
     def _publish(self) -> None:
         assert self._journal is not None  # started before any step
@@ -176,16 +193,6 @@ class RunReport:
             return
         created = publish(create_markdown_artifact, drawn, key="curves", description="Curves of metrics by step")
         self._curves = created if isinstance(created, UUID) else None
-
-
-def step_line(metrics: Mapping[str, float]) -> str:
-    """Return a step's metrics on a line, in their order.
-
-    >>> step_line({"step": 3, "critic_train.loss": 0.5, "actor_train.loss": 0.25, "rewards.kl": 0.02, "seconds": 8.21})
-    'step 3 · 8.2 s · critic_train.loss 0.5 · actor_train.loss 0.25 · rewards.kl 0.02'
-    """
-    values = {name: value for name, value in metrics.items() if name not in ("step", "seconds")}
-    return " · ".join([f"step {metrics['step']}", f"{metrics['seconds']:.1f} s", *values_by_call(values)])
 
 
 def values_by_call(metrics: Mapping[str, float]) -> list[str]:

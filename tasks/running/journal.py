@@ -22,6 +22,7 @@ from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.data.rollouts import carry_over_rollouts, remove_rollouts_from
 from prefect_rlhf.tasks.running.outcome import NodeOutcome
 
+PROGRESS = "progress.log"  # the line of each step, and responses before and after
 STEPS_KEPT = 10  # finished ones whose task runs stay in memory
 MODEL_FUNCTION_CALLS = frozenset({"generate", "inference", "train_step"})
 
@@ -99,6 +100,11 @@ class Journal:
         else:
             carry_over_rollouts(earlier, self.run_dir, step)
         return metrics
+
+    def say(self, line: str) -> None:
+        """Append a line for a person to `progress.log`."""
+        with writing(self.run_dir), (self.run_dir / PROGRESS).open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
 
     def follow(self, follower: Callable[[Mapping[str, float]], None]) -> None:
         """Have `follower` called with each line of metrics, and with the evaluation after the last step.

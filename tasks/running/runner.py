@@ -25,6 +25,7 @@ from prefect_rlhf.placement.augmented.node import BEHIND, Node
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.tasks.failures import failed, failed_task_run, say_nothing_of_cancelled_runs
+from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_locks import DeviceLocks
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import STEPS_KEPT, Journal, TaskRunSpan
@@ -104,7 +105,7 @@ class GraphRunner:
     def _stop_early(self) -> None:
         """Let the steps end of which a node has begun; a checkpoint follows, and nothing of later steps begins."""
         self._stops_after = self._groups.stop(self._locks.hold())
-        get_run_logger().info("%s: step %d is the last one, a checkpoint follows", self._stop, self._stops_after)
+        run_log().info("%s: step %d is the last one, a checkpoint follows", self._stop, self._stops_after)
         with self._lock:
             for step in [step for step in self._left if step > self._stops_after]:
                 del self._left[step]

@@ -8,11 +8,10 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Protocol
 
-from prefect import get_run_logger
-
 from prefect_rlhf.engines.gang.open import open_gang
 from prefect_rlhf.placement.augmented.step_groups import StepGroups
 from prefect_rlhf.placement.plan import ModelInstance
+from prefect_rlhf.tasks.run_log import run_log
 from prefect_rlhf.tasks.running.device_memory import check_device_memory
 from prefect_rlhf.tasks.running.dispatch import Dispatcher
 from prefect_rlhf.tasks.running.journal import Journal
@@ -45,7 +44,7 @@ def train(run: TrainingRun, journal: Journal, audience: Audience, steps_per_grou
         device=lease.kind,
         engines=engines,
         through_ray=lease.cluster.through_ray,
-        say=get_run_logger().info,
+        say=run_log().info,
         shared=run.run_dir,
         node_devices=lease.node_devices,
     )

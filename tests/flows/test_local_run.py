@@ -176,7 +176,8 @@ def test_ctrl_c_while_a_run_waits_says_one_line(given, tmp_path):
         wait_until(lambda: "waiting for" in (tmp_path / "said").read_text(), runs(process))
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(DEADLINE_SECONDS) == 130
-    waiting, stopped = (tmp_path / "said").read_text().splitlines()
+    log, waiting, stopped = (tmp_path / "said").read_text().splitlines()
+    assert log.startswith("log of everything else: runs/logs/")
     assert stopped == "prefect-rlhf: stopped while it waited for devices; no step was run"
 
 

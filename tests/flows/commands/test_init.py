@@ -53,7 +53,7 @@ def test_its_flow_dry_runs_on_its_parameters(folder):
     command = [str(Path(sys.executable).with_name("prefect-rlhf")), *words]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
-    assert "4 steps would run" in ended.stdout
+    assert "10 steps would run" in ended.stdout
 
 
 def test_nothing_is_overwritten(tmp_path, capsys):
@@ -103,5 +103,5 @@ def test_all_is_deployed_and_the_flow_trains(tmp_path):
         site.until_state(run, "COMPLETED", 300)
         folder = tmp_path / "first" / "runs" / str(site.ask(f"/flow_runs/{run}")["name"])
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert ["score.exact" in step for step in steps] == [True, True]
+    assert ["score.answer_alone" in step for step in steps] == [True, True]
     assert (folder / "actor" / "model.safetensors").is_file()

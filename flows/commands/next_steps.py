@@ -1,0 +1,29 @@
+"""The last lines of a run that completed: where its models are, what to read, and a command that trains on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PAGE_OF_OWN = "docs/authoring.md: change the algorithm, its reward, or watch it in Prefect's UI"
+PAGE = "docs/ui.md: watch a run in Prefect's UI"
+
+
+def next_steps(command: Sequence[str], models: Mapping[str, str]) -> list[str]:
+    """Return the lines; `command` are the words of this run, `models` the folders by role."""
+    folders = {role: from_here(folder) for role, folder in models.items()}
+    words = [*command, *(word for role, folder in folders.items() for word in ("-p", f"{role}.path={folder}"))]
+    is_own = any(word.partition(":")[0].endswith(".py") for word in command)
+    return [
+        *(f"model: {folder}" for folder in folders.values()),
+        f"read:  {PAGE_OF_OWN if is_own else PAGE}",
+        f"next:  {shlex.join(words)}",
+    ]
+
+
+def from_here(path: str) -> str:
+    """Return a path relative to the working folder if it lies there, which is shorter to read and to type."""
+    is_inside = "://" not in path and Path(path).is_relative_to(Path.cwd())
+    return os.path.relpath(path) if is_inside else path

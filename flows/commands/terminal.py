@@ -1,0 +1,95 @@
+"""The terminal of a run: the run's own lines on it, and in a log file all else that its processes write.
+
+Libraries, ranks and Prefect's temporary server write to the descriptors of standard output and error, so those are
+what is redirected.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import TextIO, final
+
+from prefect_rlhf.flows.commands.next_steps import from_here
+from prefect_rlhf.placement.atomic_file import writing
+from prefect_rlhf.tasks.run_log import RUN_LOG
+
+LOGS = "logs"  # the folder in `output_dir`
+STANDARD = (1, 2)  # descriptors of output and error
+
+
+@final
+class Terminal(logging.Handler):
+    """Shows lines on the standard error that the process had, before the first where the log is.
+
+    `log` has everything else, too.
+    """
+
+    def __init__(self, stream: TextIO, log: Path) -> None:
+        super().__init__()
+        self.log, self.is_used, self._stream = log, False, stream
+
+    def say(self, line: object) -> None:
+        """Show a line on the terminal; the log has it, too."""
+        self._show(line)
+        print(line, file=sys.stderr, flush=True)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a line of the run's log, which Prefect's own handler writes to the log file."""
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        self._show(f"{level}{record.getMessage()}")
+
+    def _show(self, line: object) -> None:
+        lines = [line] if self.is_used else [f"log of everything else: {from_here(str(self.log))}", line]
+        self.is_used = True
+        with suppress(OSError):  # a terminal that is gone ends no run
+            print(*lines, sep="\n", file=self._stream, flush=True)
+
+
+def new_log(output_dir: Path) -> Path:
+    """Return where the log of a run goes that starts now: in `output_dir`, under the time and this process's id."""
+    return output_dir / LOGS / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}.log"  # noqa: DTZ005  a person's own time
+
+
+@contextmanager
+def quiet_terminal(log: Path) -> Iterator[Terminal]:
+    """Redirect standard output and error to `log` while the body runs, and when this process ends.
+
+    A body that raises before it showed a line leaves no log: a mistake ended it before the run. Raises OutputFailed if
+    the file cannot be written.
+    """
+    with writing(log):
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    before = [os.dup(descriptor) for descriptor in STANDARD]
+    logger = logging.getLogger(RUN_LOG)
+    with os.fdopen(os.dup(before[1]), "w", encoding="utf-8", errors="backslashreplace") as stream:
+        terminal = Terminal(stream, log)
+        _redirect([file, file])
+        logger.addHandler(terminal)
+        try:
+            yield terminal
+        except BaseException:
+            if not terminal.is_used:
+                log.unlink()
+            raise
+        finally:
+            logger.removeHandler(terminal)
+            _redirect(before)
+            for descriptor in before:
+                os.close(descriptor)
+            atexit.register(_redirect, [file, file])  # libraries have their last word after the run
+
+
+def _redirect(targets: list[int]) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a closed stream has nothing to write
+            stream.flush()
+    for descriptor, target in zip(STANDARD, targets, strict=True):
+        os.dup2(target, descriptor)
