@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from prefect_rlhf.blocks.dataset import Prompts
 from prefect_rlhf.blocks.model import Model
 from prefect_rlhf.flows.algorithm_places import ALGORITHMS
+from prefect_rlhf.flows.forms.foreign_options import OURS, REFUSED, answer
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.rlhf_flow import find_flow
 from prefect_rlhf.tasks.host_rewards import HostRewards
@@ -29,8 +30,8 @@ NO_PARAMETERS = {"micro_batches=4", "engine=vllm", "tp2", "actor_train.learning_
 """Words of plans, and what a run writes."""
 LINES = (Path(__file__).parents[1] / "docs" / "coming_from.md").read_text().splitlines()
 CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in LINES if line.startswith("| ")]
-ROWS = [row for row in CELLS if len(row) == 4 and row[3] != "ours"]
-NAMES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[3])} - NO_PARAMETERS)
+ROWS = [row for row in CELLS if len(row) == 5 and row[4] != "ours"]
+NAMES = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[4])} - NO_PARAMETERS)
 
 
 def has(kind, path):
@@ -64,3 +65,24 @@ def test_where_ppo_has_another_name_than_grpo_each_has_its_own():
         for kind, other, cell in ((GRPO, PPO, grpos), (PPO, GRPO, ppos)):
             names = [name.removeprefix("algo.") for name in re.findall(r"`([^`]+)`", cell)]
             assert all(has(kind, name) and not has(other, name) for name in names), cell
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_each_option_of_the_page_is_answered_with_the_names_beside_it(row):
+    written = {"actor_train.learning_rate", "metrics.jsonl"}
+    ours = set(re.findall(r"`([^`]+)`", row[4])) - written
+    for cell in row[1:4] if ours else []:
+        for option in re.findall(r"`([^`]+)`", cell):
+            refused = any(option in names for names in REFUSED.values())
+            assert refused or all(name in answer(f"--{option.lstrip('.')}") for name in ours), option
+
+
+def test_each_option_that_is_answered_is_on_the_page():
+    there = set(re.findall(r"`\.?([^`]+)`", "\n".join(LINES)))
+    assert {name for names in (*OURS.values(), *REFUSED.values()) for name in names} <= there
+
+
+def test_adapters_are_refused_by_all_their_names():
+    assert {answer(name) for name in ("lora_rank", "--lora_r", "use_peft")} == {
+        "adapters are not supported yet; all weights are trained"
+    }

@@ -20,6 +20,7 @@ from cyclopts import (
     UnusedCliTokensError,
 )
 
+from prefect_rlhf.flows.forms.foreign_options import answer
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.in_short import in_short, one_line
 from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
@@ -75,7 +76,9 @@ def _mistake(error: CycloptsError) -> str:
     if isinstance(error, UnknownOptionError):
         word = (error.token.keyword or error.token.value).partition("=")[0]
         names = [name for argument in error.argument_collection for name in argument.names]
-        return f"{in_short(word, str)} is no flag{closest(word, names)}"
+        begins = any(name.startswith(word) for name in names)
+        hint = ("-p" in names and not begins and _parameter(word)) or closest(word, names)
+        return f"{in_short(word, str)} is no flag{hint}"
     if isinstance(error, UnusedCliTokensError):
         return f"too much is said: {in_short(' '.join(error.unused_tokens or []), str)}"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
@@ -86,6 +89,16 @@ def _mistake(error: CycloptsError) -> str:
         expected = f"got {in_short(error.token.value)}, expected one of {choices}" if choices else str(error.msg)
         return f"{error.token.keyword}: {expected}"
     return in_short(error, str)
+
+
+def _parameter(word: str) -> str:
+    """Return the parameter that a flag is like, or that replaces it: other trainers have parameters as flags."""
+    if foreign := answer(word):
+        return f"; here: {foreign}"
+    from prefect_rlhf.flows.forms.options import RunOptions  # only here: a right flag needs no pydantic
+
+    near = get_close_matches(word[:100].lstrip("-").replace("-", "_"), RunOptions.model_fields, 1, cutoff=0.85)
+    return f"; closest: -p {near[0]}=VALUE" if near else ""
 
 
 def closest(word: str, names: Iterable[str]) -> str:

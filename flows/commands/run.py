@@ -40,7 +40,7 @@ class RunFlags:
     devices: Annotated[
         int | None,
         whole_number(1, MOST_DEVICES),
-        Parameter(help="Devices of this machine to lease; 1 if it is not stated."),
+        Parameter(help="Devices of this machine to lease; 1 if it is not stated.", show_default=False),
     ] = None
     max_restarts: Annotated[
         int,

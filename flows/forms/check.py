@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 
+from prefect_rlhf.flows.forms.foreign_options import answer
 from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, UnknownKey
 from prefect_rlhf.placement.in_short import MOST_CHARACTERS
 from prefect_rlhf.placement.wrong_setting import NOT_USED, WRONG
@@ -96,7 +97,9 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
 
 
 def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
-    """Return how to correct an unknown key beside the `keys` that exist: the closest ones, or else all."""
+    """Return how to correct an unknown key: what replaces it here, the closest of `keys`, or all."""
+    if foreign := answer(word[:MOST_CHARACTERS]):
+        return f"here: {foreign}"
     near = get_close_matches(word[:MOST_CHARACTERS], keys)
     return f"closest: {', '.join(near)}" if near else f"the {noun} are {', '.join(keys)}"
 
