@@ -12,9 +12,9 @@ from prefect_rlhf.flows.planning.assumptions import assumptions
 from prefect_rlhf.flows.planning.given_plan import GivenPlan
 from prefect_rlhf.flows.planning.hints import uneven_batch
 from prefect_rlhf.flows.training.searched_plan import plan_file, summary
+from prefect_rlhf.flows.training.tokenizers import shared_rows
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.layout.alignment import aligned
-from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.pictures.plan import plan_svg
 from prefect_rlhf.placement.pictures.sweep import sweep_svg
 from prefect_rlhf.placement.pictures.text import plan_rows
@@ -144,19 +144,24 @@ def question_text(question: Question) -> str:
             f"{rows} rows a step, prompts of {workload.prompts.mean:.0f} and responses of "
             f"{workload.responses.mean:.0f} tokens on average, at most {workload.longest} together",
             table(models),
-            *not_run(graph.models),
+            *not_run(graph),
             *filter(None, [uneven_batch(question)]),
         ]
     )
 
 
-def not_run(models: Sequence[ModelSpec]) -> Iterator[str]:
-    """Yield a line for each model that can be planned but not run, and one for vocabularies that differ."""
+def not_run(graph: DataflowGraph) -> Iterator[str]:
+    """Yield a line for each model that can be planned but not run, and for each that lacks tokens of what it reads."""
     roles: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for model in models:
+    for model in graph.models:
         if model.shape.not_run:
             roles[model.path, model.shape.not_run].append(model.role)
-    if len(sizes := {model.shape.vocab_size for model in models}) > 1:
-        yield f"planned, but not to be run yet: models whose vocabularies are padded to {' and '.join(map(str, sizes))}"
+    for rows in shared_rows(graph):
+        writer, reader = (graph.model(role).shape.vocab_size for role in (rows.writer, rows.reader))
+        if rows.is_sampled and reader < writer:
+            yield (
+                f"planned, but not to be run: {rows.reader}, whose vocabulary of {reader} lacks some of the {writer} "
+                f"tokens that {rows.writer} may sample"
+            )
     for (path, reason), played in roles.items():
         yield f"planned, but not to be run yet: {path} ({', '.join(played)}), since our engines do not run {reason}"

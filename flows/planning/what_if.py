@@ -21,6 +21,7 @@ from prefect_rlhf.flows.planning.what_if_arguments import read_arguments
 from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
 from prefect_rlhf.flows.training.inputs import MANY, RunInputs, read_inputs
 from prefect_rlhf.flows.training.lengths import parse_lengths, together
+from prefect_rlhf.flows.training.tokenizers import check_vocabulary_sizes
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.profile import Profile
@@ -41,6 +42,7 @@ def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
     inputs = read_inputs(arguments, read_model_shape, may_be_absent=True)
     site = read_site(options, inputs.models)
     graph = resize_evaluation(flow.algorithm.trace(arguments, inputs.models, inputs.datasets), inputs)
+    check_vocabulary_sizes(graph)
     if limit is not None and any(call.kind == "generate" for call in graph):
         responses = tail(limit)
     workload = read_workload(graph, inputs, prompts, responses)

@@ -21,10 +21,6 @@ from prefect_rlhf.tasks.model_shape import read_model_spec
 ABSENT = "(not there)"  # the path of a dataset that nobody named, in a what-if
 MANY = 1 << 30  # items of such a dataset
 
-
-PADDING = 0.002
-"""Of a vocabulary: by so much do models of one family differ that have the same tokens (Qwen2.5 1.5B and 7B)."""
-
 DatasetParameter = Prompts | Preferences | Chats | RatedAnswers
 Source = PromptDataset | PreferenceDataset | ChatDataset
 
@@ -44,8 +40,9 @@ class RunInputs:
         tokenizer = self.models[role].path
         if tokenizer == self.tokenizer:
             return self
+        vocabulary = self.models[role].shape.vocab_size
         sources = {name: replace(source, tokenizer=tokenizer) for name, source in self.sources.items()}
-        longest = {name: source.check(self.context) for name, source in sources.items()}
+        longest = {name: source.check(self.context, vocabulary) for name, source in sources.items()}
         for name, source in sources.items():
             if source.num_items != self.sources[name].num_items:
                 expected = f"tokenizers that count alike: that of {role} keeps {source.num_items}"
@@ -77,7 +74,6 @@ def read_inputs(
     models = {role: read_model(role, value) for role, value in arguments.items() if isinstance(value, Model)}
     if not models:
         raise InvalidInput("models", (), "at least one Model parameter")
-    check_vocabularies(models, PADDING if may_be_absent else 0.0)
     tokenizer = next(iter(models.values())).path
     context, vocabulary = shortest_context(models), next(iter(models.values())).shape.vocab_size
     named = {name: value for name, value in arguments.items() if isinstance(value, DatasetParameter)}
@@ -93,15 +89,6 @@ def read_inputs(
 def shortest_context(models: Mapping[str, ModelSpec]) -> int:
     """Return the tokens of the longest sequence that every model takes."""
     return min(model.shape.max_position_embeddings for model in models.values())
-
-
-def check_vocabularies(models: Mapping[str, ModelSpec], padding: float = 0.0) -> None:
-    """Raise InvalidInput unless all have one vocabulary, but for a share of padding: they read each other's tokens."""
-    first, *others = models.values()
-    for other in others:
-        if abs(other.shape.vocab_size - first.shape.vocab_size) > padding * first.shape.vocab_size:
-            expected = f"{first.shape.vocab_size}, the vocabulary of {first.role}"
-            raise InvalidInput(f"{other.role}.vocab_size", other.shape.vocab_size, expected)
 
 
 def open_source(name: str, value: DatasetParameter, tokenizer: str) -> Source:

@@ -17,6 +17,7 @@ from prefect_rlhf.flows.training.inputs import RunInputs, read_run_inputs
 from prefect_rlhf.flows.training.log import log_info, log_warning
 from prefect_rlhf.flows.training.output_folder import check_output_folder, output_folder
 from prefect_rlhf.flows.training.run_folder import read_result
+from prefect_rlhf.flows.training.tokenizers import check_tokenizers, speaking_role
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
@@ -95,6 +96,8 @@ def read_request(
     check_has_checkpoints(options)
     if (best := best_model(options)) is not None:
         best.check(graph, options.checkpoint_every, options.keep_checkpoints)
+    for line in check_tokenizers(graph):
+        log_warning(line)
     inputs = inputs.read_by(speaking_role(graph))
     for line in (line for source in inputs.sources.values() for line in source.remarks()):
         log_info(line)
@@ -142,14 +145,6 @@ def best_model(options: RunOptions) -> BestModel | None:
             raise InvalidInput("best_is", options.best_is, "a best_metric, whose best value it says")
         return None
     return BestModel(options.best_metric, options.best_is == "highest", options.patience)
-
-
-def speaking_role(graph: DataflowGraph) -> str:
-    """Return the role whose tokenizer reads prompts and writes responses: that which generates, else is trained."""
-    kinds = {
-        kind: call.role for kind in ("train_step", "generate") for call in reversed(graph.calls) if call.kind == kind
-    }
-    return kinds.get("generate") or kinds.get("train_step") or graph.models[0].role
 
 
 def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:

@@ -70,6 +70,13 @@ def at(parameters, path, value):
     return copy
 
 
+def other_tokenizer(folder):
+    """The folder, in which a token has another text."""
+    file = Path(folder) / "tokenizer.json"
+    file.write_text(file.read_text().replace('"good"', '"fine"'))
+    return folder
+
+
 def plan(good, **changes):
     """Parameters with a plan file in which some calls differ (None: left out)."""
     content = yaml.safe_load(PLAN)
@@ -269,7 +276,8 @@ CASES = {
     "a reward model that gives words": (lambda g: at(g, "reward.head", "lm+scalar"), "reward.head is lm+scalar"),
     "a new head for values that nobody asked for": (lambda g: at({key: value for key, value in g.items() if key != "critic"}, "actor.head", "lm+scalar"), "new_head: true"),
     "an actor that gives no words": (lambda g: at(at(g, "actor.head", "scalar"), "actor.new_head", True), "head"),
-    "models with different vocabularies": (lambda g: at(g, "ref.path", make_model(g["folder"] / "vocab", vocab=96)), "vocab"),
+    "a reference that lacks tokens of the actor": (lambda g: at(g, "ref.path", make_model(g["folder"] / "vocab", vocab=48)), "ref.vocab_size: got 48, expected at least 64"),
+    "a reward model with another tokenizer": (lambda g: at(g, "reward.path", other_tokenizer(make_model(g["folder"] / "others", scalar=True))), "reward.path: token 6: got 'fine', expected 'good', as the tokenizer of actor"),
     "a dataset that is not there": (lambda g: at(g, "prompts.path", "/nowhere/prompts.parquet"), "/nowhere"),
     "a dataset without the column": (lambda g: at(g, "prompts.prompt_column", "question"), "question"),
     "a dataset whose rows are damaged": (lambda g: prompts(g, "page", SOME, damage=lambda b: b[:4] + bytes(60) + b[64:]), "prompts.path"),

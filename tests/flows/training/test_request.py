@@ -10,7 +10,7 @@ from prefect_rlhf.flows.reward import reward
 from prefect_rlhf.flows.rlhf_flow import rlhf_flow
 from prefect_rlhf.flows.training.decay import falling_over
 from prefect_rlhf.flows.training.inputs import read_run_inputs
-from prefect_rlhf.flows.training.request import speaking_role
+from prefect_rlhf.flows.training.tokenizers import speaking_role
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.calls import generate, inference, train_step
 from prefect_rlhf.tasks.rl.hyperparameters import PPO
