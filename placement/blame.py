@@ -6,6 +6,8 @@ import sysconfig
 import traceback
 from pathlib import Path
 
+from pydantic_core import ValidationError
+
 _PACKAGE = Path(__file__).parents[1]
 _FOREIGN = tuple(
     f"{Path(folder)}/"
@@ -20,12 +22,17 @@ _FOREIGN = tuple(
 def described(error: BaseException) -> str:
     """Say in one line an error's type, the first line of its message, and where in a person's own file it came from.
 
+    Of a settings class that refuses its values it names the first field that is wrong.
+
     >>> described(MemoryError("no room\\nfor it"))
     'MemoryError: no room'
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        lines = [".".join(map(str, (error.title, *first["loc"]))), first["msg"]]
     place = own_place(error)
-    return ": ".join([type(error).__name__, *lines[:1]]) + (f" ({place})" if place else "")
+    return ": ".join([type(error).__name__, *lines]) + (f" ({place})" if place else "")
 
 
 def own_place(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from prefect_rlhf.engines.loss import Output
-from prefect_rlhf.placement.errors import GraphError
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.model import ModelSpec, head_of
 
@@ -27,6 +27,17 @@ def check_no_idle_head(graph: DataflowGraph) -> DataflowGraph:
         if model.head == "lm+scalar" and len(asked) == 1:
             only = asked.pop()
             raise GraphError(f"flow {graph.name}: {model.role}.head is {model.head}, and calls ask for {only} alone")
+    return graph
+
+
+def check_new_heads(graph: DataflowGraph) -> DataflowGraph:
+    """Return the graph. Raises InvalidInput for a new scalar head that no loss trains, although it scores the run."""
+    for model in graph.models:
+        trainer = graph.trained_by(model.role)
+        trained = _heads(graph, trainer.name) if trainer else set()
+        if model.new_head and "scalar" in model.head and "scalar" not in trained:
+            expected = f"false: no train_step trains the head of {model.role}, so every row would score its initial 0"
+            raise InvalidInput(f"{model.role}.new_head", True, expected)
     return graph
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Generic, Literal, NoReturn, ParamSpec, TypeVar, get_args
 
 from prefect_rlhf.engines.compute import Computed
 from prefect_rlhf.engines.loss import LossValues, Output
@@ -52,6 +52,10 @@ class Operator(Generic[Arguments, Result]):
         """Bind settings; a loss is then put `.on(rows)`."""
         return Bound(operation(self.name, settings, self.function.__module__))
 
+    def on(self, *_: object, **__: object) -> NoReturn:
+        """Raise GraphError: settings come first."""
+        raise GraphError(f"{self.kind} {self.name} has no settings yet: write {self.name}(algo).on(...)")
+
     @property
     def place(self) -> str:
         """The file and line of the function."""
@@ -93,6 +97,11 @@ class Bound:
     @property
     def operator(self) -> Operator[..., Any]:
         return OPERATORS.find(self.operation.name, self.operation.module, self.operation.file)
+
+    @property
+    def place(self) -> str:
+        """The file and line of the function."""
+        return self.operator.place
 
     @property
     def settings(self) -> Settings:

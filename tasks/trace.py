@@ -9,11 +9,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from prefect_rlhf.placement.errors import GraphError, InvalidInput
+from prefect_rlhf.placement.blame import described
+from prefect_rlhf.placement.errors import GraphError, InvalidInput, RlhfError
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Dataset, Port
 from prefect_rlhf.placement.model import ModelSpec, OptimizerSpec
 from prefect_rlhf.placement.row_set import RowSet
-from prefect_rlhf.tasks.heads import check_no_idle_head
+from prefect_rlhf.tasks.heads import check_new_heads, check_no_idle_head
 
 MAKERS = {
     "prompt_tokens": "a Prompts parameter, or a @computation of prompts,",
@@ -217,13 +218,21 @@ def trace_body(
     models: Mapping[str, ModelSpec],
     datasets: Mapping[str, Dataset],
 ) -> DataflowGraph:
-    """Run `body` once on `arguments`; those named in `models` and `datasets` stand for roles and sources of rows."""
+    """Run `body` once on `arguments`; those named in `models` and `datasets` stand for roles and sources of rows.
+
+    Raises GraphError for whatever the body itself raises, with the file and the line.
+    """
     parameters = {id(arguments[name]): name for name in (*models, *datasets)}
     if len(parameters) != len(models) + len(datasets):
         raise GraphError(f"flow {flow}: two parameters hold the same object; pass a copy to one of them")
     with tracing(Trace(flow, models, datasets, parameters)) as trace:
-        body(**arguments)
-    return check_no_idle_head(trace.graph())
+        try:
+            body(**arguments)
+        except RlhfError:
+            raise
+        except Exception as error:
+            raise GraphError(f"flow {flow}: its body raised {described(error)}") from error
+    return check_new_heads(check_no_idle_head(trace.graph()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ of the tokenizer's. Values are arbitrary but possible: log-probabilities are neg
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Protocol, final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast, final
 
 import torch
 from torch import Tensor
@@ -19,15 +20,36 @@ from prefect_rlhf.engines.mean_over import row_parts
 from prefect_rlhf.engines.rank.inputs import read_prompts, training_rows
 from prefect_rlhf.engines.rank.rank import Rank
 from prefect_rlhf.engines.rows import pad
+from prefect_rlhf.engines.trial.mistake import Mistake, is_mistake
 from prefect_rlhf.placement.blame import described
+from prefect_rlhf.placement.errors import InvalidInput
 
 LONGEST = 3  # response tokens that are made up, where the algorithm may sample as many
 
 
 class Loadable(Protocol):
-    """A function by its name: `load` imports it where that is called."""
+    """A function by its name: `load` imports it where that is called, `place` is its file and line."""
 
     def load(self) -> None: ...
+
+    @property
+    def place(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TriedFunction:
+    """A person's function; what it raises and no values can cure becomes a Mistake."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **offered: Any) -> Any:
+        """Call it. Raises Mistake, or what the function raises."""
+        try:
+            return self.function(*arguments, **offered)
+        except Exception as error:
+            if is_mistake(error):
+                raise Mistake(described(error)) from error
+            raise
 
 
 @final
@@ -72,19 +94,44 @@ class TrialRank(Rank):
             self._keep(command, key, made_up("scores", [0] * len(command.rows)))
         return self._report(began, command=command)
 
+    def compute(self, command: CallCommand) -> RankReport:
+        """Run a computation on the call's rows, as a rank does; functions on hosts too."""
+        if command.call.on_hosts or command.function is None:
+            return super().compute(command)
+        return super().compute(replace(command, function=TriedFunction(command.function)))
+
     def train_step(self, command: CallCommand) -> RankReport:
-        """Run the losses on all rows, each as one micro-batch."""
+        """Run the losses on all rows, each as one micro-batch, and take their gradients.
+
+        Raises InvalidInput for a loss that has none.
+        """
         began = time.perf_counter()
         for one in command.passes:
             rows = training_rows(command, one, self.store, self._datasets)
             lengths = (rows.sequences.lengths_B - rows.sequences.prompt_lengths_B).tolist()
             for term, columns in zip(rows.terms, rows.columns, strict=True):
                 outputs = [pad(made_up(output, lengths)).requires_grad_() for output in term.outputs]
-                found, parts = term.loss(*outputs, columns), row_parts(term.mean_over, columns, rows.rows_per_item)
-                parts.loss_sum(found.values)
+                found = TriedFunction(term.loss)(*outputs, columns)
+                parts = row_parts(term.mean_over, columns, rows.rows_per_item)
+                _, total = parts.loss_sum(found.values)
+                if not has_gradient(total, outputs):
+                    expected = f"values that depend on {' or '.join(term.outputs)} ({cast(Loadable, term.loss).place})"
+                    raise InvalidInput(f"gradient of {term.name}", "none", expected)
                 for name, values in found.metrics.items():
                     parts.metric_sum(name, values)
         return self._report(began, command=command)
+
+
+def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:
+    """Whether a loss depends on one of the model's outputs, be the gradient 0.
+
+    >>> logprobs = torch.tensor([-1.0], requires_grad=True)
+    >>> has_gradient((0 * logprobs).sum(), [logprobs]), has_gradient(logprobs.detach().sum(), [logprobs])
+    (True, False)
+    """
+    if not total.requires_grad:
+        return False
+    return any(gradient is not None for gradient in torch.autograd.grad(total, outputs, allow_unused=True))
 
 
 def made_up(output: Output, lengths: Sequence[int]) -> list[Tensor]:

@@ -48,7 +48,7 @@ class Form(Settings):
 class RunOptions(Form):
     """Options of every run, which each deployment's form shows after the algorithm's own parameters."""
 
-    steps: int = Field(10, ge=0, le=MOST_STEPS, description="Iterations of the algorithm.")
+    steps: int = Field(10, ge=1, le=MOST_STEPS, description="Iterations of the algorithm.")
     epochs: int | None = Field(
         None, ge=1, le=MOST_STEPS, description="Passes over the data, which say how many steps in place of `steps`."
     )

@@ -90,12 +90,11 @@ def check_run(
     *,
     is_restart: bool = False,
 ) -> CheckedRun:
-    """Make every check of a run that is to have all devices of `cluster`: those of a dry run, engines and trackers.
+    """Make every check of a run that is to have all devices of `cluster`: those of a dry run, and engines.
 
     Raises InvalidInput, GraphError, or RlhfError for a missing engine.
     """
     check_engines()
-    check_trackers(options.tracking)
     dry = options.model_copy(update={"dry_run": True})
     with kept_lines() as lines:
         prepared = prepare(algorithm, arguments, dry, dry_lease(cluster), is_restart=is_restart)
@@ -134,7 +133,6 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     check_builds()
     if not options.dry_run:
         check_engines()
-        check_trackers(options.tracking)
     earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the whole run: nothing is left to do")
@@ -184,6 +182,7 @@ def prepare(
     Inputs are read, the graph is traced, a plan is chosen and proven to fit, the task runs of the first steps are
     made and their time predicted. No device is used, except by the plans of `measure(k)` unless it is a dry run.
     """
+    check_trackers(options.tracking)
     request = read_request(algorithm, arguments, options, lease, is_restart=is_restart)
     chosen = choose_plan(request)
     first_step = request.checkpoint.step if request.checkpoint else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import fields
 
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
@@ -44,13 +44,14 @@ def graph_text(augmented: AugmentedGraph, num_steps: int = STEPS_LISTED) -> str:
     """List the nodes of the first steps in order, each with its dependencies and their reasons.
 
     If no more steps follow, the nodes after them are listed too. A dependency is written `data <- node`, `version <-
-    node`; dependencies that only keep an order stand last.
+    node`; dependencies that only keep an order stand last. Rows of datasets stand first: no node waits for them.
     """
+    datasets = {dataset.name for dataset in augmented.graph.datasets}
     lines: list[str] = []
     stop = augmented.first_step + num_steps
     stop = augmented.last_step + 1 if stop >= augmented.num_steps else stop
     for step in range(augmented.first_step, stop):
-        lines += [line for node in augmented.of_step(step) for line in _node_lines(node)]
+        lines += [line for node in augmented.of_step(step) for line in _node_lines(node, datasets)]
     left = augmented.num_steps - stop
     return "\n".join([*lines, f"... and {left} more steps"] if left > 0 else lines)
 
@@ -101,8 +102,11 @@ def _rows(call: Call, plan: ExecutionPlan, graph: DataflowGraph) -> str:
     return f"{call.num_rows} ({' '.join(map(str, counts))})"
 
 
-def _node_lines(node: Node) -> Iterator[str]:
+def _node_lines(node: Node, datasets: Collection[str]) -> Iterator[str]:
     yield node.title
+    for port in node.call.inputs if node.call else ():
+        if port.source in datasets:
+            yield f"    data <- dataset {port.source} ({', '.join(port.keys)})"
     order = ("data", "state", "version", "overwrite", "memory")
     for dependency in sorted(node.dependencies, key=lambda d: order.index(d.kind)):
         label = f" ({dependency.label})" if dependency.label else ""

@@ -1,7 +1,8 @@
 """Find an author's mistakes before anything is built: every operator is imported in a fresh process, then run.
 
 The process is started as a rank's is, with the controller's path and environment, and sees two items of each dataset.
-What a computation or a loss raises for reasons of its own may be due to the made-up rows, so that is only a warning.
+An error that no values can cure is refused: of a name, a type or a signature, a loss without a gradient. What else a
+computation or a loss raises may be due to the made-up rows, so that is only a warning.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from prefect_rlhf.engines.gang.local import LocalGang
 from prefect_rlhf.engines.gang.messages import GangSettings
 from prefect_rlhf.engines.gang.open import FORK_ENVIRONMENT, NO_GPU, RANK_ENVIRONMENT
 from prefect_rlhf.engines.hosts.errors import HostFunctionFailed
+from prefect_rlhf.engines.trial.mistake import Mistake
 from prefect_rlhf.engines.trial.trial_rank import TrialRank
-from prefect_rlhf.placement.errors import InvalidInput, RankFailed, RankLost, RankSilent
+from prefect_rlhf.placement.errors import GraphError, InvalidInput, RankFailed, RankLost, RankSilent
 from prefect_rlhf.placement.graph import Call, DataflowGraph
-from prefect_rlhf.tasks.operations import Bound, WrongOperator
+from prefect_rlhf.tasks.operations import Bound
 from prefect_rlhf.tasks.running.commands import loss_terms, operation_fields
 
 ITEMS = 2  # of each dataset
@@ -45,8 +47,9 @@ def try_operators(
     """Import and run every computation and loss of `graph`, in a process of their own.
 
     A person's reward functions too, unless `calls_functions` is False: their scores are then made up. Raises
-    InvalidInput for an operator that cannot be imported, that reads a key which its inputs do not have, or that returns
-    other keys or another number of rows than it says.
+    InvalidInput for an operator that cannot be imported, that reads a key which its inputs do not have, that returns
+    other keys or another number of rows than it says, or for a loss without a gradient; GraphError for one that fails
+    for a reason which no values can cure.
     """
     with closing(LocalGang(GANG)) as gang, TemporaryDirectory(prefix="rlhf-trial-") as folder:
         load(gang, graph)
@@ -101,7 +104,7 @@ class Trial:
     metrics: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of computations that ran, by call
 
     def run(self) -> Iterator[str]:
-        """Run the calls in order; yield warnings. Raises WrongOperator."""
+        """Run the calls in order; yield warnings. Raises InvalidInput or GraphError, as `try_operators` does."""
         unknown: set[str] = set()
         for call in self.graph:
             if unknown & {port.source for port in call.inputs}:
@@ -112,8 +115,11 @@ class Trial:
                 told = self.gang.call(
                     method, {0: (self.command(call),)}, doing=call.name, deadline_seconds=CALL_SECONDS
                 )
-            except WrongOperator as error:
+            except InvalidInput as error:
                 raise InvalidInput(f"{call.name}: {error.field}", error.seen, error.expected) from error
+            except Mistake as error:
+                said = f"{named(call)} failed on made-up rows for a reason that no other rows can cure"
+                raise GraphError(f"{call.name}: {said}: {error}") from error
             except (RankFailed, HostFunctionFailed) as error:
                 unknown.add(call.name)
                 yield f"{named(call)} failed on made-up rows, as it may on real ones: {error}"

@@ -276,6 +276,8 @@ CASES = {
     "a reward model that gives words": (lambda g: at(g, "reward.head", "lm+scalar"), "reward.head is lm+scalar"),
     "a new head for values that nobody asked for": (lambda g: at({key: value for key, value in g.items() if key != "critic"}, "actor.head", "lm+scalar"), "new_head: true"),
     "an actor that gives no words": (lambda g: at(at(g, "actor.head", "scalar"), "actor.new_head", True), "head"),
+    "a run of no steps": (lambda g: at(g, "steps", 0), "steps: got 0, expected"),
+    "a reward model whose head is not trained": (lambda g: at(at(g, "reward.path", g["actor"]["path"]), "reward.new_head", True), "reward.new_head: got True, expected false"),
     "a reference that lacks tokens of the actor": (lambda g: at(g, "ref.path", make_model(g["folder"] / "vocab", vocab=48)), "ref.vocab_size: got 48, expected at least 64"),
     "a reward model with another tokenizer": (lambda g: at(g, "reward.path", other_tokenizer(make_model(g["folder"] / "others", scalar=True))), "reward.path: token 6: got 'fine', expected 'good', as the tokenizer of actor"),
     "a dataset that is not there": (lambda g: at(g, "prompts.path", "/nowhere/prompts.parquet"), "/nowhere"),

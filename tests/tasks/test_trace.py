@@ -33,6 +33,11 @@ def value_loss(output, batch, settings):
     return LossValues(output)
 
 
+@loss("scores")
+def score_loss(output, batch, settings):
+    return LossValues(output)
+
+
 @computation("advantages")
 def some_advantages(rollout, scores, settings):
     return Computed({"advantages": rollout["logprobs"]})
@@ -305,6 +310,22 @@ def splits_groups_of_one(prompts, actor, reward):
     train_step(actor, loss_of_pairs(Gain()).on(generate(actor, prompts)))
 
 
+def misspelt_attribute(prompts, actor, reward):
+    generate(actor, prompts).filter(0.5)
+
+
+def misspelt_name(prompts, actor, reward):
+    generate(actor, promts)  # noqa: F821
+
+
+def misspelt_argument(prompts, actor, reward):
+    generate(actor, prompts, num_samples=4)
+
+
+def misspelt_setting(prompts, actor, reward):
+    generate(actor, prompts, sampling=Sampling(temprature=1.0))
+
+
 def empty(prompts, actor, reward):
     pass
 
@@ -385,6 +406,10 @@ def empty(prompts, actor, reward):
             asks_of_scores_alone,
             "judge_prompts: got max_new_tokens, expected longest=...: none of its inputs has tokens",
         ),
+        (misspelt_attribute, rf"^flow some: its body raised AttributeError: .*'filter' \({__file__}:\d+ in misspelt_"),
+        (misspelt_name, rf"^flow some: its body raised NameError: name 'promts' is not def.* \({__file__}:\d+ in "),
+        (misspelt_argument, rf"^flow some: its body raised TypeError: generate\(\) got .*'num_samples' \({__file__}:"),
+        (misspelt_setting, r"^flow some: its body raised ValidationError: Sampling.temprature: Extra inputs are not "),
     ],
 )
 def test_a_body_that_describes_no_algorithm_is_refused_with_its_reason(body, says):
@@ -441,4 +466,38 @@ def test_a_head_that_no_call_asks_for_is_refused(role, only):
 
     models = MODELS | {role: replace(MODELS[role], head="lm+scalar")}
     with pytest.raises(GraphError, match=rf"flow some: {role}.head is lm\+scalar, and calls ask for {only} alone$"):
+        traced(body, models)
+
+
+def test_a_loss_that_is_put_on_rows_before_it_has_settings_is_refused_in_one_line():
+    def body(prompts, actor, reward):
+        train_step(actor, some_loss.on(generate(actor, prompts)))
+
+    with pytest.raises(GraphError, match=r"^loss some_loss has no settings yet: write some_loss\(algo\).on\(...\)$"):
+        traced(body)
+
+
+@pytest.mark.parametrize(
+    ("head", "losses", "is_refused"),
+    [
+        ("scalar", [score_loss], False),
+        ("lm+scalar", [some_loss, value_loss], False),
+        ("lm+scalar", [some_loss], True),
+        ("scalar", [], True),
+    ],
+)
+def test_a_new_head_that_no_loss_trains_is_refused(head, losses, is_refused):
+    """It starts at zero, so its scores would say nothing of the rows."""
+
+    def body(prompts, actor, reward):
+        rollout = generate(actor, prompts)
+        inference(reward, rollout, output="scores")
+        if losses:
+            train_step(reward, sum(each().on(rollout) for each in losses))
+
+    models = MODELS | {"reward": replace(MODELS["reward"], head=head, new_head=True)}
+    if not is_refused:
+        traced(body, models)
+        return
+    with pytest.raises(InvalidInput, match="^reward.new_head: got True, expected false: no train_step trains the head"):
         traced(body, models)

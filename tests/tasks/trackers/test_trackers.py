@@ -223,6 +223,16 @@ def test_a_wrong_option_costs_a_line(given, says, capsys, tmp_path):
     assert says in line
 
 
+def test_a_dry_run_refuses_a_tracker_that_is_not_installed(monkeypatch, capsys, tmp_path):
+    (tmp_path / "parameters.yaml").write_text(yaml.safe_dump(ppo_parameters(tmp_path)))
+    capsys.readouterr()
+    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    words = ["ppo", "--parameters", str(tmp_path / "parameters.yaml"), "--dry-run"]
+    assert main([*words, "-p", "tracking.report_to=[wandb]"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "tracking.report_to: got 'wandb'" in line
+
+
 def test_a_tracker_that_is_not_installed_or_said_twice_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     with pytest.raises(InvalidInput, match=r"tracking.report_to: got 'wandb', .*pip install '\.\[wandb\]'"):

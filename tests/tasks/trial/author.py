@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import torch
@@ -63,6 +64,47 @@ def dislikes_the_data(rollout, scores, settings):
 
 
 @computation("advantages")
+def misspells_an_attribute(rollout, scores, settings):
+    return Computed({"advantages": rollout["logprobs"].sumn(1)})
+
+
+@computation("advantages")
+def misspells_a_name(rollout, scores, settings):
+    return Computed({"advantages": rolout["logprobs"]})  # noqa: F821
+
+
+@computation("advantages")
+def calls_with_an_argument_too_many(rollout, scores, settings):
+    return Computed({"advantages": rollout.mask("logprobs", "values")})
+
+
+@computation("advantages")
+def imports_what_is_not_there(rollout, scores, settings):
+    import no_such_package  # noqa: PLC0415
+
+    return Computed({"advantages": no_such_package.mask(rollout)})
+
+
+@computation("advantages")
+def looks_for_a_number(rollout, scores, settings):
+    """Made-up responses have none, real ones might."""
+    number = re.search("[0-9]+", "a good film").group()
+    return Computed({"advantages": int(number) * rollout["logprobs"]})
+
+
+@computation("advantages")
+def binds_a_name_in_one_branch(rollout, scores, settings):
+    if scores["scores"].min() > 100:
+        advantages = rollout["logprobs"]
+    return Computed({"advantages": advantages})
+
+
+@computation("advantages")
+def divides_by_zero(rollout, scores, settings):
+    return Computed({"advantages": rollout["logprobs"] * (1 / len(scores["scores"][:0]))})
+
+
+@computation("advantages")
 def dies(rollout, scores, settings):
     os._exit(3)
 
@@ -98,6 +140,26 @@ def second_turn(**limit):
 @loss("logprobs")
 def reads_returns(logprobs_BT, batch, settings):
     return LossValues(batch["returns"] * logprobs_BT)
+
+
+@loss("logprobs")
+def is_detached(logprobs_BT, batch, settings):
+    return LossValues(logprobs_BT.detach() * batch["advantages"])
+
+
+@loss("logprobs")
+def ignores_the_model(logprobs_BT, batch, settings):
+    return LossValues(torch.ones_like(logprobs_BT, requires_grad=True))
+
+
+@loss("logprobs", "entropy")
+def asks_for_more_than_it_uses(logprobs_BT, entropy_BT, batch, settings):
+    return LossValues(0.0 * logprobs_BT)
+
+
+@loss("logprobs")
+def misspells_a_function(logprobs_BT, batch, settings):
+    return LossValues(torch.softplus(logprobs_BT))
 
 
 @loss("logprobs")

@@ -14,7 +14,7 @@ import pytest
 from prefect.utilities.importtools import import_object
 
 from prefect_rlhf.engines.gang.local import LocalGang
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.graph import Dataset
 from prefect_rlhf.placement.model import ModelSpec, TransformerShape
 from prefect_rlhf.tasks.checkpoints.best import BestModel
@@ -97,6 +97,11 @@ def test_what_is_right_passes_in_silence_and_writes_nothing(tried_afresh, tmp_pa
             author.second_turn(longest=3),
             r"tokens of a row that adds_two_tokens makes: got \d+, expected at most 3, as ",
         ),
+        (
+            author.body(author.right, author.is_detached),
+            "student_train: gradient of is_detached: got 'none', expected values that depend on logprobs ",
+        ),
+        (author.body(author.right, author.ignores_the_model), "gradient of ignores_the_model: got 'none', "),
         (author.without_advantages, "student_train: key that policy_gradient reads: got 'advantages', .*mask"),
     ],
 )
@@ -112,12 +117,47 @@ def test_made_rows_as_long_as_stated_pass_in_silence(tried, limit):
     assert tried(author.second_turn(**limit)) == []
 
 
-def test_what_may_be_due_to_made_up_rows_stops_no_run(tried):
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (author.body(author.misspells_an_attribute), "AttributeError: 'Tensor' object has no attribute 'sumn'"),
+        (author.body(author.misspells_a_name), "NameError: name 'rolout' is not defined"),
+        (author.body(author.calls_with_an_argument_too_many), r"TypeError: Batch.mask\(\) takes 2 .* but 3 were given"),
+        (author.body(author.imports_what_is_not_there), "ModuleNotFoundError: No module named 'no_such_package'"),
+        (
+            author.body(author.right, author.misspells_a_function),
+            "AttributeError: module 'torch' has no attribute 'sof",
+        ),
+    ],
+)
+def test_a_mistake_that_no_values_can_cure_is_one_line_with_file_and_line(tried, body, says):
+    with pytest.raises(GraphError) as refused:
+        tried(body)
+    assert re.search(rf"failed on made-up rows for a reason that no other rows can cure: .*{says}", str(refused.value))
+    assert re.search(r"\(/.*/author\.py:\d+ in \w+\)$", str(refused.value))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("operator", "says"),
+    [
+        (author.dislikes_the_data, "KeyError: 'b'"),
+        (author.looks_for_a_number, "AttributeError: 'NoneType' object has no attribute 'group'"),
+        (author.binds_a_name_in_one_branch, "UnboundLocalError"),
+        (author.divides_by_zero, "ZeroDivisionError"),
+    ],
+)
+def test_what_may_be_due_to_made_up_rows_stops_no_run(tried, operator, says):
     """It is told, with the line of the author's own file; what depends on it is not tried."""
-    (warning,) = tried(author.body(author.dislikes_the_data, author.reads_returns))
-    assert warning.startswith("dislikes_the_data failed on made-up rows")
-    assert "KeyError: 'b'" in warning
-    assert re.search(r"author\.py:\d+ in dislikes_the_data\)$", warning)
+    (warning,) = tried(author.body(operator, author.reads_returns))
+    assert warning.startswith(f"{operator.name} failed on made-up rows")
+    assert says in warning
+    assert re.search(rf"author\.py:\d+ in {operator.name}\)$", warning)
+
+
+def test_a_loss_whose_gradient_is_zero_may_be_right(tried):
+    """Of made-up advantages, say; and it need not depend on all that it asks for."""
+    assert tried(author.body(author.right, author.asks_for_more_than_it_uses)) == []
 
 
 def test_a_computation_that_ends_its_process_stops_no_run(tried_afresh):
