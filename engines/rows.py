@@ -70,7 +70,7 @@ class Batch(Mapping[str, "Tensor"]):
 
     @property
     def groups(self) -> Tensor:
-        """[B] int64: the number of the row that each was made of."""
+        """[B] int64: the group of each row, which rows that are made of it one by one keep."""
         if self._groups is None:
             raise NoSuchColumn("groups", self.there)
         return self._groups

@@ -15,6 +15,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import validate
 
+from prefect_rlhf import door
 from prefect_rlhf.blocks.cluster import Cluster
 from prefect_rlhf.flows.commands.flags import app_of
 from prefect_rlhf.flows.commands.init import project, write_new
@@ -241,6 +242,12 @@ def test_a_deployment_has_parameters_that_its_flow_takes(name):
     flow = load_flow_from_entrypoint(deployment["entrypoint"])
     validate(deployment["parameters"], parameter_schema(flow).model_dump(), raise_on_error=True)
     assert flow.validate_parameters(deployment["parameters"]).keys() >= deployment["parameters"].keys()
+
+
+def test_the_vocabulary_has_every_name_that_authors_may_import():
+    text = vocabulary.page()
+    heads = set(re.findall(r"^### `?(\w+)|^\| `(\w+)` \|", text, re.MULTILINE))
+    assert set(door.__all__) - {one or other for one, other in heads} == set()
 
 
 def test_the_vocabulary_is_what_the_code_says():

@@ -12,7 +12,10 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 import prefect_rlhf
+from prefect_rlhf import door
 from prefect_rlhf.blocks.chats import Chats
 from prefect_rlhf.blocks.dataset import Preferences, Prompts
 from prefect_rlhf.blocks.model import Model
@@ -34,9 +37,12 @@ from prefect_rlhf.tasks.rl import (
     rewards,
     safety,
 )
-from prefect_rlhf.tasks.rl.hyperparameters import KLControl
+from prefect_rlhf.tasks.rl.groups import Groups, GroupScores
+from prefect_rlhf.tasks.rl.hyperparameters import GRPO, PPO, KLControl, PolicyGradient, ReMax
+from prefect_rlhf.tasks.rl.offline_settings import DPO, KTO, SFT
+from prefect_rlhf.tasks.rl.old_policy import OldPolicy
 from prefect_rlhf.tasks.rl.policy_settings import Importance, KLTerm, Overlong
-from prefect_rlhf.tasks.rl.safety_settings import Lagrange
+from prefect_rlhf.tasks.rl.safety_settings import Lagrange, SafeRLHF
 from prefect_rlhf.tasks.settings import Optimizer, Sampling, Settings, Update
 from prefect_rlhf.tasks.terms import Terms
 
@@ -52,8 +58,35 @@ Shapes: B rows, T response tokens, S tokens of prompt and response.
 WORDS = [calls.generate, calls.inference, calls.score, calls.compute, select.select, calls.train_step]
 PARAMETERS = [Model, Prompts, Preferences, Chats, RatedAnswers]
 SETTINGS = [Sampling, Optimizer, Update, KLControl, KLTerm, Lagrange, Importance, Overlong, HostRewards, RewardFunction]
-ROWS = [Batch, Loss, LossValues, Terms, Context, Computed]
-HELPERS = [rollouts.text_columns, rollouts.lists, rollouts.write_rows, saved_state]
+ROWS = [Batch, Loss, LossValues, Terms, Context, Computed, Groups, GroupScores, OldPolicy]
+ALGORITHM_SETTINGS = [PolicyGradient, PPO, SafeRLHF, GRPO, ReMax, DPO, SFT, KTO]
+HELPERS = [
+    rollouts.text_columns,
+    rollouts.lists,
+    rollouts.write_rows,
+    saved_state,
+    prefect_rlhf.response_mask,
+    prefect_rlhf.masked_mean,
+    prefect_rlhf.row_means,
+    prefect_rlhf.row_sums,
+    prefect_rlhf.whiten,
+    prefect_rlhf.groups_of,
+    prefect_rlhf.group_scores,
+    prefect_rlhf.log_sigmoid,
+    prefect_rlhf.kl_estimate,
+    prefect_rlhf.implicit_rewards,
+]
+BODY_HELPERS = [
+    prefect_rlhf.rlhf_flow,
+    prefect_rlhf.old_policy,
+    prefect_rlhf.check_reference,
+    prefect_rlhf.with_reward_weights,
+]
+OTHERS = {
+    "Reward": "Type of a flow's parameter: a `Model` or `HostRewards`.",
+    "Staleness": "Type of a field of settings: how many steps old the weights of a generate may be.",
+}
+"""Names of types, which have no docstring of their own."""
 MODULES = [
     losses,
     preference_losses,
@@ -73,6 +106,11 @@ def page() -> str:
         ("Calls", "The words of a flow's body.", map(function_text, WORDS)),
         ("Parameters of a flow", "As the form shows them.", map(fields_text, PARAMETERS)),
         ("Settings", docstring(Settings), map(fields_text, SETTINGS)),
+        (
+            "Settings of the shipped algorithms",
+            "Each field may be given as `algo.FIELD`; a class of your own may extend one of these.",
+            map(fields_text, ALGORITHM_SETTINGS),
+        ),
         ("Rows", "What losses and computations are given, and what they return.", map(class_text, ROWS)),
         ("Decorators", "For losses and computations of your own.", map(function_text, [loss, computation, Bound.on])),
         (
@@ -85,7 +123,9 @@ def page() -> str:
             f"A computation gets its inputs in order, then `settings`{offered()}.",
             operators("computation"),
         ),
-        ("For computations of your own", "What the shipped ones are made of.", map(function_text, HELPERS)),
+        ("For computations of your own", "What the shipped ones are made of.", map(typed_text, HELPERS)),
+        ("For a flow", "The decorator of a flow, and helpers of its body.", map(typed_text, BODY_HELPERS)),
+        ("Other names", "They have no section above.", other_names()),
     ]
     return "\n".join([HEAD, *(f"## {title}\n{intro}\n\n{chr(10).join(texts)}" for title, intro, texts in sections)])
 
@@ -95,6 +135,24 @@ def function_text(function: Any) -> str:
     parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in parameters_of(function)]
     called = f"{function.__name__}{inspect.Signature(parameters)}"
     return f"### `{called}`\n{docstring(function)}\n"
+
+
+def typed_text(function: Any) -> str:
+    """Return a function with the types of its parameters and of what it returns."""
+    called = f"{function.__name__}{inspect.signature(function)}".replace("'", "")
+    return f"### `{called}`\n{docstring(function)}\n"
+
+
+def other_names() -> Iterator[str]:
+    """Yield a table of what the door shows and no other section names."""
+    named = {kind.__name__ for kind in (*PARAMETERS, *SETTINGS, *ALGORITHM_SETTINGS, *ROWS)}
+    named |= {function.__name__ for function in (*WORDS, *HELPERS, *BODY_HELPERS, loss, computation)}
+    yield "| name | what |\n|---|---|"
+    for name in door.__all__:
+        thing = getattr(prefect_rlhf, name)
+        if name not in named and not isinstance(thing, Operator):
+            yield f"| `{name}` | {OTHERS.get(name) or docstring(thing).partition(chr(10))[0]} |"
+    yield ""
 
 
 def parameters_of(function: Any) -> list[inspect.Parameter]:
@@ -107,6 +165,9 @@ def fields_text(kind: Any) -> str:
     rows = []
     for name, schema in kind.model_json_schema()["properties"].items():
         default = kind.model_fields[name].get_default()
+        if isinstance(default, BaseModel):
+            stated = default.model_dump(exclude_defaults=True)
+            default = f"{type(default).__name__}({', '.join(f'{key}={value}' for key, value in stated.items())})"
         shown = "required" if kind.model_fields[name].is_required() else "empty" if default in (None, "") else default
         rows.append(f"| `{name}` | {shown} | {bounds(schema)} | {schema.get('description', '')} |")
     table = ["| field | default | allowed | meaning |", "|---|---|---|---|", *rows]

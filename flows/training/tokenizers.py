@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
-from prefect_rlhf.engines.storage.mirror import readable
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import Call, DataflowGraph, Port
 from prefect_rlhf.placement.model import ModelSpec
-from prefect_rlhf.tasks.data.vocabulary import Vocabulary, have_same_files, read_vocabulary
+from prefect_rlhf.tasks.data.vocabulary import Vocabulary, have_same_files, read_vocabulary, tokenizer_folder
 
 PADDING = 0.002
 """Of a vocabulary: by so much do models of one family differ that have the same tokens (Qwen2.5 1.5B and 7B)."""
@@ -85,7 +84,7 @@ def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
     Raises InvalidInput for two models that read the same rows and whose tokenizers give a token id of these different
     texts. Entries that no such row can have may differ: the padding of an embedding, and tokens beyond the writer's.
     """
-    folder, vocabulary, remarks = cache(readable), cache(read_vocabulary), []
+    folder, vocabulary, remarks = cache(tokenizer_folder), cache(read_vocabulary), []
     for rows in shared_rows(graph):
         both = writer, reader = graph.model(rows.writer), graph.model(rows.reader)
         if writer.path == reader.path:

@@ -44,12 +44,15 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
 
 
 def lists(batch: Batch, key: str) -> list[list[Any]]:
-    """Return the rows of a column, each as long as it is."""
+    """Return the rows of a column as plain Python lists, each as long as it is."""
     return [row.tolist() for row in batch.columns[key]]
 
 
 def text_columns(rollout: Batch, tokenizer: str) -> dict[str, list[str]]:
-    """Return prompts and responses as text, without special tokens."""
+    """Return prompts and responses as text, without special tokens: a dict of the keys `prompt` and `response`.
+
+    `tokenizer` is the folder of a tokenizer, `context.tokenizer` in a computation.
+    """
     decode = load_tokenizer(tokenizer).batch_decode
     tokens, lengths = lists(rollout, "tokens"), [int(length) for length in rollout.columns["prompt_length"]]
     prompts = [row[:length] for row, length in zip(tokens, lengths, strict=True)]

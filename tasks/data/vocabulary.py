@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from prefect_rlhf.engines.storage.mirror import readable
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
@@ -61,6 +62,11 @@ class Vocabulary:
             if not (same_spelling and other.names.get(token) == name) and self.text(token) != other.text(token)
         )
         return next(differs, None)
+
+
+def tokenizer_folder(path: str, field: str) -> Path:
+    """Return a model folder on this machine, of a remote one its mirror. Raises InvalidInput, at `field`."""
+    return readable(path, field)
 
 
 def read_vocabulary(folder: Path, field: str) -> Vocabulary | None:
