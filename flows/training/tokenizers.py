@@ -91,7 +91,8 @@ def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
             continue
         places = [(folder(model.path, f"{model.role}.path"), f"{model.role}.path") for model in both]
         is_smaller = reader.shape.vocab_size < writer.shape.vocab_size
-        if is_smaller or not have_same_files(*(place for place, _ in places), f"{reader.role}.path"):
+        (writers, _), (readers, field) = places
+        if is_smaller or not have_same_files(writers, readers, field):
             written, read = (vocabulary(*place) for place in places)
             if written is None or read is None:
                 check_sizes_alike(writer, reader, rows.source)
