@@ -60,7 +60,9 @@ def test_a_flow_is_found_in_a_package(folder):
 def test_a_file_that_starts_its_flow_when_ranks_import_it_is_refused(monkeypatch):
     """It would start another run, whose ranks would start another."""
     monkeypatch.setenv(IN_RANK, "1")
-    with pytest.raises(GraphError, match="^ppo is run by importing its file; put that under `if __name__ == ...`$"):
+    with pytest.raises(
+        GraphError, match='^ppo is run by importing its file; put that under `if __name__ == "__main__":`$'
+    ):
         find_flow("ppo")(steps=1)
 
 
