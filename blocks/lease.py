@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -51,9 +51,9 @@ def lease(
     ...     print(leased.pool, leased.mesh.name)
     local n0:0
     """
-    holder, book = Holder.now(f"pid-{os.getpid()}", flow_run), LeaseBook(directory, cluster)
+    book = LeaseBook(directory, cluster)
     require_ray(cluster)
-    locked = _wait_for_mesh(book, mesh, holder, wait_seconds, say)
+    locked = _wait_for_mesh(book, mesh, flow_run, wait_seconds, say)
     try:
         yield Lease("local", locked.id, cluster, locked.mesh, locked.mesh.devices(), kind)
     finally:
@@ -69,18 +69,23 @@ def require_ray(cluster: ClusterShape) -> None:
 
 
 def _wait_for_mesh(
-    book: LeaseBook, mesh: str | int, holder: Holder, wait_seconds: float, say: Callable[[str], object]
+    book: LeaseBook, mesh: str | int, flow_run: str, wait_seconds: float, say: Callable[[str], object]
 ) -> LeasedMesh:
     deadline = time.monotonic() + wait_seconds
-    next_line = 0.0
-    while isinstance(answer := book.acquire(mesh, holder), Busy):
-        now = time.monotonic()
-        if now >= deadline:
-            raise LeaseTimeout(f"{answer}; gave up after {wait_seconds:g} s")
-        if now >= next_line:
-            say(str(answer))
-            next_line = now + TERMINAL_LINE_SECONDS
-        time.sleep(min(RETRY_SECONDS, deadline - now))
+    next_line, run_id = 0.0, uuid.uuid4().hex
+    ticket = book.enter(mesh, run_id, flow_run)
+    try:
+        while isinstance(answer := book.acquire(mesh, Holder.now(run_id, flow_run)), Busy):
+            now = time.monotonic()
+            if now >= deadline:
+                raise LeaseTimeout(f"{answer}; gave up after {wait_seconds:g} s")
+            if now >= next_line:
+                say(str(answer))
+                next_line = now + TERMINAL_LINE_SECONDS
+            time.sleep(min(RETRY_SECONDS, deadline - now))
+    finally:
+        if ticket is not None:
+            ticket.release()
     return answer
 
 

@@ -10,22 +10,26 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 
-from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, open_shared, try_lock
+from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, open_shared, read_json, try_lock
+from prefect_rlhf.blocks.lease_queue import LeaseQueue, Waiter
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError
+from prefect_rlhf.placement.in_short import clean_name
 from prefect_rlhf.placement.mesh import ClusterShape, Device, DeviceMesh
 
+MOST_PID = 1 << 22  # of Linux
+MOST_NAMES = 3  # in a line
 BOOK_LOCK_SECONDS = 5.0  # the book is locked for some file operations; longer means that its holder is stopped
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a device: the flow run and a process of it, or of its worker, and since when (ISO 8601)."""
+    """The holder of a device: the flow run, the process of it or of its worker, and since when (ISO 8601)."""
 
     flow_run_id: str
     flow_run: str
@@ -34,23 +38,48 @@ class Holder:
 
     @classmethod
     def now(cls, flow_run_id: str, flow_run: str) -> Holder:
-        return cls(flow_run_id, flow_run, os.getpid(), datetime.now().astimezone().isoformat(timespec="seconds"))
+        since = datetime.now().astimezone().isoformat(timespec="seconds")
+        return cls(flow_run_id, clean_name(flow_run), os.getpid(), since)
+
+    @classmethod
+    def read(cls, values: object) -> Holder | None:
+        """Return the holder that the JSON in a lease file means; None for anything that no holder writes.
+
+        >>> print(Holder.read({"flow_run_id": "1", "flow_run": "a", "pid": 7, "since": "2026-01-01T10:32:00"}))
+        a (pid 7) since 2026-01-01 10:32
+        >>> Holder.read({"flow_run_id": "1", "flow_run": "a", "pid": 7, "since": "yesterday"})
+        """
+        if not isinstance(values, dict):
+            return None
+        try:
+            flow_run_id, flow_run, since = (str(values[key]) for key in ("flow_run_id", "flow_run", "since"))
+            pid = int(values["pid"])
+            datetime.fromisoformat(since)
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+        return cls(flow_run_id, clean_name(flow_run), pid, since) if 0 < pid <= MOST_PID else None
 
     def __str__(self) -> str:
-        return f"{self.flow_run} since {datetime.fromisoformat(self.since):%H:%M}"
+        since = datetime.fromisoformat(self.since)
+        day = "" if since.date() == datetime.now(since.tzinfo).date() else f"{since:%Y-%m-%d} "
+        return f"{self.flow_run} (pid {self.pid}) since {day}{since:%H:%M}"
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A mesh that cannot be had now; try again. `holders` says whom to wait for."""
+    """A mesh that cannot be had now; try again. `holders` have its devices, `before` are those that wait for longer."""
 
     wanted: str
     cluster: str
     holders: tuple[str, ...]
+    before: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        holders = "; ".join(self.holders) or "another process"
-        return f"waiting for {self.wanted} of cluster {self.cluster}: held by {holders}"
+        reasons = [f"held by {_some(self.holders)}"] if self.holders else []
+        if self.before:
+            reasons.append(f"after {_some(self.before)}, which came first")
+        why = ", ".join(reasons) or "held by another process"
+        return f"waiting for {self.wanted} of cluster {self.cluster}: {why}"
 
 
 @dataclass(slots=True)
@@ -75,30 +104,46 @@ class LeaseBook:
     >>> book = LeaseBook(Path(tempfile.mkdtemp()), ClusterShape("desk", 1, 2, 8 << 30))
     >>> leased = book.acquire("n0:0-1", Holder("id", "ppo/amber-fox", 1, "2026-01-01T10:32:00"))
     >>> print(book.acquire(1, Holder.now("id", "ppo/late-owl")))
-    waiting for 1 device of cluster desk: held by ppo/amber-fox since 10:32
+    waiting for 1 device of cluster desk: held by ppo/amber-fox (pid 1) since 2026-01-01 10:32
     >>> leased.release()
     """
 
     def __init__(self, directory: Path, cluster: ClusterShape) -> None:
         self.directory = directory.expanduser() / cluster.name
         self.cluster = cluster
+        self.queue = LeaseQueue(self.directory / "queue")
+
+    def enter(
+        self, wanted: str | int, flow_run_id: str, flow_run: str, arrived: float | None = None
+    ) -> FileLock | None:
+        """Put a flow run into the queue, before it asks for `wanted`; it keeps its place until the lock is released.
+
+        Returns None if another process holds the run's place. `arrived` is seconds since 1970, without it now. Raises
+        InvalidInput when the cluster can never give that.
+        """
+        devices = self._reach(wanted)
+        with self._book_lock():
+            return self.queue.enter(flow_run_id, clean_name(flow_run), devices, arrived)
 
     def acquire(self, wanted: str | int, holder: Holder, at_least: int = 0) -> LeasedMesh | Busy:
         """Lock a mesh, all of its devices or none: the named one, or an aligned one of `wanted` devices.
 
         With `at_least`, one that is not wholly free makes do with a smaller one, the largest that is free and has so
-        many devices. Raises InvalidInput when the cluster can never give that.
+        many devices. A device that a flow run of an earlier place in the queue could use is not free for this one: no
+        run that waits is delayed. Raises InvalidInput when the cluster can never give that.
         """
         candidates, *smaller = self.acceptable(wanted, at_least)
         with self._book_lock():
-            free = self._lock_free_devices()
+            before = self.queue.before(holder.flow_run_id)
+            unlocked = self._lock_free_devices()
+            free = {device for device in unlocked if not any(waiter.could_use(device) for waiter in before)}
             chosen = (self._choose(meshes, free) for meshes in (candidates, *smaller))
             mesh = next((mesh for mesh in chosen if mesh is not None), None)
-            locked = () if mesh is None else tuple(free.pop(device) for device in mesh.devices())
-            for descriptor in free.values():
+            locked = () if mesh is None else tuple(unlocked.pop(device) for device in mesh.devices())
+            for descriptor in unlocked.values():
                 os.close(descriptor)
             if mesh is None:
-                return self._busy(wanted, candidates)
+                return self._busy(wanted, candidates, before)
             for descriptor in locked:
                 _write(descriptor, holder)
         return LeasedMesh(uuid.uuid4().hex[:12], mesh, locked)
@@ -119,6 +164,14 @@ class LeaseBook:
         """
         candidates = self.candidates(wanted)
         return (candidates, *(self._smaller(candidates, at_least) if at_least else ()))
+
+    def _reach(self, wanted: str | int) -> DeviceMesh:
+        """Return the rectangle of all devices that some mesh of that size has."""
+        candidates = self.candidates(wanted)
+        first, last = candidates[0], candidates[-1]
+        nodes = last.first_node + last.num_nodes - first.first_node
+        devices = last.first_device + last.devices_per_node - first.first_device
+        return DeviceMesh(first.first_node, nodes, first.first_device, devices)
 
     def candidates(self, wanted: str | int) -> tuple[DeviceMesh, ...]:
         """Return every mesh that would do, in device order. Raises InvalidInput when there is none."""
@@ -152,12 +205,12 @@ class LeaseBook:
             tuple(mesh for mesh in meshes if any(whole.contains(mesh) for whole in wanted)) for meshes in by_size
         )
 
-    def _choose(self, candidates: tuple[DeviceMesh, ...], free: Mapping[Device, int]) -> DeviceMesh | None:
+    def _choose(self, candidates: tuple[DeviceMesh, ...], free: Set[Device]) -> DeviceMesh | None:
         """Return the free candidate in the smallest free aligned block: large blocks stay whole for large runs."""
         fitting = [mesh for mesh in candidates if all(device in free for device in mesh.devices())]
         return min(fitting, key=lambda mesh: self._free_block(mesh, free), default=None)
 
-    def _free_block(self, mesh: DeviceMesh, free: Mapping[Device, int]) -> int:
+    def _free_block(self, mesh: DeviceMesh, free: Set[Device]) -> int:
         """Return the number of devices in the largest aligned block of one node around `mesh` that is wholly free."""
         width = mesh.devices_per_node
         while width < self.cluster.devices_per_node:
@@ -179,17 +232,18 @@ class LeaseBook:
                 os.close(descriptor)
         return locked
 
-    def _busy(self, wanted: str | int, candidates: tuple[DeviceMesh, ...]) -> Busy:
+    def _busy(self, wanted: str | int, candidates: tuple[DeviceMesh, ...], before: tuple[Waiter, ...]) -> Busy:
         words = wanted if isinstance(wanted, str) else f"{wanted} device{'s' if wanted > 1 else ''}"
         devices = {device for mesh in candidates for device in mesh.devices()}
         holders = {str(holder) for device in devices if (holder := self._holder_of(device))}
-        return Busy(words, self.cluster.name, tuple(sorted(holders)))
+        rivals = (waiter.flow_run for waiter in before if any(waiter.devices.overlaps(mesh) for mesh in candidates))
+        return Busy(words, self.cluster.name, tuple(sorted(holders)), tuple(rivals))
 
     def _holder_of(self, device: Device) -> Holder | None:
         """Return what the last holder of `device` wrote; None when it is free now, or nothing was written."""
         descriptor = open_shared(self._path(device))
         try:
-            return None if try_lock(descriptor) else _read(descriptor)
+            return None if try_lock(descriptor) else Holder.read(read_json(descriptor))
         finally:
             os.close(descriptor)
 
@@ -219,10 +273,7 @@ def _write(descriptor: int, holder: Holder) -> None:
     os.pwrite(descriptor, json.dumps(asdict(holder)).encode(), 0)
 
 
-def _read(descriptor: int) -> Holder | None:
-    try:
-        holder = Holder(**json.loads(os.pread(descriptor, 4096, 0)))
-        str(holder)  # any user may have written anything
-    except (TypeError, ValueError):
-        return None
-    return holder
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return "; ".join([*names[:MOST_NAMES], *more])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pwd
 import stat
@@ -16,6 +17,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 ANYONE_WRITES = 0o666
 STICKY_FOLDER = 0o1777  # everybody may add a file, nobody may remove another's
+MOST_BYTES = 4096  # of a file that any user may have written
 MADE_SECONDS = 0.2  # between making a file and opening it to everybody lie microseconds
 
 
@@ -68,6 +70,15 @@ def try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def read_json(descriptor: int) -> object:
+    """Return the JSON in an open file, which any user may have written; None for anything else, and for a long file."""
+    try:
+        text = os.pread(descriptor, MOST_BYTES + 1, 0)
+        return json.loads(text) if len(text) <= MOST_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 @dataclass(slots=True)

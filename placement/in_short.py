@@ -7,6 +7,7 @@ from reprlib import Repr
 
 MOST_CHARACTERS = 200  # of a value
 MOST_OF_A_LINE = 1000  # whatever else it says
+MOST_OF_A_NAME = 120
 
 
 class _Short(Repr):
@@ -46,3 +47,12 @@ def one_line(text: str) -> str:
     """
     plain = "".join(c if c.isprintable() else " " for c in text[: 4 * MOST_OF_A_LINE])
     return plain if len(plain) <= MOST_OF_A_LINE else f"{plain[: MOST_OF_A_LINE - 3]}..."
+
+
+def clean_name(text: str) -> str:
+    """Return a name that somebody else wrote, for a line that others read: no control characters, and not long.
+
+    >>> clean_name("amber" + chr(27) + "[2J" + chr(10) + "-fox")
+    'amber [2J -fox'
+    """
+    return " ".join(one_line(text).split())[:MOST_OF_A_NAME]

@@ -95,12 +95,16 @@ class FlowProcess:
         return 128 - status if status > 128 else status
 
 
-def signal_keeper(identifier: str, signal_number: int) -> None:
-    """Signal the keeper that `identifier` names. Raises LookupError when it is not on this host or is gone."""
+def signal_keeper(identifier: str, flow_run_id: str, signal_number: int) -> None:
+    """Signal the keeper of a flow run, which `identifier` names.
+
+    Raises LookupError when it is not on this host or is gone; another process may have its number, a keeper even.
+    """
     host, _, pid = identifier.rpartition(":")
     if host != socket.gethostname():
         raise LookupError(f"{identifier} is on another host than {socket.gethostname()}")
     command = Path(f"/proc/{pid}/cmdline")
-    if not command.exists() or Path(keeper.__file__).name.encode() not in command.read_bytes():
+    words = command.read_bytes() if command.exists() else b""
+    if not all(word.encode() in words for word in (Path(keeper.__file__).name, flow_run_id)):
         raise LookupError(f"{identifier} is gone")
     os.kill(int(pid), signal_number)

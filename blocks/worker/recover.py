@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from prefect.client.schemas.filters import (
     FlowRunFilter,
@@ -15,9 +16,11 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ObjectNotFound
+from prefect.logging.loggers import get_logger
 
 from prefect_rlhf.blocks.worker import keeper
 from prefect_rlhf.blocks.worker.flow_process import signal_keeper
+from prefect_rlhf.blocks.worker.origin import Origin, why_uncertain
 from prefect_rlhf.blocks.worker.process_end import ProcessEnd
 from prefect_rlhf.blocks.worker.run_records import RunRecords
 from prefect_rlhf.blocks.worker.settle import settle
@@ -29,16 +32,21 @@ if TYPE_CHECKING:
 
     from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 
-HOST_LABEL = "prefect-rlhf.host"  # of the worker that took the run, written before it does
 TAKEN_STATES = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
 MOST = 200  # runs of a pool that seem to run at once
 EXISTS = 0  # the signal that asks for a process and does nothing to it
 
 
 async def recover_runs(
-    client: PrefectClient, pool: str, configure: Callable[[FlowRun], Awaitable[GpuMeshConfiguration]]
+    client: PrefectClient,
+    pool: str,
+    configure: Callable[[FlowRun], Awaitable[GpuMeshConfiguration]],
+    left_alone: set[UUID],
 ) -> None:
-    """Settle the runs of `pool` that this host had taken and that have neither worker nor process."""
+    """Settle the runs of `pool` that this host had taken and that have neither worker nor process.
+
+    A run of which that is not certain is left alone: a line of the log says so, once for those in `left_alone`.
+    """
     states = FlowRunFilterState(type=FlowRunFilterStateType(any_=TAKEN_STATES), name=None)
     runs = await client.read_flow_runs(
         work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[pool])),
@@ -46,17 +54,21 @@ async def recover_runs(
         limit=MOST,
     )
     for run in runs:
-        if run.labels.get(HOST_LABEL) == socket.gethostname() and not _has_a_keeper(run):
+        if Origin.of(run.labels).host == socket.gethostname() and not _has_a_keeper(run):
             try:
                 configuration = await configure(run)
             except (ObjectNotFound, ValueError):
                 continue  # its deployment or its pool was changed meanwhile: nobody knows what it was
-            await _recover(RunRecords(client, run.id), configuration)
+            uncertain = await _recover(RunRecords(client, run.id), configuration)
+            if uncertain and run.id not in left_alone:
+                remedy = "if it is lost, choose `Change state` on its page, then `Retry`"
+                get_logger("workers").info(f"Flow run {run.name} is left alone: {uncertain}; {remedy}.")
+                left_alone.add(run.id)
 
 
 def _has_a_keeper(run: FlowRun) -> bool:
     try:
-        signal_keeper(run.infrastructure_pid or "", EXISTS)
+        signal_keeper(run.infrastructure_pid or "", str(run.id), EXISTS)
     except LookupError:
         return False
     except PermissionError:
@@ -64,19 +76,28 @@ def _has_a_keeper(run: FlowRun) -> bool:
     return True
 
 
-async def _recover(records: RunRecords, configuration: GpuMeshConfiguration) -> None:
-    """Settle the run unless its lock says that a worker has it, or tells the server of its end right now."""
+async def _recover(records: RunRecords, configuration: GpuMeshConfiguration) -> str:
+    """Settle the run unless its lock says that a worker has it, or tells the server of its end right now.
+
+    Returns why it is not certain that the run is lost; then nothing is done.
+    """
     taken = TakenRun.take(configuration)
     if taken is None:
-        return
+        return ""
     try:
-        run = await records.read()
+        run = await records.read()  # anew: with the lock, nobody takes it
         if run is None or run.state is None or run.state.type not in TAKEN_STATES:
-            return
+            return ""
+        origin = Origin.of(run.labels)
+        if uncertain := why_uncertain(origin, taken.lock):
+            return uncertain
+        if not (await records.taken_by()).endswith(origin.attempt):
+            return "two workers took it at the same moment"
         keeper.reap(configuration.run.id)
         if run.state.is_pending():
             await records.put_back("The worker that had taken the run was killed before it started.")
         else:
             await settle(records, ProcessEnd(0), configuration.restarts, "The worker of this flow run died.")
+        return ""
     finally:
         taken.release()

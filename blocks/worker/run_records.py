@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SERVER_AWAY_SECONDS = 600.0  # what a run leaves is told to a server that comes back within this
 ASK_AGAIN_SECONDS = 2.0
 WAITING = "WaitingForLease"
+TAKEN = "Taken by worker"  # how the message of a Pending state begins; Prefect adds others, such as Submitting
 T = TypeVar("T")
 
 
@@ -45,38 +46,39 @@ class RunRecords:
         """Read the run; None for a deleted one."""
         return await self._ask(lambda: self.client.read_flow_run(self.id))
 
+    async def taken_by(self) -> str:
+        """Return what the state says by which a worker took the run last: which worker, and in which attempt."""
+        messages = [state.message or "" for state in await self._history() if state.is_pending()]
+        return next((message for message in reversed(messages) if message.startswith(TAKEN)), "")
+
     async def wait(self, message: str, since: datetime) -> None:
         """Show that the run, which is scheduled, waits since when; what a person did meanwhile stays."""
         run = await self.read()
         if run is None or run.state is None or not run.state.is_scheduled() or run.state.message == message:
             return
-        await self._set(Scheduled(name=WAITING, message=message, scheduled_time=since))
-        history = await self._ask(lambda: self.client.read_flow_run_states(self.id)) or []
-        before = sorted(history, key=lambda state: state.timestamp)[-2:-1]
-        if before and before[0].is_cancelled():  # the server lets a cancelled run be scheduled: that is a retry
-            await self._set(Cancelled(message=before[0].message), force=True)
+        await self._set_unless_over(Scheduled(name=WAITING, message=message, scheduled_time=since))
 
-    async def end(self, state: State) -> None:
-        """Set the final `state`, whatever the run is in, and forget what belongs to an attempt."""
+    async def end(self, state: State) -> bool:
+        """Set the final `state` and forget what belongs to an attempt; return whether the run had no end before."""
         await self._forget_attempt(0)
-        await self._set(state, force=True)
+        return await self._set_unless_over(state)
 
-    async def crashed(self, message: str) -> None:
-        """Close the run as crashed."""
-        await self.end(Crashed(message=message))
+    async def crashed(self, message: str) -> bool:
+        """Close the run as crashed; return whether the run had no end before."""
+        return await self.end(Crashed(message=message))
 
-    async def cancelled(self) -> None:
-        """Close the run as cancelled."""
-        await self.end(Cancelled(message="Flow run was cancelled; its processes have ended."))
+    async def cancelled(self) -> bool:
+        """Close the run as cancelled; return whether the run had no end before."""
+        return await self.end(Cancelled(message="Flow run was cancelled; its processes have ended."))
 
     async def start_again(self, restarts: Restarts, reason: str) -> bool:
         """Schedule the run anew; return whether the server took it, which it does not while a person cancels."""
         await self._forget_attempt(restarts.used)
-        return await self._set(AwaitingRetry(message=f"restart {restarts}: {reason}"))
+        return await self._set_unless_over(AwaitingRetry(message=f"restart {restarts}: {reason}"))
 
     async def put_back(self, message: str) -> None:
         """Let any worker have the run, which never started."""
-        await self._set(Scheduled(message=message))
+        await self._set_unless_over(Scheduled(message=message))
 
     async def can_resume(self, run: FlowRun) -> None:
         """Make a run that is paused below no process one that Resume starts anew."""
@@ -84,7 +86,7 @@ class RunRecords:
         if not run.state.state_details.pause_reschedule:
             state: State[Any] = Suspended()
             state.state_details = run.state.state_details.model_copy(update={"pause_reschedule": True})
-            await self._set(state, force=True)
+            await self._set_unless_over(state, force=True)
         await self._forget_attempt(0)
 
     async def forget_ended(self, run: FlowRun) -> None:
@@ -103,6 +105,23 @@ class RunRecords:
         await self._ask(lambda: self.client.update_flow_run_labels(self.id, {LABEL: restarts}))
         gone = {"infrastructure_pid": None}
         await self._ask(lambda: self.client.request("PATCH", "/flow_runs/{id}", path_params={"id": self.id}, json=gone))
+
+    async def _set_unless_over(self, state: State[Any], force: bool = False) -> bool:
+        """Set the state of a run that had none of the final ones when it was read; return whether it had none since.
+
+        The server refuses Crashed after an end, but not Cancelled, Failed or Scheduled: then the end is set anew.
+        """
+        if not await self._set(state, force):
+            return False
+        before = (await self._history())[-2:-1]
+        if before and before[0].is_final():
+            await self._set(before[0], force=True)
+            return False
+        return True
+
+    async def _history(self) -> list[State[Any]]:
+        states = await self._ask(lambda: self.client.read_flow_run_states(self.id)) or []
+        return sorted(states, key=lambda state: state.timestamp)
 
     async def _set(self, state: State[Any], force: bool = False) -> bool:
         """Return whether the server took the state."""

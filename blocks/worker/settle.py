@@ -24,18 +24,19 @@ async def settle(records: RunRecords, end: ProcessEnd, restarts: Restarts, kille
         run = await records.read()
         if run is None or run.state is None:
             return
-        completed = run.state.is_completed()
+        completed, settled = run.state.is_completed(), True
         if run.state.type is StateType.CANCELLING:
-            await records.cancelled()
+            settled = await records.cancelled()
         elif run.state.type is StateType.PAUSED:
             await records.can_resume(run)
         elif not (run.state.is_running() or run.state.is_pending()):
             await records.forget_ended(run)
         elif end.status == MISTAKE or not restarts.are_left:
-            await records.crashed(killed_by or f"The flow run crashed: {end}.")
-        elif not await records.start_again(restarts.next, killed_by or str(end)):
-            continue
-        break
+            settled = await records.crashed(killed_by or f"The flow run crashed: {end}.")
+        else:
+            settled = await records.start_again(restarts.next, killed_by or str(end))
+        if settled:
+            break
     await anyio.sleep(LATE_EVENTS_SECONDS)
     if not completed:
         await records.close_children("The flow run's process ended before this.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from prefect_rlhf.blocks.lease import require_ray
 from prefect_rlhf.blocks.lease_book import Busy, Holder, LeasedMesh
 from prefect_rlhf.blocks.lease_files import FileLock
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
+from prefect_rlhf.blocks.worker.origin import Origin
 from prefect_rlhf.placement.lease import Lease
 
 
@@ -23,12 +24,23 @@ class TakenRun:
     configuration: GpuMeshConfiguration
     lock: FileLock
     mesh: LeasedMesh | None = None
+    origin: Origin = Origin()
 
     @classmethod
     def take(cls, configuration: GpuMeshConfiguration) -> Self | None:
         """Take the run alone, without devices; None while somebody has it, another worker or its last attempt."""
         lock = configuration.lease_book().take_run(configuration.run.id)
         return None if lock is None else cls(configuration, lock)
+
+    def enter_queue(self, arrived: float | None) -> FileLock | None:
+        """Give the run its place among those that wait for devices; None where another worker keeps it for it.
+
+        A dry run needs none. Raises InvalidInput for a mesh that cannot be.
+        """
+        run = self.configuration.run
+        if run.dry_run:
+            return None
+        return self.configuration.lease_book().enter(self.configuration.wanted, run.id, run.name, arrived)
 
     def take_devices(self) -> Busy | None:
         """Lock the devices of the run; Busy when others have them. Raises InvalidInput for a mesh that cannot be.
@@ -46,6 +58,11 @@ class TakenRun:
             return answer
         self.mesh = answer
         return None
+
+    def leave_origin(self) -> dict[str, Any]:
+        """Return the labels that say where this run is taken; its lock file says so, too."""
+        self.origin = Origin.leave(self.lock)
+        return dict(self.origin.labels())
 
     @property
     def lease(self) -> Lease:

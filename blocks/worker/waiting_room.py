@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from prefect.client.schemas.responses import WorkerFlowRunResponse
     from prefect.logging.loggers import PrefectLogAdapter
 
+    from prefect_rlhf.blocks.lease_files import FileLock
     from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 
 
@@ -31,12 +33,19 @@ class WaitingRoom:
     def __init__(self, client: PrefectClient) -> None:
         self.client = client
         self._waiting: list[tuple[GpuMeshConfiguration, datetime]] = []  # and when each has waited for too long
+        self._places: dict[str, FileLock] = {}  # of runs in the queue of their lease book
         self._look_soon = False
         self._server_away = False
 
     def clear(self) -> None:
         """Forget all: the server is about to name those that are scheduled."""
         self._waiting, self._look_soon = [], False
+
+    def forget_absent(self) -> None:
+        """Give up the places of runs that wait no longer: the server has not named them since `clear`."""
+        waiting = {configuration.run.id for configuration, _ in self._waiting}
+        for run_id in self._places.keys() - waiting:
+            self._places.pop(run_id).release()
 
     def look_soon(self) -> None:
         """Note that a run has ended, which another may wait for, or which is to start again."""
@@ -78,8 +87,13 @@ class WaitingRoom:
             self._waiting.append((configuration, datetime.max.replace(tzinfo=UTC)))
             return None
         try:
+            if configuration.run.id not in self._places:
+                start = flow_run.next_scheduled_start_time
+                place = taken.enter_queue(min(start.timestamp(), time.time()) if start else None)
+                self._places.update({configuration.run.id: place} if place else {})
             busy = taken.take_devices()
             if busy is None:
+                configuration.lease_book().queue.leave(configuration.run.id)
                 return taken
             await self._wait(flow_run, configuration, busy, logger)
         except BaseException:

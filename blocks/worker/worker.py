@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import itertools
 import signal
-import socket
 import tempfile
 import threading
 from collections.abc import AsyncIterator
@@ -17,17 +16,19 @@ from typing import TYPE_CHECKING, final
 import anyio
 import httpx
 from prefect.client.schemas.objects import StateType
-from prefect.exceptions import InfrastructureNotFound, ObjectNotFound
+from prefect.exceptions import Abort, InfrastructureNotFound, ObjectNotFound
 from prefect.runner._control_channel import ControlChannel
+from prefect.states import Pending
+from prefect.utilities.engine import propose_state
 from prefect.workers.base import BaseWorker
 
 from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 from prefect_rlhf.blocks.worker.flow_process import FlowProcess, signal_keeper
 from prefect_rlhf.blocks.worker.keeper import REASON_FILE
 from prefect_rlhf.blocks.worker.process_end import REASON_VARIABLE, ProcessEnd, read_reason
-from prefect_rlhf.blocks.worker.recover import HOST_LABEL, recover_runs
+from prefect_rlhf.blocks.worker.recover import recover_runs
 from prefect_rlhf.blocks.worker.result import GpuMeshResult
-from prefect_rlhf.blocks.worker.run_records import RunRecords
+from prefect_rlhf.blocks.worker.run_records import TAKEN, RunRecords
 from prefect_rlhf.blocks.worker.settle import settle
 from prefect_rlhf.blocks.worker.taken import TakenRun
 from prefect_rlhf.blocks.worker.variables import GpuMeshVariables
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from anyio.abc import TaskStatus
-    from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.objects import FlowRun, State
     from prefect.client.schemas.responses import WorkerFlowRunResponse
 
 RECOVER_EVERY = 10  # polls
@@ -72,6 +73,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         await super().setup()
         assert self._runs_task_group is not None  # made by the base's setup
         self._taken: dict[UUID, TakenRun] = {}
+        self._left_alone: set[UUID] = set()  # runs of which the log says so
         self._waiting = WaitingRoom(self.client)
         self._polling = anyio.Lock()
         self._runs_task_group.start_soon(self._look_after_runs)
@@ -83,7 +85,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             for second in itertools.count():
                 with contextlib.suppress(httpx.HTTPError, RlhfError):
                     if second % RECOVER_EVERY == 0 and self._work_pool is not None:
-                        await recover_runs(self.client, self.work_pool.name, self._configuration)
+                        await recover_runs(self.client, self.work_pool.name, self._configuration, self._left_alone)
                     if self._waiting.is_worth_a_look():
                         await self.get_and_submit_flow_runs()
                 await anyio.sleep(POLL_SECONDS)
@@ -96,7 +98,10 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         """Submit the runs that can have their devices now, in the order of their times; let the others wait."""
         async with self._polling:
             self._waiting.clear()
-            return [run for entry in flow_run_response for run in await self._submit_if_free(entry)]
+            try:
+                return [run for entry in flow_run_response for run in await self._submit_if_free(entry)]
+            finally:
+                self._waiting.forget_absent()
 
     async def _submit_if_free(self, entry: WorkerFlowRunResponse) -> list[FlowRun]:
         flow_run = entry.flow_run
@@ -117,7 +122,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             return []
         self._taken[flow_run.id] = taken
         try:
-            await self.client.update_flow_run_labels(flow_run.id, {HOST_LABEL: socket.gethostname()})
+            await self.client.update_flow_run_labels(flow_run.id, taken.leave_origin())
             submitted = await super()._submit_scheduled_flow_runs([entry])
         except BaseException:
             taken.release()
@@ -143,6 +148,20 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         finally:
             if taken := self._taken.pop(flow_run.id, None):
                 taken.release()
+
+    async def _propose_pending_state(self, flow_run: FlowRun) -> bool:
+        """Take the run at the server, which lets one worker do so; its state says which, for `recover_runs`."""
+        origin = self._taken[flow_run.id].origin
+        pending: State[None] = Pending(message=f"{TAKEN} {self.name} on {origin.host}, attempt {origin.attempt}")
+        try:
+            state = await propose_state(self.client, pending, flow_run_id=flow_run.id)
+        except Abort as abort:
+            self.get_flow_run_logger(flow_run).info(f"Another worker has taken this run: {abort}")
+            return False
+        except httpx.HTTPError as error:
+            self.get_flow_run_logger(flow_run).error(f"The run could not be taken: {type(error).__name__}: {error}")
+            return False
+        return state.is_pending()
 
     async def run(  # type: ignore[override]  # the base means what it stores: any value that str() takes
         self,
@@ -229,7 +248,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
     ) -> None:
         """Stop the flow run whose keeper is `infrastructure_pid`; it ends by the grace of its own configuration."""
         try:
-            signal_keeper(infrastructure_pid, signal.SIGTERM)
+            signal_keeper(infrastructure_pid, configuration.run.id, signal.SIGTERM)
         except LookupError as error:
             raise InfrastructureNotFound(str(error)) from error
 

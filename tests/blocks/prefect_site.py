@@ -164,22 +164,31 @@ class PrefectSite:
 
     def close(self) -> None:
         for name in ("worker", "server"):
-            if process := self.processes.pop(name, None):
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait(10)
+            self.end_process(name)
+
+    def end_process(self, name: str) -> None:
+        """End a process of the site, and those that it started; nothing if it is not there."""
+        if process := self.processes.pop(name, None):
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(10)
 
     def _start(self, name: str, *arguments: str, ignored: signal.Signals | None = None) -> None:
+        self.start_process(name, [str(PREFECT), *arguments], ignored)
+
+    def start_process(self, name: str, command: list[str], ignored: signal.Signals | None = None) -> None:
+        """Start a process of the site, which writes to `name`.log."""
+
         def ignore() -> None:
             if ignored is not None:
                 signal.signal(ignored, signal.SIG_IGN)
 
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                [str(PREFECT), *arguments],
+                command,
                 env=self.environment,
                 cwd=self.folder,
                 stdout=log,

@@ -133,10 +133,10 @@ def test_sigterm_to_the_keeper_stops_the_run(tmp_path, run_id):
 
     async def scenario():
         process = await _start(tmp_path, run_id)
-        signal_keeper(process.identifier, signal.SIGTERM)
+        signal_keeper(process.identifier, process.flow_run_id, signal.SIGTERM)
         assert await process.ended(10)
         with pytest.raises(LookupError):
-            signal_keeper(process.identifier, signal.SIGTERM)
+            signal_keeper(process.identifier, process.flow_run_id, signal.SIGTERM)
 
     asyncio.run(scenario())
     assert _left(run_id) == []
@@ -147,7 +147,7 @@ def test_a_killed_keeper_is_made_up_for(tmp_path, run_id):
 
     async def scenario():
         process = await _start(tmp_path, run_id)
-        signal_keeper(process.identifier, signal.SIGKILL)
+        signal_keeper(process.identifier, process.flow_run_id, signal.SIGKILL)
         await process.ended(10)
         await process.stop()
 

@@ -1,5 +1,6 @@
 """Leases: what real processes may hold at the same time, and what a dead one still holds."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -90,10 +91,49 @@ def test_a_refusal_names_the_holders(tmp_path):
     """Who waits is told who holds what since when, each holder once."""
     book = LeaseBook(tmp_path, DESK)
     leased = book.acquire("n0:0-1", ME)
-    assert str(book.acquire("n0:1", ME)) == "waiting for n0:1 of cluster desk: held by ppo/amber-fox since 10:32"
+    said = str(book.acquire("n0:1", ME))
+    assert said == "waiting for n0:1 of cluster desk: held by ppo/amber-fox (pid 1) since 2026-01-01 10:32"
     leased.release()
     leased.release()
     assert isinstance(book.acquire("n0:1", ME), LeasedMesh)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"[" * 100_000,
+        b"[" * 4000,
+        b'{"flow_run": ' + b'{"a": ' * 600,
+        b'{"pid": 1}',
+        b'{"flow_run_id": "1", "flow_run": "x", "pid": 1, "since": "yesterday"}',
+        b'{"flow_run_id": "1", "flow_run": "x", "pid": "one", "since": "2026-01-01T10:32:00"}',
+        b'{"flow_run_id": "1", "flow_run": "x", "pid": -1, "since": "2026-01-01T10:32:00"}',
+        b'{"flow_run_id": "1", "flow_run": "' + b"x" * 5000 + b'", "pid": 1, "since": "2026-01-01T10:32:00"}',
+        b"\xff" * 10_000,
+        b"9" * 4096,
+        b"",
+    ],
+)
+def test_what_another_user_wrote_into_a_lease_file_is_not_trusted(tmp_path, written):
+    """Nested, long, wrong or binary: who waits is told that somebody holds the device, and nothing fails."""
+    book = LeaseBook(tmp_path, DESK)
+    held = book.acquire("n0:0", ME)
+    (book.directory / "n0-0.lease").write_bytes(written)
+    assert str(book.acquire("n0:0", ME)) == "waiting for n0:0 of cluster desk: held by another process"
+    held.release()
+
+
+def test_the_name_of_a_holder_is_one_clean_line(tmp_path):
+    """No escape sequence, line break, direction mark or lone surrogate reaches a terminal or a state; and no novel."""
+    book = LeaseBook(tmp_path, DESK)
+    held = book.acquire("n0:0", ME)
+    name = "am\x1b[2Jber\n\r\u202e\ud800\0-fox " + "x" * 500
+    written = {"flow_run_id": "1", "flow_run": name, "pid": 7, "since": "2026-01-01T10:32:00"}
+    (book.directory / "n0-0.lease").write_text(json.dumps(written))
+    said = str(book.acquire("n0:0", ME))
+    assert said.startswith("waiting for n0:0 of cluster desk: held by am [2Jber -fox xxx")
+    assert said.isprintable() and len(said) < 250
+    held.release()
 
 
 def test_a_refused_mesh_holds_nothing(tmp_path):
@@ -164,7 +204,9 @@ def test_waiting_ends_and_says_why(tmp_path):
     with lease(DESK, 2, directory=tmp_path, flow_run="first run"):
         start = time.monotonic()
         with (
-            pytest.raises(LeaseTimeout, match="held by first run since .*; gave up after 0.6 s"),
+            pytest.raises(
+                LeaseTimeout, match=rf"held by first run \(pid {os.getpid()}\) since .*; gave up after 0.6 s"
+            ),
             lease(DESK, 1, directory=tmp_path, wait_seconds=0.6, say=said.append),
         ):
             pass

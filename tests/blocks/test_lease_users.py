@@ -72,7 +72,7 @@ def test_another_user_waits_for_the_one_who_holds(shared):
     assert _as_user(ALICE, lambda: _mesh(shared)) == "n0:0-1"  # the files are Alice's
     held = _lease(shared, "n0:1")
     assert _as_user(BOB, lambda: _mesh(shared)).startswith(
-        "waiting for 2 devices of cluster desk: held by user-0 since "
+        f"waiting for 2 devices of cluster desk: held by user-0 (pid {os.getpid()}) since "
     )
     held.release()
     assert _as_user(BOB, lambda: _mesh(shared)) == "n0:0-1"

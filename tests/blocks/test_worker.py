@@ -2,23 +2,28 @@
 
 import asyncio
 import os
+import re
 import signal
-import socket
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import PrefectClient
-from prefect.states import Cancelling, Pending, Running
-from prefect_site import PrefectSite, prefect_site
+from prefect.states import Cancelling, Completed, Pending, Running
+from prefect_site import PREFECT, PrefectSite, prefect_site
 from toy_flow import attempts
 
 from prefect_rlhf.blocks.lease_book import Holder, LeaseBook, LeasedMesh
-from prefect_rlhf.blocks.worker.recover import HOST_LABEL, recover_runs
+from prefect_rlhf.blocks.worker.origin import LABEL
+from prefect_rlhf.blocks.worker.recover import recover_runs
+from prefect_rlhf.blocks.worker.restarts import Restarts
+from prefect_rlhf.blocks.worker.run_records import RunRecords
 from prefect_rlhf.blocks.worker.taken import TakenRun
 from prefect_rlhf.blocks.worker.worker import GpuMeshWorker
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.mesh import ClusterShape
 
 pytestmark = pytest.mark.slow
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may leave the machine's processes")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +72,8 @@ def test_waiting_and_cancelling(site):
     )
     name = site.ask(f"/flow_runs/{first}")["name"]
     waiting = site.until_state(second, "WaitingForLease")
-    assert waiting["message"].startswith(f"waiting for 1 device of cluster toy: held by whole/{name} since ")
+    words = rf"waiting for 1 device of cluster toy: held by whole/{name} \(pid \d+\) since \d\d:\d\d"
+    assert re.fullmatch(words, waiting["message"])
 
     impatient = site.run("half", {"lease_wait_seconds": 1})
     assert site.until_state(impatient, "FAILED")["message"].endswith("; gave up after 1 s")
@@ -156,18 +162,24 @@ def test_a_run_that_nobody_looks_after_is_recovered(site):
     assert [name for name in site.states(run) if name in ("AwaitingRetry", "Crashed")] == ["AwaitingRetry"]
 
 
-def test_runs_that_nobody_has_are_recovered(site, monkeypatch):
-    """Those of this host whose lock is free: one that ran starts again or crashed, one that had not is put back."""
+def test_runs_that_nobody_has_are_recovered(site, monkeypatch, caplog):
+    """Those that are lost for certain: one that ran starts again or crashed, one that had not is put back.
+
+    All others stay as they are, with one line in the log if this host may have had them.
+    """
     monkeypatch.setattr("prefect_rlhf.blocks.worker.settle.LATE_EVENTS_SECONDS", 0)
     site.prefect("work-pool", "create", "nobody", "--type", "gpu-mesh")  # no worker looks at it
-    here = {HOST_LABEL: socket.gethostname()}
     cases = {
-        "running": (Running(), here, "AwaitingRetry"),
-        "has restarted": (Running(), here | {"prefect-rlhf.restarts": 1}, "Crashed"),
-        "not begun": (Pending(), here, "Scheduled"),
-        "being cancelled": (Cancelling(), here, "Cancelled"),
-        "of another host": (Running(), {HOST_LABEL: "another"}, "Running"),
-        "with a worker": (Running(), here, "Running"),
+        "running": (Running(), {}, "AwaitingRetry"),
+        "has restarted": (Running(), {"prefect-rlhf.restarts": 1}, "Crashed"),
+        "not begun": (None, {}, "Scheduled"),
+        "being cancelled": (Cancelling(), {}, "Cancelled"),
+        "over": (Completed(), {}, "Completed"),
+        "of another host": (Running(), {f"{LABEL}host": "another"}, "Running"),
+        "with a worker": (Running(), {}, "Running"),
+        "of an earlier version": (Running(), {f"{LABEL}attempt": "", f"{LABEL}boot": ""}, "Running"),
+        "of another lease folder": (Running(), {f"{LABEL}attempt": "another"}, "Running"),
+        "of two workers": (Running(), {}, "Running"),
     }
 
     async def configure(flow_run):
@@ -176,22 +188,94 @@ def test_runs_that_nobody_has_are_recovered(site, monkeypatch):
         configuration.prepare_for_flow_run(flow_run)
         return configuration
 
+    async def taken_run(client, deployment, name):
+        """A run as a worker leaves it that is killed: taken, and its lock is free."""
+        state, labels, _ = cases[name]
+        run = await client.create_flow_run_from_deployment(deployment, name=name)
+        taken = TakenRun.take(await configure(run))
+        await client.update_flow_run_labels(run.id, taken.leave_origin() | labels)
+        attempt = "of another" if name == "of two workers" else taken.origin.attempt
+        await client.set_flow_run_state(run.id, Pending(message=f"Taken by worker tester on here, attempt {attempt}"))
+        await client.set_flow_run_state(run.id, Pending(name="Submitting"), force=True)  # as Prefect does afterwards
+        if state is not None:
+            await client.set_flow_run_state(run.id, state, force=True)
+        if name != "with a worker":
+            os.close(taken.lock.descriptor)
+        return run.id
+
     async def names():
         async with PrefectClient(site.api) as client:
             flow_id = await client.create_flow_from_name("orphans")
             deployment = await client.create_deployment(flow_id, "orphans", work_pool_name="nobody")
-            runs = {}
-            for name, (state, labels, _) in cases.items():
-                run = await client.create_flow_run_from_deployment(deployment)
-                await client.update_flow_run_labels(run.id, labels)
-                await client.set_flow_run_state(run.id, state, force=True)
-                runs[name] = run.id
-            held = TakenRun.take(await configure(await client.read_flow_run(runs["with a worker"])))
-            await recover_runs(client, "nobody", configure)
-            held.release()
+            runs = {name: await taken_run(client, deployment, name) for name in cases}
+            left_alone: set[UUID] = set()
+            for _ in range(2):
+                await recover_runs(client, "nobody", configure, left_alone)
             return {name: (await client.read_flow_run(run)).state.name for name, run in runs.items()}
 
-    assert asyncio.run(names()) == {name: wanted for name, (_, _, wanted) in cases.items()}
+    with caplog.at_level("INFO", logger="prefect.workers"):
+        assert asyncio.run(names()) == {name: wanted for name, (_, _, wanted) in cases.items()}
+    told = [message for message in caplog.messages if "left alone" in message]
+    left = ("of an earlier version", "of another lease folder", "of two workers")
+    assert sorted(told) == sorted(line for name in left for line in told if line.startswith(f"Flow run {name} is"))
+    assert len(told) == 3 and all("Change state" in line for line in told)
+
+
+def test_no_end_is_ever_overwritten(site, monkeypatch):
+    """Whatever a worker, which read the state a moment before, would set: the end that the run has by then stays."""
+    monkeypatch.setattr("prefect_rlhf.blocks.worker.settle.LATE_EVENTS_SECONDS", 0)
+    done = Completed(message="All states completed.")
+
+    async def finals():
+        async with PrefectClient(site.api) as client:
+            flow_id = await client.create_flow_from_name("ends")
+            deployment = await client.create_deployment(flow_id, "ends", work_pool_name="mesh", paused=True)
+            found = []
+            for method, words in (
+                ("crashed", ("died",)),
+                ("cancelled", ()),
+                ("start_again", (Restarts(1, 2), "died")),
+                ("put_back", ("died",)),
+            ):
+                run = await client.create_flow_run_from_deployment(deployment, state=Pending())
+                await client.set_flow_run_state(run.id, done, force=True)
+                accepted = await getattr(RunRecords(client, run.id), method)(*words)
+                state = (await client.read_flow_run(run.id)).state
+                found.append((bool(accepted), state.name, state.message))
+            return found
+
+    assert asyncio.run(finals()) == [(False, "Completed", done.message)] * 4
+
+
+@needs_root
+def test_a_worker_ends_no_run_that_it_cannot_see(site):
+    """A second worker of the pool has the same host name, and its own processes and lease folder, as in a container.
+
+    A run of the first goes on, is Completed, and does not start a second time beside itself.
+    """
+    out = str(site.folder / "seen")
+    run = site.run("wide", {"max_restarts": 1}, out=out, steps=4, seconds=4, quick_again=True)
+    site.until_state(run, "RUNNING")
+    name = site.ask(f"/flow_runs/{run}")["name"]
+    own = site.folder / "own-leases"
+    own.mkdir()
+    (site.folder / "leases").mkdir(exist_ok=True)
+    elsewhere = f"mount --bind {own} {site.folder / 'leases'} && exec {PREFECT} worker start --pool mesh --name other"
+    site.start_process("other", ["unshare", "--pid", "--fork", "--mount", "--mount-proc", "sh", "-c", elsewhere])
+    try:
+        other = site.folder / "other.log"
+        site.until(lambda: f"Flow run {name} is left alone: its worker had another" in _words(other), 90)
+        assert "and another PID namespace" in _words(other)
+        site.until_state(run, "COMPLETED")
+        _require_nothing_left(site, run, 10)
+    finally:
+        site.end_process("other")
+    assert attempts(out) == 1
+    assert site.states(run)[-2:] == ["Running", "Completed"]
+
+
+def _words(log):
+    return " ".join(log.read_text(errors="replace").split())
 
 
 AGAIN = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}  # what the UI's button sends

@@ -1,0 +1,132 @@
+"""The queue of a lease book: who waits for which devices, in order of arrival.
+
+A waiter holds a ticket, a file that it keeps locked: a dead one loses its place. All is read and written while the book
+is locked. Any user may have written any file here, so of a folder and of a file only so much is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Self
+
+from prefect_rlhf.blocks.lease_files import FileLock, make_shared_folder, read_json
+from prefect_rlhf.placement.in_short import clean_name
+from prefect_rlhf.placement.mesh import Device, DeviceMesh
+
+MOST_TICKETS = 1000
+SILENT_SECONDS = 60.0  # a waiter that has not asked for so long is passed: it was stopped, or its server is away
+SUFFIX = ".ticket"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Waiter:
+    """A run that waits since `arrived` (seconds since 1970) and could use any of `devices`; ties go by `number`."""
+
+    arrived: float
+    number: int
+    flow_run_id: str
+    flow_run: str
+    devices: DeviceMesh
+
+    def could_use(self, device: Device) -> bool:
+        """Whether a mesh that this run waits for may have the device."""
+        return self.devices.contains(DeviceMesh(device.node, 1, device.index, 1))
+
+    def to_json(self) -> str:
+        """Return what a ticket says."""
+        values = {"arrived": self.arrived, "number": self.number, "flow_run": self.flow_run}
+        return json.dumps(values | {"devices": self.devices.name})
+
+    @classmethod
+    def read(cls, flow_run_id: str, values: object) -> Self | None:
+        """Return what the JSON of a ticket means; None for anything that `to_json` does not write."""
+        if not isinstance(values, dict):
+            return None
+        try:
+            arrived, number = float(values["arrived"]), int(values["number"])
+            devices = DeviceMesh.parse(str(values["devices"]))
+            name = clean_name(str(values["flow_run"]))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+        return cls(arrived, number, flow_run_id, name, devices) if math.isfinite(arrived) else None
+
+
+class LeaseQueue:
+    """The tickets in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def enter(self, flow_run_id: str, flow_run: str, devices: DeviceMesh, arrived: float | None) -> FileLock | None:
+        """Put a run into its place, which it has while the ticket is locked; None if another process holds it.
+
+        Without `arrived` it arrives now.
+        """
+        ticket = FileLock.take(self._path(flow_run_id))
+        if ticket is not None:
+            number = 1 + max((waiter.number for waiter in self.waiting()), default=0)
+            waiter = Waiter(time.time() if arrived is None else arrived, number, flow_run_id, flow_run, devices)
+            os.ftruncate(ticket.descriptor, 0)
+            os.pwrite(ticket.descriptor, waiter.to_json().encode(), 0)
+        return ticket
+
+    def leave(self, flow_run_id: str) -> None:
+        """Give up a run's place, whoever holds it: the run has its devices."""
+        with contextlib.suppress(OSError):
+            self._path(flow_run_id).unlink()
+
+    def before(self, flow_run_id: str) -> tuple[Waiter, ...]:
+        """Return who comes before a run, which asks now: those of earlier places; all, if it has no place."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path(flow_run_id), follow_symlinks=False)
+        waiting = self.waiting()
+        own = next((waiter for waiter in waiting if waiter.flow_run_id == flow_run_id), None)
+        return tuple(waiter for waiter in waiting if own is None or waiter < own)
+
+    def waiting(self) -> tuple[Waiter, ...]:
+        """Return those who wait, in order; tickets of the dead are removed, as far as this user may."""
+        make_shared_folder(self.folder)
+        with os.scandir(self.folder) as files:
+            names = [file.name for file in islice(files, MOST_TICKETS) if file.name.endswith(SUFFIX)]
+        return tuple(sorted(waiter for name in names for waiter in self._living(self.folder / name)))
+
+    def _living(self, path: Path) -> Iterator[Waiter]:
+        """Yield the waiter of a ticket if it lives and has asked lately."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would be waited for
+        except OSError:
+            return
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            if not _is_locked(descriptor):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                return
+            waiter = Waiter.read(path.name.removesuffix(SUFFIX), read_json(descriptor))
+            if waiter is not None and time.time() - status.st_mtime < SILENT_SECONDS:
+                yield waiter
+        finally:
+            os.close(descriptor)
+
+    def _path(self, flow_run_id: str) -> Path:
+        return self.folder / f"{flow_run_id}{SUFFIX}"
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    return False

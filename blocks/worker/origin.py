@@ -1,0 +1,113 @@
+"""The origin of a taken run: the machine, boot and PID namespace of its worker, and the run's lock file.
+
+A host name says too little: containers, clones and machines named `localhost` share it. A worker may end a run whose
+lock is free only if it sees the very file that the run's processes have locked (`why_uncertain`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from prefect_rlhf.blocks.lease_files import MOST_BYTES, FileLock
+
+LABEL = "prefect-rlhf."
+MACHINE_ID = Path("/etc/machine-id")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+PID_NAMESPACE = Path("/proc/self/ns/pid")
+MOUNTS = Path("/proc/self/mountinfo")
+LOCAL_FILE_SYSTEMS = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "xfs", "zfs"}
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a run was taken. An empty field is not known.
+
+    `boot` is the random id of the running kernel, which all its containers share. `machine` outlives a boot, but cloned
+    images share it. `processes` is the PID namespace, without which a pid says nothing. `lock` is the device and inode
+    of the run's lock file, which mean the same in one boot only. `attempt` is a random word, which is in that file, and
+    in the message of the Pending state that its worker set.
+    """
+
+    host: str = ""
+    machine: str = ""
+    boot: str = ""
+    processes: str = ""
+    lock: str = ""
+    attempt: str = ""
+
+    @classmethod
+    def leave(cls, lock: FileLock) -> Self:
+        """Return the origin of a run that this process takes, and leave its attempt in the lock file, on the disk."""
+        attempt = uuid.uuid4().hex
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, attempt.encode(), 0)
+        os.fsync(lock.descriptor)
+        return replace(cls.here(lock), attempt=attempt)
+
+    @classmethod
+    def here(cls, lock: FileLock) -> Self:
+        """Return the origin that fits a run whose lock this process has taken; its attempt is what the file says."""
+        status = os.fstat(lock.descriptor)
+        inode = f"{status.st_dev}:{status.st_ino}"
+        attempt = os.pread(lock.descriptor, MOST_BYTES, 0).decode(errors="replace")
+        return cls(socket.gethostname(), _text(MACHINE_ID), _text(BOOT_ID), _pid_namespace(), inode, attempt)
+
+    @classmethod
+    def of(cls, labels: Mapping[str, Any]) -> Self:
+        """Return the origin that the labels of a flow run name; those of an earlier version name the host alone."""
+        return cls(**{field: str(labels.get(LABEL + field, "")) for field in cls.__dataclass_fields__})
+
+    def labels(self) -> dict[str, str]:
+        """Return the labels that name this origin."""
+        return {LABEL + field: value for field, value in asdict(self).items()}
+
+
+def why_uncertain(taken: Origin, lock: FileLock) -> str:
+    """Return why a run taken at `taken` may live though this process could take its `lock`; empty if it cannot.
+
+    In the boot in which the run was taken, the lock of the same inode proves that no process has it, in whichever
+    container: the keeper and the run's own process hold it until they end. After another boot of the same machine no
+    process is left; the attempt in the file proves that its disk is not that of a clone.
+    """
+    here, folder = Origin.here(lock), lock.path.parent.parent
+    if not (taken.boot and here.boot and taken.attempt):
+        return "its worker had an earlier version, or a system without a boot id"
+    if taken.attempt != here.attempt or (taken.boot == here.boot and taken.lock != here.lock):
+        view = "" if taken.processes == here.processes else " and another PID namespace"
+        return f"its worker had another lease folder than {folder}{view}"
+    if taken.boot == here.boot:
+        return ""
+    if not taken.machine or taken.machine != here.machine:
+        return "its worker ran in another boot, and its machine id is not this machine's"
+    return "" if _is_local(lock.path) else f"its worker ran in another boot, and machines may share {folder}"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # a system that has it not
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(PID_NAMESPACE.readlink())
+    except OSError:
+        return ""
+
+
+def _is_local(path: Path) -> bool:
+    """Return whether the file system of `path` is of a kind that one kernel alone has mounted."""
+    kind, longest = "", -1
+    for line in _text(MOUNTS).splitlines():
+        mount, _, source = line.partition(" - ")
+        point = mount.split()[4].encode().decode("unicode_escape")  # a space is \\040 there
+        if path.resolve().is_relative_to(point) and len(point) >= longest:  # a later mount hides an earlier one
+            kind, longest = source.split()[0], len(point)
+    return kind in LOCAL_FILE_SYSTEMS
