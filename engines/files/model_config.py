@@ -26,7 +26,8 @@ MOST_EXPERTS = 10_000
 def read_config(folder: Path, role: str) -> dict[str, Any]:
     """Return a folder's config.json. Raises InvalidInput where there is none that is a JSON object."""
     if not folder.is_dir():
-        raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder on this machine")
+        expected = "a Hugging Face folder on this machine, as `hf download MODEL --local-dir FOLDER` makes it"
+        raise InvalidInput(f"{role}.path", str(folder), expected)
     if not (folder / "config.json").is_file():
         raise InvalidInput(f"{role}.path", str(folder), "a Hugging Face folder; this one has no config.json")
     field = f"{role}.config.json"

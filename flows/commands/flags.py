@@ -15,6 +15,7 @@ from cyclopts import (
     CycloptsError,
     MissingArgumentError,
     Parameter,
+    RepeatArgumentError,
     Token,
     UnknownOptionError,
     UnusedCliTokensError,
@@ -31,7 +32,14 @@ MOST_NAMES = 3  # that are said to be close to a wrong one
 
 ALL_AT_ONCE = Parameter(name="*")
 """Of a dataclass: its fields are the flags."""
-ParametersFile = Annotated[Path | None, Parameter(metavar="FILE", help="YAML or JSON file of the flow's parameters.")]
+ParametersFile = Annotated[
+    Path | None,
+    Parameter(
+        metavar="FILE",
+        help="YAML or JSON file of the flow's parameters, given once. Relative paths in it are of the working folder.",
+        allow_repeating=False,
+    ),
+]
 Assignments = Annotated[
     tuple[str, ...],
     Parameter(
@@ -84,6 +92,8 @@ def _mistake(error: CycloptsError) -> str:
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name.lstrip("-").upper()
         return f"{name}: a value is missing"
+    if isinstance(error, RepeatArgumentError):
+        return f"{error.token.keyword} is given more than once; expected one value"
     if isinstance(error, CoercionError) and error.token is not None:
         choices = ", ".join(getattr(error.target_type, "__args__", ()))
         expected = f"got {in_short(error.token.value)}, expected one of {choices}" if choices else str(error.msg)

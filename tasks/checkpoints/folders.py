@@ -223,7 +223,8 @@ def check_resumable(
     difference = first_difference(with_defaults(checkpoint.manifest.identity, graph), identity)
     if difference is not None:
         path, saved, now = difference
-        raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run")
+        keep = f"; or keep its schedule: -p algo.optimizer.decay_steps={saved}" if path.endswith(".decay_steps") else ""
+        raise InvalidInput(PARAMETER, f"a checkpoint with {path} {saved!r}", f"{now!r}, as in this run{keep}")
     if num_steps < checkpoint.step + has_ended:
         bound = "more than" if has_ended else "at least"
         expected = f"{bound} {checkpoint.step}, the steps that {checkpoint.folder.name} has finished"

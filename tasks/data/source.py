@@ -131,6 +131,8 @@ class DatasetSource:
                 expected = f"tokens below {vocabulary}, the models' vocab_size; this tokenizer is another's"
                 raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"token {max(tokens)}", expected)
             if len(tokens) > max_tokens:
-                expected = f"at most {max_tokens} to fit the context; shorten or remove the row of {self.path}"
+                drop = f", or set max_prompt_length: {max_tokens} and overlong_prompts: drop"
+                remedy = f"shorten or remove the row of {self.path}{drop if hasattr(self, 'overlong_prompts') else ''}"
+                expected = f"at most {max_tokens} to fit the context; {remedy}"
                 raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"{len(tokens)} tokens", expected)
         return max(map(len, rows))

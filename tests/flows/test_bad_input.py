@@ -211,7 +211,7 @@ CASES = {
     "a learning rate of zero": (lambda g: at(g, "algo.actor_optimizer.lr", 0.0), "lr"),
     "an unknown choice": (lambda g: at(g, "algo.old_logprobs", "vllm"), "old_logprobs"),
     "steps below zero": (lambda g: at(g, "steps", -1), "steps"),
-    "a model folder that is not there": (lambda g: at(g, "actor.path", "/nowhere/model"), "/nowhere/model"),
+    "a model folder that is not there": (lambda g: at(g, "actor.path", "/nowhere/model"), "hf download MODEL --local-dir FOLDER"),
     "a model without a path": (lambda g: at(g, "actor.path", ""), "path"),
     "a misspelt key of a model": (lambda g: at(g, "actor.pth", "x"), "pth"),
     "a number format that is none": (lambda g: at(g, "actor.dtype", "float64"), "dtype"),
@@ -304,7 +304,7 @@ CASES = {
     "a prompt that is null": (lambda g: prompts(g, "null", SOME | {"prompt": ["what", None] + ["a"] * 6}), "row 1"),
     "a prompt that is empty": (lambda g: prompts(g, "blank", SOME | {"prompt": ["what", "a", " "] + ["a"] * 5}), "row 2"),
     "prompts that are numbers": (lambda g: prompts(g, "numbers", SOME | {"prompt": list(range(8))}), "prompt"),
-    "a prompt longer than the context": (lambda g: prompts(g, "long", SOME | {"prompt": ["what"] * 7 + ["it " * 80]}), "row 7"),
+    "a prompt longer than the context": (lambda g: prompts(g, "long", SOME | {"prompt": ["what"] * 7 + ["it " * 80]}), "and overlong_prompts: drop"),
     "responses that leave the context": (lambda g: at(g, "algo.sampling.max_new_tokens", 64), "max_new_tokens"),
 }  # fmt: skip
 

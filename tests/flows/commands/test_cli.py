@@ -49,6 +49,7 @@ def test_help_of_a_command_says_what_it_is_for_and_every_flag(command, capsys):
         (["ppo", "--num_generations", "8"], "--num_generations is no flag; here: algo.samples_per_prompt; prefect"),
         (["ppo", "--use-peft"], "--use-peft is no flag; here: adapters are not supported yet; all weights are trained"),
         (["ppo", "--step", "5"], "--step is no flag; closest: -p steps=VALUE; "),
+        (["ppo", "--parameters", "a", "--parameters", "b"], "--parameters is given more than once; expected one value"),
         (["run", "ppo", "again"], "too much is said: again; prefect-rlhf run --help"),
         (["plan"], "ALGORITHM: a value is missing; prefect-rlhf plan --help"),
         (["plan", "ppo", "--cluster"], "--cluster: a value is missing"),
