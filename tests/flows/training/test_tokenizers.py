@@ -42,7 +42,7 @@ def learns(prompts, actor, ref):
 def is_judged(prompts, actor, ref):
     """The reference reads rows that a computation tokenised for it, and no others."""
     rollout = generate(actor, prompts, batch_size=4)
-    scores = inference(ref, compute(put_to_a_judge, rollout, settings=PLAIN), output="logprobs")
+    scores = inference(ref, compute(put_to_a_judge, rollout, max_new_tokens=0, settings=PLAIN), output="logprobs")
     train_step(actor, policy_gradient(PLAIN).on(rollout, scores))
 
 
@@ -107,7 +107,7 @@ def test_a_role_that_reads_other_rows_may_have_another_tokenizer(folders):
 def test_rows_of_a_computation_have_one_tokenizer_among_their_readers(folders):
     def both_judge(prompts, actor, ref):
         rollout = generate(actor, prompts, batch_size=4)
-        judged = compute(put_to_a_judge, rollout, settings=PLAIN)
+        judged = compute(put_to_a_judge, rollout, max_new_tokens=0, settings=PLAIN)
         scores = inference(ref, judged, output="logprobs")
         train_step(actor, policy_gradient(PLAIN).on(judged, scores))
 
