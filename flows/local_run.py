@@ -21,6 +21,7 @@ from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow, find_flow
 from prefect_rlhf.flows.run_result import PlannedRun, RunResult
 from prefect_rlhf.flows.training.installed_engines import check_builds
 from prefect_rlhf.flows.training.run import check_run, leased_after, prepare
+from prefect_rlhf.flows.training.run_name import new_name
 from prefect_rlhf.flows.training.server import check_server
 from prefect_rlhf.placement.errors import InvalidInput, RlhfError, RunStopped
 from prefect_rlhf.placement.lease import Lease
@@ -111,17 +112,18 @@ def run_locally(
 
     `say` gets each line about the wait for devices.
     """
-    restarting = flow.with_options(retries=max_restarts) if max_restarts else flow
+    options, arguments = RunOptions.split(checked)
+    name = new_name(flow.algorithm.name, arguments)
+    restarting = flow.with_options(retries=max_restarts or None, flow_run_name=name)
     if _given_lease(devices) is not None:
         return _final_state(restarting, checked)
-    options, arguments = RunOptions.split(checked)
     cluster = Cluster(devices_per_node=devices or 1).shape
     with stopped_at("stopped before the run began"):
         found = check_run(flow.algorithm, arguments, options, cluster)
         check_server()
     with ExitStack() as held:
         with stopped_at("stopped while it waited for devices; no step was run"):
-            leased = held.enter_context(leased_after(found, say))
+            leased = held.enter_context(leased_after(found, say, name))
         held.enter_context(running_on(leased))
         return _final_state(restarting, checked)
 

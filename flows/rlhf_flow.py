@@ -18,6 +18,7 @@ from typing import Any
 from prefect_rlhf.flows.algorithm_places import expected_flow, find_place, no_module
 from prefect_rlhf.flows.forms.form_flow import FormFlow, form_entry
 from prefect_rlhf.flows.forms.options import RunOptions
+from prefect_rlhf.flows.training.run_name import naming
 from prefect_rlhf.placement.blame import described
 from prefect_rlhf.placement.errors import GraphError, InvalidInput
 from prefect_rlhf.placement.modules import IN_RANK, import_from
@@ -59,7 +60,9 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
             options, arguments = RunOptions.split(parameters)
             return run_algorithm(algorithm, arguments, options)
 
-        flow = AlgorithmFlow(form_entry(body, RunOptions, run, _own_parameters(body)), name="rlhf")
+        flow = AlgorithmFlow(
+            form_entry(body, RunOptions, run, _own_parameters(body)), name="rlhf", flow_run_name=naming(name)
+        )
         flow.algorithm = algorithm
         if "PREFECT__FLOW_RUN_ID" in os.environ and IN_RANK not in os.environ:
             wait_for_server()  # it told this process of its run, so it was there

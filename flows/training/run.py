@@ -24,6 +24,7 @@ from prefect_rlhf.flows.training.measured_plan import plans_to_measure, trials_j
 from prefect_rlhf.flows.training.output_folder import output_folder
 from prefect_rlhf.flows.training.request import RunRequest, read_request
 from prefect_rlhf.flows.training.run_folder import RESULT, earlier_folder, new_folder, read_result
+from prefect_rlhf.flows.training.run_name import tag_run
 from prefect_rlhf.flows.training.stopped import stopped_run
 from prefect_rlhf.placement.atomic_file import write_atomically, writing
 from prefect_rlhf.placement.augmented.augmented_graph import AugmentedGraph
@@ -102,8 +103,8 @@ def check_run(
 
 
 @contextmanager
-def leased_after(checked: CheckedRun, say: LogLine) -> Iterator[Lease]:
-    """Lease the devices that a run was checked for.
+def leased_after(checked: CheckedRun, say: LogLine, name: str) -> Iterator[Lease]:
+    """Lease the devices that the run `name` was checked for.
 
     A run of the body goes by those checks, unless it had to wait for devices: files may have changed meanwhile. `say`
     is called with what it waits for.
@@ -115,7 +116,7 @@ def leased_after(checked: CheckedRun, say: LogLine) -> Iterator[Lease]:
         say(line)
 
     cluster = checked.prepared.request.lease.cluster
-    with lease(cluster, cluster.whole.num_devices, say=note) as leased:
+    with lease(cluster, cluster.whole.num_devices, say=note, flow_run=name) as leased:
         token = _checked.set(None if waits else checked)
         try:
             yield leased
@@ -133,6 +134,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     check_builds()
     if not options.dry_run:
         check_engines()
+    tag_run(algorithm.name, arguments, options.plan)
     earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
         log_info(f"{earlier} holds the whole run: nothing is left to do")
@@ -145,9 +147,10 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
             leased = held.enter_context(leased_devices(options.dry_run))
         else:
             checked = check_run(algorithm, arguments, options, ONE_DEVICE, is_restart=own is not None)
-            leased = held.enter_context(leased_after(checked, log_info))
+            leased = held.enter_context(leased_after(checked, log_info, flow_run.name or algorithm.name))
         leased = on_living_nodes(leased, log_info)
         prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)
+        tag_run(algorithm.name, arguments, options.plan, prepared.chosen.plan.name)
         limits = prepared.request.options.limits
         report = RunReport(prepared.augmented, leased, prepared.prediction, limits)
         report.planned(dry_run=options.dry_run)
