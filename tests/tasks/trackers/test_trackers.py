@@ -200,7 +200,7 @@ def test_a_folder_of_its_name_is_no_tracker(monkeypatch, tmp_path):
     """`python -m` has the working folder on its path, where W&B leaves one."""
     (tmp_path / "wandb").mkdir()
     monkeypatch.setattr(tracking, "find_spec", lambda name: PathFinder.find_spec(name, [str(tmp_path)]))
-    with pytest.raises(InvalidInput, match=r"prefect-rlhf\[wandb\]"):
+    with pytest.raises(InvalidInput, match=r"pip install '.\[wandb\]'"):
         check_trackers(Tracking(report_to=["wandb"]))
 
 
