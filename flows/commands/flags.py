@@ -95,7 +95,8 @@ def _mistake(error: CycloptsError) -> str:
     if isinstance(error, RepeatArgumentError):
         return f"{error.token.keyword} is given more than once; expected one value"
     if isinstance(error, CoercionError) and error.token is not None:
-        choices = ", ".join(getattr(error.target_type, "__args__", ()))
+        words = getattr(error.target_type, "__args__", ())  # of a Literal; of a union they are types
+        choices = ", ".join(word for word in words if isinstance(word, str))
         expected = f"got {in_short(error.token.value)}, expected one of {choices}" if choices else str(error.msg)
         return f"{error.token.keyword}: {expected}"
     return in_short(error, str)

@@ -60,7 +60,7 @@ def use(command, folder):
     assert (folder / "first" / "reinforce.svg").read_text().startswith("<svg")
     words = ["run", "my_reinforce.py:reinforce", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run"]
     said = command(*words, folder=folder / "first")
-    assert "4 steps would run" in said
+    assert "10 steps would run" in said
     assert "torch is not installed, so no loss or computation of your own is tried" in said
 
 

@@ -70,7 +70,7 @@ def test_no_half_written_file_has_the_name_of_a_whole_one(context, monkeypatch):
         path.write_bytes(b"PAR1")
         raise OSError("disk full")
 
-    monkeypatch.setattr("prefect_rlhf.tasks.data.rollouts.pq.write_table", dies_in_the_middle)
+    monkeypatch.setattr("pyarrow.parquet.write_table", dies_in_the_middle)
     with pytest.raises(OutputFailed, match="disk full"):
         record_rollouts.function(ROLLOUT, SCORES, ADVANTAGES, Settings(), context)
     assert list(context.run_dir.rglob("*.parquet")) == []
