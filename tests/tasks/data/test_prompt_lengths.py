@@ -71,7 +71,7 @@ def test_what_makes_no_sense_is_refused(prompts, settings, says):
 
 
 def test_a_way_with_long_prompts_needs_a_length():
-    with pytest.raises(ValidationError, match="overlong_prompts is not used: no prompt is overlong without max_prompt_length"):
+    with pytest.raises(ValidationError, match="overlong_prompts is not used: no prompt is overlong"):
         Prompts(path="a", overlong_prompts="drop")
 
 
