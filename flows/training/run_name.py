@@ -106,5 +106,6 @@ def _plain(name: str) -> str:
 @cache
 def _words(rule: str) -> frozenset[str]:
     """Return the words that `coolname`, which Prefect asks, has for a rule."""
-    entry = config.get(rule, {})
+    rules: Any = config  # its stub says object
+    entry = rules.get(rule, {})
     return frozenset(entry.get("words", ())).union(*map(_words, entry.get("lists", ())))
