@@ -58,7 +58,7 @@ def test_plans_run_two_steps_and_the_fastest_that_ran_is_kept(parameters, monkey
     assert {one.seed for one in tried} == {1}
 
     kept = {"plan.yaml", "certificate.json", "plan.svg", "measured_plans.json", "task_runs.jsonl", "metrics.jsonl"}
-    kept |= {"flow_run_id", "result.json"}
+    kept |= {"flow_run_id", "result.json", "progress.log"}
     written = {path.name for path in run_dir.iterdir()}
     assert written == kept | {
         "actor",
