@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import pwd
 import stat
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import parse_json
 
 ANYONE_WRITES = 0o666
 STICKY_FOLDER = 0o1777  # everybody may add a file, nobody may remove another's
@@ -76,8 +76,8 @@ def read_json(descriptor: int) -> object:
     """Return the JSON in an open file, which any user may have written; None for anything else, and for a long file."""
     try:
         text = os.pread(descriptor, MOST_BYTES + 1, 0)
-        return json.loads(text) if len(text) <= MOST_BYTES else None
-    except (OSError, ValueError, RecursionError):
+        return parse_json(text) if len(text) <= MOST_BYTES else None
+    except (OSError, ValueError):
         return None
 
 

@@ -1,7 +1,7 @@
-"""The queue of a lease book: who waits for which devices, in order of arrival.
+"""The queue of a lease book: waiting runs and the devices that they could use, in order of arrival.
 
-A waiter holds a ticket, a file that it keeps locked: a dead one loses its place. All is read and written while the book
-is locked. Any user may have written any file here, so of a folder and of a file only so much is read.
+A waiter holds a ticket, a file that it keeps locked: a dead waiter loses its place. The queue is read and written while
+the book is locked. Any user may have written any file here, so reads of folders and files have limits.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class Waiter:
         return self.devices.contains(DeviceMesh(device.node, 1, device.index, 1))
 
     def to_json(self) -> str:
-        """Return what a ticket says."""
+        """Return the content of a ticket."""
         values = {"arrived": self.arrived, "number": self.number, "flow_run": self.flow_run}
         return json.dumps(values | {"devices": self.devices.name})
 
     @classmethod
     def read(cls, flow_run_id: str, values: object) -> Self | None:
-        """Return what the JSON of a ticket means; None for anything that `to_json` does not write."""
+        """Return the waiter of a ticket's JSON; None for values that `to_json` does not write."""
         if not isinstance(values, dict):
             return None
         try:
@@ -68,9 +68,9 @@ class LeaseQueue:
         self.folder = folder
 
     def enter(self, flow_run_id: str, flow_run: str, devices: DeviceMesh, arrived: float | None) -> FileLock | None:
-        """Put a run into its place, which it has while the ticket is locked; None if another process holds it.
+        """Give a run its place, valid while the ticket is locked; None if another process holds the ticket.
 
-        Without `arrived` it arrives now.
+        The default of `arrived` is the present time.
         """
         ticket = FileLock.take(self._path(flow_run_id))
         if ticket is not None:
@@ -81,12 +81,12 @@ class LeaseQueue:
         return ticket
 
     def leave(self, flow_run_id: str) -> None:
-        """Give up a run's place, whoever holds it: the run has its devices."""
+        """Remove a run's place, even if another process holds it: the run has its devices."""
         with contextlib.suppress(OSError):
             self._path(flow_run_id).unlink()
 
     def before(self, flow_run_id: str) -> tuple[Waiter, ...]:
-        """Return who comes before a run, which asks now: those of earlier places; all, if it has no place."""
+        """Record that a run asks now, and return the waiters before it; all waiters, if the run has no place."""
         with contextlib.suppress(OSError):
             os.utime(self._path(flow_run_id), follow_symlinks=False)
         waiting = self.waiting()
@@ -94,7 +94,7 @@ class LeaseQueue:
         return tuple(waiter for waiter in waiting if own is None or waiter < own)
 
     def waiting(self) -> tuple[Waiter, ...]:
-        """Return those who wait, in order; tickets of the dead are removed, as far as this user may."""
+        """Return the waiters in order; tickets of dead waiters are removed if this user may remove them."""
         make_shared_folder(self.folder)
         with os.scandir(self.folder) as files:
             names = [file.name for file in islice(files, MOST_TICKETS) if file.name.endswith(SUFFIX)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from prefect_rlhf.flows.training.run import PreparedRun
 from prefect_rlhf.flows.training.run_folder import read_result
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import finished_lines
 from prefect_rlhf.placement.pictures.text import graph_text, plan_text
 from prefect_rlhf.placement.plans.plan_file import plan_yaml
 from prefect_rlhf.placement.remote_path import local_path
@@ -48,12 +48,12 @@ class RunResult:
     @property
     def metrics(self) -> list[dict[str, float]]:
         """The metrics of each step, a dict each: `step`, each call's metrics as `call.metric`, and `seconds`."""
-        return _lines(self._folder / "metrics.jsonl")
+        return list(finished_lines("run_dir", self._folder / "metrics.jsonl"))
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
         """The metrics of each evaluation, a dict each; its `step` is the number of steps trained before it."""
-        return _lines(self._folder / "evaluation.jsonl")
+        return list(finished_lines("run_dir", self._folder / "evaluation.jsonl"))
 
     @property
     def rollouts(self) -> list[Path]:
@@ -63,10 +63,6 @@ class RunResult:
     def rows(self, folder: str) -> list[Path]:
         """Return the Parquet files that `write_rows` wrote to a folder of the run, in the order of steps."""
         return sorted((self._folder / folder).glob("step-*.parquet"))
-
-
-def _lines(path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from prefect_rlhf.engines.storage.mirror import readable
 from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.foreign_file import read_json
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer
 
 JSON, SENTENCEPIECE = "tokenizer.json", "tokenizer.model"
@@ -132,8 +133,8 @@ def further_tokens(folder: Path, field: str) -> dict[int, str]:
 
 def _content(file: Path, field: str) -> Any:
     try:
-        return json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
+        return read_json(file)
+    except (OSError, ValueError) as error:
         raise _unreadable(file, field, error) from error
 
 
