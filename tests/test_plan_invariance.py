@@ -8,7 +8,6 @@ from tests.plan_matrix import ALONE, FOUR_RANKS, ONE, REAL_EXAMPLE, SPLIT_ACTOR,
 
 TOLERANCE = 1e-5
 NEAR_TIE = 1e-4
-SEED = 2  # seed 1 draws tokens so unlikely that the first gradient has a norm of 80, which rounds beyond the tolerance
 OTHER_FAMILIES = (("qwen3", 4), ("qwen2", 2), ("gemma3_text", 1))
 IN_EVERY_TEST = ("offload", "pipeline generates", "dp2 tp2, micro-batches")
 
@@ -23,7 +22,7 @@ def prefect():
 
 @pytest.fixture(scope="module")
 def parameters(tmp_path_factory):
-    return plan_matrix.parameters(tmp_path_factory.mktemp("matrix")) | {"seed": SEED}
+    return plan_matrix.parameters(tmp_path_factory.mktemp("matrix"))
 
 
 @pytest.fixture(scope="module")
