@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def gae(rewards: Batch, values: Batch, settings: PPO) -> Computed:
     """Estimate generalised advantages (Schulman et al. 2015, equation 16) from `rewards` and `values`.
 
-    Rows that `row_weights` of the rewards, where there are any, leaves out have no advantage and count in no mean.
+    Rows that the optional `row_weights` of the rewards leave out have no advantage and do not count in any mean.
     """
     mask_BT, values_BT = rewards.mask("rewards"), values["values"].float()
     weights_B = row_weights(rewards, mask_BT)
@@ -81,9 +81,9 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
 @computation("keep")
 def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
-    """Let the groups stay whose scores are not all equal: the others have advantage 0 (Yu et al. 2025, equation 11).
+    """Keep the groups whose scores differ; all other groups have advantage 0 (Yu et al. 2025, equation 11).
 
-    A group stays whole; a score that is not finite counts in none.
+    A group is kept or dropped as a whole. A score that is not finite does not count.
     """
     scores_B = scores["scores"].float()
     stats = group_scores(scores_B.where(scores_B.isfinite(), float("nan")), rollout.groups)
@@ -94,12 +94,13 @@ def informative(rollout: Batch, scores: Batch, settings: Settings) -> Computed:
 def grpo_advantages(
     rollout: Batch, scores: Batch, reference: Batch | None = None, recomputed: Batch | None = None, *, settings: GRPO
 ) -> Computed:
-    """Make `advantages` of a response's score against those of the others, as the setting `advantage` says.
+    """Compute `advantages` [B, T] from the scores, by the method that the setting `advantage` names.
 
-    `reference` has the reference's `logprobs`, for KL in the reward; `recomputed` the training engine's, in place of
-    generation's. Beside `advantages` [B, T] it makes, [B] each, `row_weights`, 0.0 for a row out of the loss (a score
-    that is not finite, or cut off and masked), and for means over groups `group_tokens` and `group_rows`, what the
-    row's group has in the loss. The score of a masked row still counts in its group's mean, as in DAPO.
+    `reference` has the reference model's `logprobs` and is needed for KL in the reward. `recomputed` has the training
+    engine's `logprobs`, which replace those from generation. The other outputs have shape [B]. `row_weights` is 0.0 for
+    a row outside the loss: its score is not finite, or it was cut off and is masked. `group_tokens` and `group_rows`
+    count the tokens and rows of the row's group in the loss; means over groups need them. The score of a masked row
+    still counts in its group's mean, as in DAPO.
     """
     mask_BT, lengths_B, limit = response_mask(rollout), response_lengths(rollout), settings.sampling.max_new_tokens
     scores_B = scores["scores"].float()
@@ -138,7 +139,10 @@ def _advantages(
     trained_BT: Tensor,
     settings: GRPO,
 ) -> Tensor:
-    """Return [B, T] or, equal at all tokens, [B, 1]; a penalty per token counts as the response's sum, if need be."""
+    """Return [B, T], or [B, 1] if the advantages are equal at all tokens.
+
+    Except for REINFORCE++, the KL penalties of a response's tokens are summed and subtracted from its score.
+    """
     if settings.advantage == "gdpo":
         rewards_KB, weights = weighted_rewards(named_rewards(scores), settings)
         rewards_KB = rewards_KB.masked_fill(shaped_B.isnan(), float("nan"))
@@ -156,9 +160,10 @@ def _advantages(
 
 @computation("advantages", "row_weights")
 def remax_advantages(rewards: Batch, baselines: Batch, settings: ReMax) -> Computed:
-    """Make `advantages`: the rewards still to come at t..T (score and KL penalty), less the greedy response's score.
+    """Compute `advantages`: the rewards (score and KL penalty) summed from t to T, less the greedy response's score.
 
-    A row without a finite baseline, or left out by the `row_weights` of the rewards, has `row_weights` 0.0.
+    `row_weights` is 0.0 for a row without a finite baseline and for a row that the `row_weights` of the rewards leave
+    out.
     """
     baselines_B = baselines["scores"].float()
     weights_B = row_weights(rewards, baselines_B) * baselines_B.isfinite().float()

@@ -1,4 +1,4 @@
-"""Evaluation on held-out data: of a policy by a reward model or by answers, and of a reward model by pairs.
+"""Evaluation on held-out data: policies by a reward model or by answers, reward models by pairs.
 
 Shapes: B rows, T response tokens, P pairs (row 2p chosen, 2p+1 rejected).
 """
@@ -20,7 +20,7 @@ EVALUATION = "evaluation"  # folder in the run's directory
 def record_evaluation(rollout: Batch, scores: Batch, settings: Settings, context: Context) -> Computed:
     """Write `evaluation/step-000010.parquet`: responses to held-out prompts; metrics are means over them.
 
-    With several named rewards each has a metric too; responses whose score failed are left out of the means.
+    If there are several named rewards, each also has a metric. Responses whose score failed are left out of the means.
     """
     scores_B = scores["scores"].float()
     columns = text_columns(rollout, context.tokenizer) | {
@@ -49,7 +49,7 @@ def pair_accuracy(scores: Batch, settings: Settings) -> Computed:
 
 @computation()
 def token_loss(rows: Batch, logprobs: Batch, settings: Settings) -> Computed:
-    """Measure the mean of minus the log-probability of each token that is learnt, in nats, over all rows."""
+    """Measure the mean negative log-probability of the trained tokens of all rows, in nats."""
     mask_BT = response_mask(rows) if "mask" in rows.columns else logprobs.mask("logprobs")
     loss = -masked_mean(logprobs["logprobs"].float(), mask_BT)
     return Computed(metrics={"loss": float(loss), "tokens": float(mask_BT.sum())})

@@ -1,7 +1,8 @@
-"""Advantages without a critic: a response's score against those of the other responses.
+"""Advantages without a critic: a response's score relative to the scores of the other responses.
 
-Shapes: B rows, T response tokens, K named rewards. Rows with one number in `groups_B` are responses to one prompt. A
-score of NaN gives advantage 0 and counts in no mean or deviation; so does a group with one score, or with equal ones.
+Shapes: B rows, T response tokens, K named rewards. Rows with the same number in `groups_B` are responses to the same
+prompt. A score of NaN has advantage 0 and does not count in means or deviations. The advantages of a group are also 0
+if it has a single score or equal scores.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ def rloo(scores_B: Tensor, groups_B: Tensor) -> Tensor:
 def reinforce_plus_plus(scores_B: Tensor, penalties_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return [B, T]: A_t = r - sum over k >= t of penalty_k, whitened over all tokens (Hu et al. 2025, REINFORCE++).
 
-    arXiv:2501.03262: penalty_k is beta * log(p_k / ref_k), and A_norm = (A - mean(A)) / std(A) over the batch; groups
-    play no part.
+    arXiv:2501.03262: penalty_k is beta * log(p_k / ref_k), and A_norm = (A - mean(A)) / std(A) over the batch. Groups
+    are not used.
     """
     to_come_BT = (penalties_BT * mask_BT).flip(1).cumsum(1).flip(1)
     return whiten((scores_B.nan_to_num(0.0)[:, None] - to_come_BT) * mask_BT, mask_BT)
@@ -59,11 +60,11 @@ def reinforce_plus_plus_baseline(scores_B: Tensor, groups_B: Tensor, mask_BT: Te
 
 
 def gdpo(rewards_KB: Tensor, weights: Sequence[float], groups_B: Tensor, eps: float = EPS) -> Tensor:
-    """Return [B]: each reward's GRPO advantage, their weighted sum, normalised over the batch's rows (GDPO).
+    """Return [B]: the weighted sum of each reward's GRPO advantage, normalised over the batch's rows (GDPO).
 
-    Liu et al. 2026, arXiv:2601.05242: A_k = (r_k - mean(r_k)) / std(r_k) over the group for each reward k,
-    S = sum over k of w_k * A_k, and A = (S - mean(S)) / (std(S) + eps) over all rows of the batch. A reward that is NaN
-    does not apply to its row, and a row where none applies has no part.
+    Liu et al. 2026, arXiv:2601.05242: A_k = (r_k - mean(r_k)) / std(r_k) over the group for each reward k, S = sum over
+    k of w_k * A_k, and A = (S - mean(S)) / (std(S) + eps) over all rows of the batch. A reward that is NaN does not
+    apply to its row. A row without any reward has advantage 0 and is left out of the batch's statistics.
     """
     left_B1 = (~rewards_KB.isnan()).any(0).to(rewards_KB.dtype)[:, None]
     summed_B = sum(

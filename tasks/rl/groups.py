@@ -1,6 +1,6 @@
-"""Statistics of scores within groups of rows, which may differ in size and stand apart; a NaN counts in none.
+"""Statistics of scores within groups of rows.
 
-Shapes: B rows, P groups.
+Groups may differ in size, and their rows need not be adjacent. A NaN does not count. Shapes: B rows, P groups.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Rows by their group; made by `groups_of`."""
+    """The assignment of rows to groups; made by `groups_of`."""
 
     index_B: Tensor  # the place of a row's group among all groups
     num_groups: int
@@ -32,7 +32,7 @@ class Groups:
 
 
 def groups_of(groups_B: Tensor) -> Groups:
-    """Return the groups of rows whose numbers are `groups_B`: equal numbers are one group.
+    """Return the groups of rows: rows with equal numbers in `groups_B` form a group.
 
     >>> import torch
     >>> groups_of(torch.tensor([7, 3, 7])).totals(torch.tensor([1.0, 2.0, 3.0]))
@@ -44,12 +44,12 @@ def groups_of(groups_B: Tensor) -> Groups:
 
 @dataclass(frozen=True, slots=True)
 class GroupScores:
-    """Scores against those of their group; made by `group_scores`."""
+    """Scores relative to their group; made by `group_scores`."""
 
     groups: Groups
     count_P: Tensor  # rows with a score
-    deviation_P: Tensor  # standard deviation, unbiased; 0 where all scores are equal or there is only one
-    centred_B: Tensor  # score less the group's mean; 0 for a row without a score, exactly 0 where all are equal
+    deviation_P: Tensor  # standard deviation, unbiased; 0 for equal scores and for a single score
+    centred_B: Tensor  # score less the group's mean; 0 for a row without a score, exactly 0 for equal scores
 
     @property
     def count_B(self) -> Tensor:
@@ -68,16 +68,16 @@ def group_scores(scores_B: Tensor, groups_B: Tensor) -> GroupScores:
     infinite_P = scores_B.new_full((groups.num_groups,), float("inf"))
     least_P = infinite_P.scatter_reduce(0, groups.index_B, scores_B.where(left_B, infinite_P[0]), "amin")
     most_P = (-infinite_P).scatter_reduce(0, groups.index_B, scores_B.where(left_B, -infinite_P[0]), "amax")
-    differ_P = most_P > least_P  # rather than a deviation above 0, which rounding gives equal scores too
+    differ_P = most_P > least_P  # not `deviation > 0`: rounding can make the deviation of equal scores positive
     centred_B = (scores_B - mean_P[groups.index_B]).where(left_B & differ_P[groups.index_B], scores_B.new_zeros(()))
     deviation_P = (groups.sums(centred_B.square()) / (count_P - 1).clamp(min=1)).sqrt()
     return GroupScores(groups, count_P, deviation_P, centred_B)
 
 
 def group_metrics(scores_B: Tensor, named: Mapping[str, Tensor], groups_B: Tensor) -> dict[str, float]:
-    """Return metrics of a step's scores; means are over rows that have one, and over groups that have some.
+    """Return metrics of a step's scores; means are over the rows with a score, and over the groups with such rows.
 
-    `zero_deviation` is the share of groups in which all scores are equal; `unscored` that of rows without a score.
+    `zero_deviation` is the share of groups whose scores are all equal. `unscored` is the share of rows without a score.
     """
     scores = group_scores(scores_B, groups_B)
     deviation_P = scores.deviation_P[scores.count_P > 0]

@@ -1,4 +1,4 @@
-"""The hyperparameters of each algorithm: the `algo` parameter of its flow, as one typed form."""
+"""The hyperparameters of each algorithm: the `algo` parameter of its flow, as a typed form."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class KLControl(Settings):
 
     kind: Literal["fixed", "adaptive"] = Field("adaptive", description="Whether the coefficient follows the target.")
     coefficient: float = Field(
-        0.2, ge=0, le=1e6, description="Reward lost per nat of KL; where the adaptive one starts."
+        0.2, ge=0, le=1e6, description="Reward lost per nat of KL; the initial value if it is adaptive."
     )
     target: float = Field(
-        2.5, gt=0, le=1e6, description="KL of a response, in nats, that the adaptive coefficient steers to."
+        2.5, gt=0, le=1e6, description="Target KL of a response, in nats, for the adaptive coefficient."
     )
-    horizon: float = Field(500.0, gt=0, le=1e12, description="Responses over which the adaptive coefficient moves.")
+    horizon: float = Field(500.0, gt=0, le=1e12, description="Responses over which the adaptive coefficient adapts.")
     estimator: Literal["k1", "k3"] = Field("k1", description="Per token: k1 is the log-ratio, k3 is never negative.")
 
     @model_validator(mode="after")
     def _fixed_has_no_aim(self) -> KLControl:
-        """Refuse what only an adaptive coefficient has."""
+        """Refuse settings that only an adaptive coefficient has."""
         for name in ("target", "horizon"):
             if self.kind == "fixed" and getattr(self, name) != type(self).model_fields[name].default:
                 raise not_used(name, "a fixed coefficient has no target", "set kind: adaptive")
@@ -35,7 +35,7 @@ class KLControl(Settings):
 
 
 class Rollouts(Settings):
-    """Settings of an algorithm that learns from its own responses: how it gets them, and when it is evaluated."""
+    """Settings of an algorithm that learns from its own responses: how they are sampled, and when it is evaluated."""
 
     batch_size: int = Field(32, ge=1, le=MOST_ROWS, description="Prompts in each step.")
     sampling: Sampling = Field(default=Sampling(), description="How responses are drawn.")
@@ -45,18 +45,18 @@ class Rollouts(Settings):
 
     @property
     def temperature(self) -> float:
-        """The temperature of the log-probabilities that are trained: those of the distribution sampled from."""
+        """The temperature of the trained log-probabilities: the sampling temperature, or 1.0 if sampling is greedy."""
         return self.sampling.temperature or 1.0
 
 
 class PolicyGradient(Rollouts):
-    """Settings of an algorithm that trains on the log-probabilities of its responses: whose they are."""
+    """Settings of an algorithm that trains on the log-probabilities of its responses: the engine that computes them."""
 
     old_logprobs: Literal["rollout", "recompute"] = Field(
-        "rollout", description="Whose log-probabilities the ratio divides by: generation's, or the training engine's."
+        "rollout", description="The ratio divides by log-probabilities from generation, or from the training engine."
     )
     importance: Importance | None = Field(
-        None, description="Correction for the two engines' difference, with recompute; empty: none."
+        None, description="With recompute: correction for the difference between the engines; empty: no correction."
     )
 
     @model_validator(mode="after")
@@ -69,19 +69,21 @@ class PolicyGradient(Rollouts):
 class PPO(PolicyGradient):
     """Proximal policy optimisation (Schulman et al. 2017) with a KL penalty (Ouyang et al. 2022)."""
 
-    clip: float = Field(0.2, gt=0, lt=1, description="The policy's ratio counts within 1 - clip and 1 + clip.")
+    clip: float = Field(0.2, gt=0, lt=1, description="The policy's ratio is clipped to 1 - clip and 1 + clip.")
     value_clip: float | None = Field(
-        0.2, gt=0, le=1e6, description="A value counts within this of its old one; empty: always."
+        0.2, gt=0, le=1e6, description="Values are clipped to this distance from the old values; empty: no clip."
     )
     gamma: float = Field(1.0, ge=0, le=1, description="Discount per token.")
     lam: float = Field(0.95, ge=0, le=1, description="Lambda of generalised advantage estimation.")
     whiten_advantages: bool = Field(True, description="Give a step's advantages mean 0 and variance 1.")
     kl: KLControl = Field(default=KLControl(), description="Penalty for leaving the reference model.")
-    normalise_scores: bool = Field(False, description="Scale scores by the mean and deviation of all so far.")
-    score_clip: float | None = Field(None, gt=0, le=1e6, description="Scores count up to this size, after scaling.")
+    normalise_scores: bool = Field(False, description="Normalise scores by mean and deviation of all scores so far.")
+    score_clip: float | None = Field(
+        None, gt=0, le=1e6, description="Scores are clipped to this size after normalising."
+    )
     update: Update = Field(default=Update(epochs=2, mini_batches=2), description="How a train_step walks the rows.")
     value_weight: float = Field(
-        0.1, gt=0, le=1e6, description="Weight of the value loss where actor and critic share a trunk."
+        0.1, gt=0, le=1e6, description="Weight of the value loss if actor and critic share a trunk."
     )
     actor_optimizer: Optimizer = Field(
         default=Optimizer(lr=2e-5, head_lr=1e-3), description="Optimizer of the policy, and of values on its trunk."
@@ -92,40 +94,40 @@ class PPO(PolicyGradient):
 
 
 class GRPO(PolicyGradient):
-    """Policy optimisation without a critic (Shao et al. 2024, arXiv:2402.03300), and its kin as settings."""
+    """Policy optimisation without a critic (Shao et al. 2024, arXiv:2402.03300), with related methods as settings."""
 
     samples_per_prompt: int = Field(8, ge=1, le=4096, description="Responses to each prompt: a group.")
     over_sampling: float = Field(
         1.0,
         ge=1,
         le=64,
-        description="Above 1: so many times batch_size prompts are answered; the first batch_size groups whose scores "
-        "differ are trained on.",
+        description="Prompts answered in each step, as a multiple of batch_size. Above 1, the first batch_size groups "
+        "whose scores differ are trained on.",
     )
     advantage: Advantage = Field("grpo", description="How scores become advantages.")
     reward_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(
-        default={}, description="With gdpo: each named reward's weight; the flow takes those of its reward functions."
+        default={}, description="With gdpo: weight of each named reward. The flow sets it from its reward functions."
     )
     loss: PolicyLoss = Field(
-        "clip", description="clip: each token's ratio; gspo: the response's; cispo: a bounded weight without gradient."
+        "clip", description="clip: ratio of a token; gspo: ratio of a response; cispo: bounded weight, no gradient."
     )
     clip_low: float | None = Field(
-        None, gt=0, lt=1, description="Ratios count down to 1 - this; empty: clip 0.2, gspo 0.0003, cispo any."
+        None, gt=0, lt=1, description="Ratios are clipped below 1 - this; empty: clip 0.2, gspo 0.0003, cispo no bound."
     )
     clip_high: float | None = Field(
-        None, gt=0, le=1e6, description="Ratios count up to 1 + this; empty: clip 0.2, gspo 0.0004, cispo 4."
+        None, gt=0, le=1e6, description="Ratios are clipped above 1 + this; empty: clip 0.2, gspo 0.0004, cispo 4."
     )
     mean_over: MeanOver = Field(
-        "rows", description="The loss is a mean over tokens, rows, groups, or a sum of tokens over this number, by row."
+        "rows", description="The loss is a mean over tokens, rows or groups; a number divides each row's sum of tokens."
     )
-    kl: KLTerm = Field(default=KLTerm(), description="Term that holds the policy to the reference model.")
+    kl: KLTerm = Field(default=KLTerm(), description="KL term that keeps the policy near the reference model.")
     overlong: Overlong = Field(default=Overlong(), description="Treatment of responses that were cut off.")
     update: Update = Field(default=Update(), description="How a train_step walks the rows.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
     @property
     def prompts_per_step(self) -> int:
-        """The prompts that are answered in each step, of which `batch_size` are trained on at most.
+        """The number of prompts answered in each step; at most `batch_size` of them are trained on.
 
         >>> GRPO(batch_size=8, over_sampling=1.5).prompts_per_step
         12
@@ -146,14 +148,14 @@ class GRPO(PolicyGradient):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> GRPO:
-        """Refuse a setting that another one leaves without effect."""
+        """Refuse a setting that has no effect because of another setting."""
         ends = self.sampling.stop_at_eos or bool(self.sampling.stop)
         limit, one_scale = self.sampling.max_new_tokens, self.advantage == "gdpo"
         if self.samples_per_prompt == 1 and self.advantage != "reinforce_plus_plus":
             raise wrong("samples_per_prompt", "at least 2, to compare with, or advantage: reinforce_plus_plus")
         if self.over_sampling > 1 and self.samples_per_prompt == 1:
             raise wrong(
-                "over_sampling", "1: it keeps groups whose scores differ, and one response has none to differ from"
+                "over_sampling", "1: it keeps groups whose scores differ, and the scores of a single response cannot"
             )
         if self.reward_weights and not one_scale:
             raise not_used("reward_weights", f"advantage {self.advantage} does not read it", "set advantage: gdpo")
@@ -174,11 +176,9 @@ class ReMax(PolicyGradient):
     """REINFORCE with the greedy response's score as baseline (Li et al. 2023, arXiv:2310.10505)."""
 
     kl: KLControl = Field(default=KLControl(kind="fixed"), description="Penalty for leaving the reference model.")
-    normalise_scores: Literal[False] = Field(False, description="Off: scores and baselines share one scale.")
-    score_clip: None = Field(None, description="Off: scores and baselines share one scale.")
-    max_ratio: float = Field(
-        2.0, gt=1, le=1e6, description="With staleness or recompute, a token's weight is at most this."
-    )
+    normalise_scores: Literal[False] = Field(False, description="Off: scores and baselines share a scale.")
+    score_clip: None = Field(None, description="Off: scores and baselines share a scale.")
+    max_ratio: float = Field(2.0, gt=1, le=1e6, description="With staleness or recompute: largest weight of a token.")
     optimizer: Optimizer = Field(default=Optimizer(lr=1e-6), description="Optimizer of the policy.")
 
 

@@ -1,4 +1,4 @@
-"""Importance weights for the mismatch of two engines: one generates the tokens, another one trains on them.
+"""Importance weights for the mismatch between the engine that generates tokens and the engine that trains on them.
 
 Shapes: B rows, T response tokens.
 """
@@ -21,10 +21,11 @@ LARGEST_LOG = 20.0  # a ratio of 5e8: beyond every bound, and still finite
 
 @computation("importance")
 def importance_weights(rollout: Batch, recomputed: Batch, settings: Importance) -> Computed:
-    """Make `importance`: how much each token's loss counts, as the tokens are generation's and not the trainer's own.
+    """Compute `importance`: a weight of each token's loss that corrects for sampling by the generation engine.
 
-    Metrics: mean weight, the largest ratio before the bounds, the share beyond them (of tokens, or of responses), and
-    of the mismatch, per token, its KL (generation from training, k3) and its chi-squared (mean squared ratio less 1).
+    Metrics: the mean weight; the largest ratio before the bounds; the share of tokens (or responses) beyond the bounds;
+    and two measures of the mismatch per token: KL (generation from training, k3) and chi-squared (mean squared ratio
+    less 1).
     """
     mask_BT = response_mask(rollout)
     log_ratio_BT = (recomputed["logprobs"] - rollout["logprobs"]) * mask_BT
@@ -57,7 +58,7 @@ def importance_ratio(log_ratio_BT: Tensor, level: str) -> Tensor:
 
 
 def bounded(ratio_BT: Tensor, settings: Importance) -> Tensor:
-    """Return the weights: ratios within `lowest` and `highest`, and beyond those the bound itself, or 0.
+    """Return the weights: a ratio beyond `lowest` or `highest` becomes that bound (truncate) or 0 (mask).
 
     Truncated importance sampling, min(ratio, C): Ionides 2008; Yao et al. 2025. Masked: Liu et al. 2025, "When speed
     kills stability". A masked token stays in the denominators of the loss's mean.
@@ -68,5 +69,5 @@ def bounded(ratio_BT: Tensor, settings: Importance) -> Tensor:
 
 
 def first_token(mask_BT: Tensor) -> Tensor:
-    """Return [B, T]: 1.0 at each row's first token alone, so that a mean over tokens is one over rows."""
+    """Return [B, T]: 1.0 at each row's first token only, so that a mean over tokens is a mean over rows."""
     return mask_BT * (mask_BT.cumsum(1) == 1).to(mask_BT.dtype)

@@ -13,11 +13,11 @@ from prefect_rlhf.tasks.rl.policy_settings import Estimator
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_ERROR = 0.2  # Ziegler et al. 2019: one step answers to at most 20% of deviation from the target
+MAX_ERROR = 0.2  # Ziegler et al. 2019: a step reacts to at most 20% of deviation from the target
 
 
 def kl_k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """Return log p/q of tokens drawn from p: unbiased for KL(p, q); a single token's may be negative."""
+    """Return log p/q of tokens drawn from p: unbiased for KL(p, q); the estimate of a single token may be negative."""
     return logprobs_BT - ref_logprobs_BT
 
 
@@ -31,7 +31,7 @@ def kl_k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
 
 
 def kl_k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """Return half the square of log p/q of tokens drawn from p: biased for KL(p, q), with its gradient on average.
+    """Return half the square of log p/q of tokens drawn from p: biased for KL(p, q), but with an unbiased gradient.
 
     Schulman 2020, "Approximating KL divergence".
     """
@@ -41,8 +41,8 @@ def kl_k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: Estimator) -> Tensor:
     """Return the KL per token by an estimator's name.
 
-    In a loss on tokens drawn from p, the mean gradient is that of KL(p, q) for k2, that of KL(q, p) for k3, and zero
-    for k1.
+    In a loss on tokens drawn from p, the mean gradient is the gradient of KL(p, q) for k2, the gradient of KL(q, p) for
+    k3, and zero for k1.
     """
     return {"k1": kl_k1, "k2": kl_k2, "k3": kl_k3}[estimator](logprobs_BT, ref_logprobs_BT)
 

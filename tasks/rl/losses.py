@@ -1,6 +1,6 @@
-"""Losses as values of tokens or pairs; what they are a mean over, `.on(...)` or their settings say.
+"""Losses as values per token or per pair; `.on(...)` or their settings choose how the values are averaged.
 
-Shapes: B rows, T response tokens (right-padded, `mask` 1.0 where one is trained on), P pairs (row 2p chosen, 2p+1
+Shapes: B rows, T response tokens (right-padded; `mask` is 1.0 at trained tokens), P pairs (row 2p chosen, 2p+1
 rejected).
 """
 
@@ -21,15 +21,15 @@ from prefect_rlhf.tasks.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-REF_LOGPROBS = "ref_inference.logprobs"  # what the call `inference(ref, ...)` made; plain `logprobs` are the policy's
+REF_LOGPROBS = "ref_inference.logprobs"  # output of the call `inference(ref, ...)`; plain `logprobs` are the policy's
 
 
 @loss("logprobs")
 def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) -> LossValues:
     """The clipped surrogate (Schulman et al. 2017, equation 7) over `advantages` and the old policy's `logprobs`.
 
-    The old policy is the one that made the responses, however many steps ago: under it the advantages were sampled, so
-    the ratio to it is what corrects for the difference, and the clip keeps the new policy near it.
+    The old policy is the policy that made the responses, however many steps ago. The advantages were sampled under it,
+    so the ratio to it corrects for the difference, and the clip keeps the new policy near it.
     """
     log_ratio_BT = logprobs_BT - batch["logprobs"]
     ratio_BT, lowest, highest = log_ratio_BT.exp(), 1 - settings.clip, 1 + settings.clip
@@ -41,9 +41,9 @@ def ppo_clip(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: PPO) ->
 
 
 def ratio_metrics(ratio_BT: Tensor, log_ratio_BT: Tensor, lowest: float, highest: float) -> dict[str, Tensor]:
-    """Return how far the policy is from the old one, per token; `ratio_BT` is what the loss bounds.
+    """Return metrics per token of the policy's distance from the old policy; the loss clips `ratio_BT`.
 
-    `change`, in the first mini-batch, is how far the log-probabilities of the two engines are apart.
+    In the first mini-batch, `change` is the absolute difference between the log-probabilities of the two engines.
     """
     return {
         "clip_fraction": ((ratio_BT < lowest) | (ratio_BT > highest)).to(ratio_BT.dtype),
@@ -74,17 +74,18 @@ def policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: 
 
 @loss("logprobs")
 def nll(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: Settings) -> LossValues:
-    """Minus the log-probability of each token: what pretraining and supervised fine-tuning minimise."""
+    """Minus the log-probability of each token: the loss of pretraining and supervised fine-tuning."""
     return LossValues(-logprobs_BT)
 
 
 @loss("logprobs")
 def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: ReMax) -> LossValues:
-    """REINFORCE on responses of an older policy: each token's gradient counts by min(ratio to that policy, max_ratio).
+    """REINFORCE on an older policy's responses: min(ratio to that policy, max_ratio) weights each token's gradient.
 
     Truncated importance sampling (Ionides 2008; per token as in V-trace, Espeholt et al. 2018, arXiv:1802.01561): the
-    cap bounds the variance at the price of a bias. The loss is minus the advantage times the ratio, which goes on above
-    the cap with the slope that it has there. Where both policies are equal its gradient is that of `policy_gradient`.
+    cap bounds the variance at the price of a bias. The loss is minus the advantage times the ratio. Above the cap, the
+    ratio continues linearly in the log-ratio, with its slope at the cap. If both policies are equal, the loss has the
+    gradient of `policy_gradient`.
     """
     log_ratio_BT, log_cap = logprobs_BT - batch["logprobs"], math.log(settings.max_ratio)
     above_BT = (log_ratio_BT - log_cap).clamp(min=0)
@@ -97,10 +98,11 @@ def weighted_policy_gradient(logprobs_BT: Tensor, batch: Mapping[str, Tensor], s
 
 @loss("logprobs")
 def grpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: GRPO) -> LossValues:
-    """The loss of GRPO and its kin: `loss` on the ratio to `logprobs`, times `importance`, plus KL, by `mean_over`.
+    """The loss of GRPO and related methods: `loss` on the ratio to `logprobs`, times `importance`, plus the KL term.
 
-    With the default settings Shao et al. 2024, equation 3: the clipped surrogate plus the KL term (equation 4), as a
-    mean over each response, then over responses. Without a KL term in the loss it reads no reference.
+    The default settings are equation 3 of Shao et al. 2024: the clipped surrogate plus the KL term (equation 4), as a
+    mean over each response, then over responses. `mean_over` selects other means. Without a KL term in the loss, it
+    reads no reference.
     """
     old_BT, advantages_BT, (lowest, highest) = batch["logprobs"], batch["advantages"], settings.ratio_bounds
     log_ratio_BT = logprobs_BT - old_BT
@@ -130,7 +132,7 @@ def bradley_terry(scores_B: Tensor, batch: Mapping[str, Tensor], settings: Rewar
 
 
 def log_sigmoid(logits: Tensor) -> Tensor:
-    """Return the log-probability of a yes."""
+    """Return log(sigmoid(logits)) of each element."""
     from torch.nn.functional import logsigmoid  # only here: a flow is traced, and planned, without torch
 
     return logsigmoid(logits)

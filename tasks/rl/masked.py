@@ -1,6 +1,6 @@
 """Statistics of padded tensors over the positions that exist.
 
-Shapes: B rows, T response tokens. A mask is 1.0 where a token exists, 0.0 at padding.
+Shapes: B rows, T response tokens. A mask is 1.0 at a token, 0.0 at padding.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def response_mask(rollout: Batch) -> Tensor:
-    """Return [B, T]: the rows' own key `mask` where they have one, else 1.0 at every response token."""
+    """Return [B, T]: the key `mask` of the rows if present, else 1.0 at every response token."""
     return rollout["mask"].float() if "mask" in rollout.columns else rollout.mask("logprobs")
 
 
 def row_weights(rows: Batch, like_B: Tensor) -> Tensor:
-    """Return [B]: the rows' own key `row_weights` where they have one, else 1.0 for each."""
+    """Return [B]: the key `row_weights` of the rows if present, else 1.0 for each row."""
     return rows["row_weights"].float() if "row_weights" in rows.columns else like_B.new_ones(len(like_B))
 
 
 def mean_of(values_B: Tensor) -> float:
-    """Return the mean of the values that are finite; 0 without any."""
+    """Return the mean of the finite values; 0 without any."""
     left_B = values_B[values_B.isfinite()]
     return float(left_B.mean()) if len(left_B) else 0.0
 
@@ -63,7 +63,7 @@ def last_token(mask_BT: Tensor) -> Tensor:
 
 
 def share_ahead(margins: Tensor) -> float:
-    """Return the share of margins above 0, of which one of 0 is a half; 0 of none.
+    """Return the share of margins above 0; a margin of 0 counts as a half. Without margins the share is 0.
 
     >>> import torch
     >>> share_ahead(torch.tensor([2.0, 0.0, -1.0, 0.0]))

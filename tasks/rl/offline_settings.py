@@ -1,4 +1,4 @@
-"""The hyperparameters of algorithms that learn from rows that are there, without responses of their own."""
+"""The hyperparameters of algorithms that learn from existing rows, without generating responses."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ PreferenceLoss = Literal["dpo", "cdpo", "robust", "ipo", "simpo"]
 BETAS: Mapping[PreferenceLoss, float] = MappingProxyType(
     {"dpo": 0.1, "cdpo": 0.1, "robust": 0.1, "ipo": 0.1, "simpo": 2.0}
 )
-"""What beta is where nobody says."""
+"""The default of beta for each loss."""
 REFERENCE_FREE: tuple[PreferenceLoss, ...] = ("simpo",)
 WITH_WRONG_LABELS: tuple[PreferenceLoss, ...] = ("cdpo", "robust")
 
 
 class SFT(Settings):
-    """Supervised fine-tuning: the likelihood of answers that people, or better models, wrote."""
+    """Supervised fine-tuning: maximise the likelihood of answers from people or from better models."""
 
     batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Rows in each step.")
     mean_over: Literal["tokens", "rows"] = Field(
-        "tokens", description="The loss is a mean over all tokens that are learnt, or over rows of each one's mean."
+        "tokens", description="The loss is a mean over all trained tokens, or over the mean of each row."
     )
     evaluate_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out rows.")
     update: Update = Field(default=Update(), description="How a train_step walks the rows.")
@@ -33,20 +33,20 @@ class SFT(Settings):
 
 
 class DPO(Settings):
-    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290), and its kin as settings."""
+    """Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290), with related losses as settings."""
 
     loss: PreferenceLoss = Field(
-        "dpo", description="cdpo and robust take labels to be wrong, ipo aims at one margin, simpo has no reference."
+        "dpo", description="cdpo and robust assume wrong labels, ipo aims at a fixed margin, simpo has no reference."
     )
     batch_size: int = Field(16, ge=1, le=MOST_ROWS, description="Pairs in each step.")
     beta: float | None = Field(
         None, gt=0, le=1e6, description="How strongly the policy is held to the reference; empty: 0.1, simpo 2."
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=0.5, description="With cdpo and robust: the share of labels taken to be wrong."
+        0.0, ge=0, lt=0.5, description="With cdpo and robust: assumed share of wrong labels."
     )
     margin: float | None = Field(
-        None, ge=0, le=1e6, description="With simpo: by how much the chosen answer shall be ahead; empty: 1."
+        None, ge=0, le=1e6, description="With simpo: target margin of the chosen answer; empty: 1."
     )
     evaluate_every: int = Field(10, ge=1, le=MOST_STEPS, description="Steps between evaluations on the held-out pairs.")
     update: Update = Field(default=Update(), description="How a train_step walks the rows.")
@@ -54,7 +54,7 @@ class DPO(Settings):
 
     @property
     def strength(self) -> float:
-        """Beta, as stated or as the loss has it.
+        """The stated beta, or the default of the loss.
 
         >>> DPO().strength, DPO(loss="simpo").strength, DPO(beta=0.5).strength
         (0.1, 2.0, 0.5)
@@ -63,17 +63,17 @@ class DPO(Settings):
 
     @property
     def target_margin(self) -> float:
-        """The margin of rewards from which a pair counts as told apart."""
+        """The margin subtracted from the difference of rewards: `margin` or 1.0 for simpo, 0.0 for other losses."""
         return 0.0 if self.loss != "simpo" else 1.0 if self.margin is None else self.margin
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the loss reads what a reference model makes of the answers."""
+        """Whether the loss reads a reference model's log-probabilities."""
         return self.loss not in REFERENCE_FREE
 
     @model_validator(mode="after")
     def _makes_sense(self) -> DPO:
-        """Refuse a setting that another one leaves without effect."""
+        """Refuse a setting that has no effect because of another setting."""
         if self.label_smoothing > 0 and self.loss not in WITH_WRONG_LABELS:
             raise not_used("label_smoothing", f"loss {self.loss} does not read it", "set loss: cdpo or robust")
         if self.label_smoothing == 0 and self.loss in WITH_WRONG_LABELS:
@@ -84,7 +84,7 @@ class DPO(Settings):
 
 
 class KTO(Settings):
-    """Learning from answers that are good or bad by themselves (Ethayarajh et al. 2024, arXiv:2402.01306)."""
+    """Learning from single answers labelled good or bad (Ethayarajh et al. 2024, arXiv:2402.01306)."""
 
     batch_size: int = Field(32, ge=2, le=MOST_ROWS, description="Answers in each step.")
     beta: float = Field(0.1, gt=0, le=1e6, description="How strongly the policy is held to the reference model.")

@@ -1,4 +1,4 @@
-"""The policy that made the responses, as a train_step needs it: whose log-probabilities the ratio divides by."""
+"""The old policy of a train_step: the log-probabilities that the ratio divides by."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from prefect_rlhf.tasks.trace import RowsHandle
 class OldPolicy:
     """Handles of the old policy.
 
-    `logprobs` has its log-probabilities; `inputs` are what a train_step reads of it: the rollout, what was recomputed
-    of it, and the weights of its tokens. The first log-probabilities among them are those that the ratio divides by.
+    `logprobs` has the log-probabilities of the old policy. `inputs` are inputs of the train_step: the rollout, its
+    recomputed log-probabilities, and the weights of its tokens. The ratio divides by the first log-probabilities among
+    the inputs.
     """
 
     logprobs: RowsHandle
@@ -24,10 +25,10 @@ class OldPolicy:
 
 
 def old_policy(actor: object, rollout: RowsHandle, algo: PolicyGradient) -> OldPolicy:
-    """Add the calls that `algo.old_logprobs` and `algo.importance` ask for, and return the old policy.
+    """Add the calls that `algo.old_logprobs` and `algo.importance` require, and return the old policy.
 
-    With `recompute` the actor's training engine computes the log-probabilities before it is trained; how far they are
-    from generation's is a metric, and with `importance` a weight of each token.
+    With `recompute`, the actor's training engine computes the log-probabilities before the actor is trained. Their
+    distance from generation's log-probabilities is a metric; with `importance` it also sets a weight for each token.
     """
     if algo.old_logprobs == "rollout":
         return OldPolicy(rollout, (rollout,))

@@ -1,4 +1,4 @@
-"""Responses that do not end in time: which they are, and what their scores lose.
+"""Responses that do not end within the limit: how they are found, and the penalty on their scores.
 
 Shapes: B rows.
 """
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def truncated_rows(rollout: Batch, max_new_tokens: int) -> Tensor:
-    """Return [B] float: 1.0 where a response was cut off, by the key `truncated` where there is one.
+    """Return [B] float: 1.0 for a response that was cut off, from the key `truncated` if present.
 
-    Without it a response counts as cut off that has all `max_new_tokens`, also where its last token happens to end it.
+    Without that key, a response of `max_new_tokens` tokens counts as cut off, even if its last token ends it.
     """
     if "truncated" in rollout:
         return rollout["truncated"].float()
@@ -29,7 +29,7 @@ def response_lengths(rollout: Batch) -> Tensor:
 
 
 def overlong_penalty(lengths_B: Tensor, max_new_tokens: int, buffer: int) -> Tensor:
-    """Return [B] within -1 and 0: what a response's length earns it (Yu et al. 2025, DAPO, equation 13).
+    """Return [B], between -1 and 0: the penalty for a response's length (Yu et al. 2025, DAPO, equation 13).
 
     0 up to L_max - L_cache tokens, (L_max - L_cache - length) / L_cache up to L_max, and -1 beyond; L_max is
     `max_new_tokens`, L_cache `buffer`.

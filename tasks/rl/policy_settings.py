@@ -1,4 +1,4 @@
-"""Settings of policy optimisation without a critic that are groups of their own: KL, mismatch, overlong responses."""
+"""Groups of settings for policy optimisation without a critic: KL, engine mismatch, overlong responses."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ PolicyLoss = Literal["clip", "gspo", "cispo"]
 MeanOver = Literal["tokens", "rows", "groups"] | Annotated[float, Field(gt=0, le=1e9)]
 
 CLIPS: dict[PolicyLoss, tuple[float, float]] = {"clip": (0.2, 0.2), "gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0)}
-"""Low and high of each loss where the settings are empty: Shao et al. 2024; Zheng et al. 2025, section 5.1; for cispo
-no lower bound, as in the paper, and the upper one of Khatri et al. 2025 (arXiv:2510.13786)."""
+"""Lower and upper clip of each loss if the settings are empty: Shao et al. 2024; Zheng et al. 2025, section 5.1. Cispo
+has no lower bound, as in the paper, and the upper bound of Khatri et al. 2025 (arXiv:2510.13786)."""
 
 
 class KLTerm(Settings):
-    """The KL to the reference model in an algorithm without a critic; estimates of a token by Schulman (2020)."""
+    """The KL to the reference model in an algorithm without a critic; estimators per token from Schulman (2020)."""
 
     coefficient: float = Field(0.04, ge=0, le=1e6, description="Weight of a nat of KL; 0 needs no reference model.")
     estimator: Estimator = Field(
         "k3", description="Per token: k1 is the log-ratio, k2 half its square, k3 never negative and unbiased."
     )
-    place: Literal["loss", "reward"] = Field("loss", description="Added to the loss, or taken off the reward.")
+    place: Literal["loss", "reward"] = Field("loss", description="Add KL to the loss, or subtract it from the reward.")
 
     @model_validator(mode="after")
     def _has_a_gradient(self) -> KLTerm:
-        """Refuse k1 in a loss: its gradient is that of a token's log-probability, which is zero on average."""
+        """Refuse k1 in a loss: its gradient is the gradient of a token's log-probability, which is zero on average."""
         if self.in_loss and self.estimator == "k1":
             raise wrong("estimator", "k2, k3, or place: reward: k1 in a loss has a gradient of zero on average")
         return self
@@ -42,33 +42,33 @@ class KLTerm(Settings):
 
     @property
     def in_reward(self) -> bool:
-        """Whether rewards are lower for KL."""
+        """Whether KL is subtracted from rewards."""
         return self.coefficient > 0 and self.place == "reward"
 
 
 class Importance(Settings):
-    """Weights that correct for the difference between the engine that generates and the one that trains.
+    """Weights that correct for the difference between the generation engine and the training engine.
 
-    A weight is the probability under training over that under generation (Yao et al. 2025, "Your efficient RL
-    framework secretly brings you off-policy RL training").
+    A weight is the probability under training divided by the probability under generation (Yao et al. 2025, "Your
+    efficient RL framework secretly brings you off-policy RL training").
     """
 
-    level: Literal["token", "sequence"] = Field("token", description="A token's own ratio, or its whole response's.")
+    level: Literal["token", "sequence"] = Field("token", description="Ratio of each token, or of its whole response.")
     beyond: Literal["truncate", "mask"] = Field(
-        "truncate", description="What a weight beyond the bounds becomes: the bound (TIS), or 0 (MIS)."
+        "truncate", description="A weight beyond the bounds becomes the bound (truncate, TIS) or 0 (mask, MIS)."
     )
     lowest: float = Field(0.0, ge=0, le=1, description="Lower bound of a weight.")
     highest: float = Field(2.0, ge=1, le=1e6, description="Upper bound of a weight.")
 
 
 class Overlong(Settings):
-    """What becomes of responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
+    """Treatment of responses that do not end within `max_new_tokens` (Yu et al. 2025, arXiv:2503.14476)."""
 
-    mask: bool = Field(False, description="Leave a response that was cut off out of the loss.")
+    mask: bool = Field(False, description="Exclude responses that were cut off from the loss.")
     buffer: int | None = Field(
         None, ge=1, le=1 << 20, description="Tokens before the limit over which a penalty grows; empty: no penalty."
     )
-    penalty: float = Field(1.0, gt=0, le=1e6, description="Score lost at the limit; with a buffer.")
+    penalty: float = Field(1.0, gt=0, le=1e6, description="With a buffer: score lost at the limit.")
 
     @model_validator(mode="after")
     def _penalty_has_a_buffer(self) -> Overlong:

@@ -1,6 +1,6 @@
-"""Whether a policy prefers the better answers of held-out data to the worse ones, and by how much.
+"""How often, and by how much, a policy prefers the better answers of held-out data to the worse answers.
 
-Shapes: B rows, T response tokens, P pairs (row 2p chosen, 2p+1 rejected), G good answers, W worse ones.
+Shapes: B rows, T response tokens, P pairs (row 2p chosen, 2p+1 rejected), G good answers, W worse answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prefect_rlhf.tasks.rl.preference_losses import implicit_rewards
 def preference_accuracy(logprobs: Batch, *reference: Batch, settings: DPO) -> Computed:
     """Measure the share of pairs whose chosen answer has the higher implicit reward (a tie is a half), and the margin.
 
-    The second input is the reference's log-probabilities, where the loss has one.
+    The second input has the reference model's log-probabilities; it is present if the loss needs a reference.
     """
     reference_BT = reference[0]["logprobs"].float() if reference else None
     rewards_B = implicit_rewards(logprobs["logprobs"].float(), reference_BT, logprobs.mask("logprobs"), settings)
@@ -27,9 +27,9 @@ def preference_accuracy(logprobs: Batch, *reference: Batch, settings: DPO) -> Co
 
 @computation("tokens", "prompt_length", "mask")
 def mismatched_answers(rows: Batch, settings: KTO) -> Computed:
-    """Put each answer of the step behind the next row's prompt, cut to the longest row's length: rows of their own.
+    """Make new rows: each answer of the step after the next row's prompt, cut to the longest row's length.
 
-    What the policy gains on them over the reference is KTO's point of comparison.
+    The policy's mean gain over the reference on these rows is KTO's point of comparison.
     """
     tokens, masks = rows.columns["tokens"], rows.columns["mask"]
     lengths = [int(length) for length in rows.columns["prompt_length"]]
@@ -44,7 +44,7 @@ def mismatched_answers(rows: Batch, settings: KTO) -> Computed:
 
 @computation("kl")
 def kto_kl(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Computed:
-    """Return [B], equal for all rows: the mean log-ratio of policy to reference of mismatched answers, at least 0."""
+    """Return [B], equal for all rows: the mean log-ratio of policy to reference on mismatched answers, at least 0."""
     gain_B = row_sums((logprobs["logprobs"] - reference["logprobs"]).float(), rows["mask"].float())
     kl = gain_B.mean().clamp(min=0)
     return Computed({"kl": kl.expand(len(gain_B)).clone()}, {"kl": float(kl)})
@@ -52,7 +52,7 @@ def kto_kl(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Com
 
 @computation()
 def label_accuracy(rows: Batch, logprobs: Batch, reference: Batch, settings: KTO) -> Computed:
-    """Measure how often a good answer has a higher implicit reward than a bad one (a tie is a half), and the margin."""
+    """Measure how often a good answer has a higher implicit reward than a bad answer (tie: a half), and the margin."""
     gain_B = row_sums((logprobs["logprobs"] - reference["logprobs"]).float(), rows["mask"].float())
     good_G, bad_W = (settings.beta * gain_B[(rows["label"] > 0) == is_good] for is_good in (True, False))
     ahead_GW = good_G[:, None] - bad_W[None]

@@ -1,4 +1,4 @@
-"""Losses on answers that are there: pairs of a better and a worse one, or answers that are good or bad by themselves.
+"""Losses on existing answers: pairs of a better and a worse answer, or single answers labelled good or bad.
 
 Shapes: B rows, T response tokens, P pairs (row 2p chosen, 2p+1 rejected).
 """
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @loss("logprobs", rows_per_item=2)
 def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> LossValues:
-    """The loss of DPO and its kin on m, the margin of `implicit_rewards` between chosen and rejected answer.
+    """The loss of DPO and related methods on m, the margin of `implicit_rewards` between chosen and rejected answer.
 
     - dpo: -log sigmoid(m). Rafailov et al. 2023 (arXiv:2305.18290), equation 7.
-    - cdpo: -(1 - e) log sigmoid(m) - e log sigmoid(-m), with e the share of labels that are wrong. Mitchell 2023.
-    - robust: the same with minus e, divided by 1 - 2e: in the mean that of right labels. Chowdhury et al. 2024
+    - cdpo: -(1 - e) log sigmoid(m) - e log sigmoid(-m); e is the share of wrong labels. Mitchell 2023.
+    - robust: the same with minus e, divided by 1 - 2e; its mean is the loss of correct labels. Chowdhury et al. 2024
       (arXiv:2403.00409), "Robust DPO".
-    - ipo: (m / beta - 1 / (2 beta))^2. Azar et al. 2023 (arXiv:2310.12036), as TRL has it, on means over tokens.
+    - ipo: (m / beta - 1 / (2 beta))^2. Azar et al. 2023 (arXiv:2310.12036), on means over tokens as in TRL.
     - simpo: -log sigmoid(m - margin). Meng et al. 2024 (arXiv:2405.14734), "The SimPO Objective".
     """
     reference_BT = batch[REF_LOGPROBS] if settings.needs_reference else None
@@ -47,9 +47,9 @@ def dpo(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: DPO) -> Loss
 
 
 def implicit_rewards(logprobs_BT: Tensor, reference_BT: Tensor | None, mask_BT: Tensor, settings: DPO) -> Tensor:
-    """Return [B]: beta times the answer's log-ratio of policy to reference; of ipo and simpo the mean over its tokens.
+    """Return [B]: beta times the answer's log-ratio of policy to reference; ipo and simpo use the mean over its tokens.
 
-    Simpo has no reference, so that is beta times the mean log-probability.
+    Simpo has no reference: its reward is beta times the mean log-probability.
     """
     gain_BT = logprobs_BT if reference_BT is None else logprobs_BT - reference_BT
     per_row = row_means if settings.loss in ("ipo", "simpo") else row_sums
@@ -58,10 +58,11 @@ def implicit_rewards(logprobs_BT: Tensor, reference_BT: Tensor | None, mask_BT: 
 
 @loss("logprobs")
 def kto(logprobs_BT: Tensor, batch: Mapping[str, Tensor], settings: KTO) -> LossValues:
-    """What a person loses by an answer, seen from the mean one (Ethayarajh et al. 2024, arXiv:2402.01306, "KTO").
+    """The KTO loss: a person's loss from an answer relative to the mean answer.
 
-    With r the log-ratio of policy to reference and z, the same of answers to other prompts (`kl`):
-    1 - sigmoid(beta (r - z)) of a good answer, 1 - sigmoid(beta (z - r)) of a bad one, each times its weight.
+    Ethayarajh et al. 2024, arXiv:2402.01306, "KTO". r is the log-ratio of policy to reference, and z (`kl`) its mean
+    over answers to other prompts. The loss is 1 - sigmoid(beta (r - z)) for a good answer and 1 - sigmoid(beta (z - r))
+    for a bad answer, times the answer's weight.
     """
     gain_B = row_sums(logprobs_BT - batch[REF_LOGPROBS], batch["mask"])
     is_good_B = batch["label"] > 0

@@ -30,7 +30,7 @@ class RunningScores:
     squares: float = 0.0
 
     def with_batch(self, scores_B: Tensor) -> RunningScores:
-        """Return the statistics with these scores counted too."""
+        """Return the statistics with these scores included."""
         if not len(scores_B):
             return self
         count, mean = len(scores_B), float(scores_B.double().mean())
@@ -41,7 +41,7 @@ class RunningScores:
         )
 
     def scale(self, scores_B: Tensor) -> Tensor:
-        """Return scores with the mean taken off, in units of the standard deviation."""
+        """Return the scores minus the mean, divided by the standard deviation."""
         deviation = math.sqrt(self.squares / max(self.count - 1, 1))
         return (scores_B - self.mean) / max(deviation, 1e-8)
 
@@ -49,7 +49,7 @@ class RunningScores:
 @saved_state
 @dataclass(frozen=True, slots=True)
 class RewardState:
-    """The state that one step leaves to the next."""
+    """The state that a step passes to the next step."""
 
     coefficient: float
     scores: RunningScores = RunningScores()
@@ -59,11 +59,11 @@ class RewardState:
 def kl_penalised_rewards(
     policy: Batch, reference: Batch, scores: Batch, settings: PPO | ReMax, state: RewardState | None = None
 ) -> Computed:
-    """Make `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
+    """Compute `rewards` from `logprobs` of the policy, `logprobs` of the reference and `scores`.
 
-    `row_weights` [B] is 0.0 at a row whose score is not finite: it has the KL penalty alone, and no part in a loss or
-    in a statistic of scores. The coefficient used is the one that the step before left (Ziegler et al. 2019, section
-    2.2).
+    `row_weights` [B] is 0.0 for a row whose score is not finite. The reward of such a row is the KL penalty alone, and
+    the row is left out of losses and of statistics of scores. The coefficient is the value that the previous step
+    computed (Ziegler et al. 2019, section 2.2).
     """
     state = state or RewardState(settings.kl.coefficient)
     mask_BT, logprobs_BT, scores_B = policy.mask("logprobs"), policy["logprobs"], scores["scores"].float()
@@ -88,15 +88,15 @@ def token_rewards(scores_B: Tensor, kl_BT: Tensor, mask_BT: Tensor, coefficient:
 
 
 def shape_scores(scores_B: Tensor, running: RunningScores, settings: PPO | ReMax) -> Tensor:
-    """Return scores as they enter the reward: scaled by all scores so far and clipped, if the settings say so."""
+    """Return the scores that enter the reward: normalised by all scores so far, and clipped, if the settings say so."""
     scaled_B = running.scale(scores_B) if settings.normalise_scores else scores_B
     return scaled_B if settings.score_clip is None else scaled_B.clamp(-settings.score_clip, settings.score_clip)
 
 
 def rollout_metrics(logprobs_BT: Tensor, kl_BT: Tensor, scores_B: Tensor, mask_BT: Tensor) -> dict[str, float]:
-    """Return metrics of a step's responses; `entropy` is estimated by minus their tokens' mean log-probability.
+    """Return metrics of a step's responses; `entropy` is estimated as minus the mean log-probability of their tokens.
 
-    Those of scores are over the finite ones; `unscored` is the share of the others.
+    Metrics of scores are over the finite scores; `unscored` is the share of the other scores.
     """
     left_B = scores_B[scores_B.isfinite()]
     return {

@@ -1,4 +1,4 @@
-"""Rewards under a limit of costs: the Lagrange multiplier, costs per token, and advantages of both as one.
+"""Rewards under a limit on costs: the Lagrange multiplier, costs per token, and advantages that combine both.
 
 Shapes: B rows, T response tokens.
 """
@@ -30,9 +30,9 @@ class LagrangeState:
 
 @computation("multiplier", stateful=True)
 def lagrange_multiplier(costs: Batch, settings: SafeRLHF, state: LagrangeState | None = None) -> Computed:
-    """Return [B], equal for all rows: the multiplier l, moved by how far the mean cost c is above the limit d.
+    """Return [B], equal for all rows: the multiplier l, updated by the excess of the mean cost c over the limit d.
 
-    ln l rises by lr * l * (c - d) (Dai et al. 2023, arXiv:2310.12773, on the update of the multiplier), and l stays at
+    ln l rises by lr * l * (c - d) (Dai et al. 2023, arXiv:2310.12773, on the update of the multiplier), and l is at
     most `most`. Costs that are not finite do not count; c is smoothed over steps.
     """
     by = settings.lagrange
@@ -53,9 +53,10 @@ def lagrange_multiplier(costs: Batch, settings: SafeRLHF, state: LagrangeState |
 def kl_penalised_costs(
     policy: Batch, reference: Batch, costs: Batch, settings: SafeRLHF, state: RewardState | None = None
 ) -> Computed:
-    """Make costs per token, as the key `rewards`: the KL penalty at every token, plus the cost at the last.
+    """Compute costs per token, as the key `rewards`: the KL penalty at every token, plus the cost at the last.
 
-    As `kl_penalised_rewards` of minus the costs, with the sign turned back: the mixture of both pays the penalty once.
+    They are minus the `kl_penalised_rewards` of minus the costs, so the mixture of rewards and costs pays the penalty
+    once.
     """
     turned = Batch({"scores": list(-costs["scores"])})
     made = kl_penalised_rewards.function(policy, reference, turned, settings, state)
@@ -67,7 +68,7 @@ def kl_penalised_costs(
 def lagrange_advantages(rewards: Batch, costs: Batch, multiplier: Batch, settings: SafeRLHF) -> Computed:
     """Mix advantages of rewards and of costs: (A_r - l A_c) / (1 + l) (Dai et al. 2023, arXiv:2310.12773).
 
-    A row whose reward or cost is not known has none.
+    A row with an unknown reward or cost has advantage 0 and row weight 0.
     """
     weights_B = row_weights(rewards, multiplier["multiplier"]) * row_weights(costs, multiplier["multiplier"])
     mask_BT = rewards.mask("advantages") * weights_B[:, None]
@@ -84,7 +85,7 @@ def record_safe_evaluation(
 ) -> Computed:
     """Write `evaluation/step-000010.parquet`: responses to held-out prompts, `reward` and `cost`; means are metrics.
 
-    Responses whose reward or cost is not known are left out of its mean.
+    Unknown rewards are left out of the mean reward, and unknown costs out of the mean cost.
     """
     scores_B, costs_B = scores["scores"].float(), costs["scores"].float()
     columns = text_columns(rollout, context.tokenizer) | {

@@ -1,4 +1,4 @@
-"""The hyperparameters of Safe RLHF: those of PPO, the limit of the cost, and the multiplier that holds it."""
+"""The hyperparameters of Safe RLHF: those of PPO, the limit of the cost, and the multiplier that enforces it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from prefect_rlhf.tasks.settings import MOST_ROWS, Decay, Optimizer, Settings
 
 
 class Lagrange(Settings):
-    """The Lagrange multiplier: by how much a unit of cost counts against a unit of reward."""
+    """The Lagrange multiplier: the weight of a unit of cost against a unit of reward."""
 
     start: float = Field(1.0, gt=0, le=1e6, description="Multiplier before the first step.")
-    most: float = Field(10.0, gt=0, le=1e6, description="The multiplier grows no further than this.")
+    most: float = Field(10.0, gt=0, le=1e6, description="Upper bound of the multiplier.")
     lr: float = Field(
-        0.1, gt=0, le=1e3, description="By how much its logarithm moves a step, times cost over the limit."
+        0.1, gt=0, le=1e3, description="Step size: log(multiplier) grows by lr * multiplier * excess cost."
     )
-    smoothing: Decay = Field(
-        0.5, description="Share of the old mean in the mean cost that moves it; 0: this step alone."
-    )
+    smoothing: Decay = Field(0.5, description="Share of the old mean in the smoothed mean cost; 0: this step alone.")
 
     @model_validator(mode="after")
     def _starts_below_its_bound(self) -> Lagrange:
@@ -45,14 +43,14 @@ class SafeRLHF(PPO):
 
     @model_validator(mode="after")
     def _shares_no_trunk(self) -> SafeRLHF:
-        """Refuse a setting of PPO that nothing here reads."""
+        """Refuse a setting of PPO that Safe RLHF does not use."""
         if self.value_weight != PPO.model_fields["value_weight"].default:
             raise not_used(
-                "value_weight", "it weighs the values of a shared trunk, and safe-rlhf has value models of their own"
+                "value_weight", "it weighs the values of a shared trunk, and safe-rlhf has separate value models"
             )
         return self
 
     @property
     def of_each_side(self) -> SafeRLHF:
-        """The settings of the advantages of rewards and of costs alone: the mixture is scaled, not its sides."""
+        """The settings for the separate advantages of rewards and of costs: only their mixture is whitened."""
         return self.model_copy(update={"whiten_advantages": False})

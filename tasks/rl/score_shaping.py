@@ -1,4 +1,4 @@
-"""Scores as they enter advantages without a critic: less what KL and length cost, and the named rewards they sum up.
+"""Scores for advantages without a critic: KL penalties, and the named rewards whose weighted sum is the score.
 
 Shapes: B rows, T response tokens, K named rewards.
 """
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 def kl_penalties(policy: Batch, reference: Batch | None, mask_BT: Tensor, kl: KLTerm) -> Tensor | None:
-    """Return [B, T]: what KL costs the reward at each token, coefficient * estimate; None where it costs nothing.
+    """Return [B, T]: the KL penalty at each token, coefficient * estimate; None if KL is not in the reward.
 
-    Raises InvalidInput without a reference.
+    Raises InvalidInput if KL is in the reward and there is no reference.
     """
     if not kl.in_reward:
         return None
     if reference is None:
-        expected = "the reference's logprobs as the third, as kl is in the reward"
+        expected = "the reference's logprobs as the third input, because kl is in the reward"
         raise InvalidInput("inputs of grpo_advantages", "no reference", expected)
     return kl.coefficient * kl_estimate(policy["logprobs"], reference["logprobs"], kl.estimator) * mask_BT
 
 
 def named_rewards(scores: Batch) -> dict[str, Tensor]:
-    """Return the rewards of which `scores` is the weighted sum, [B] each; none where there is one reward alone."""
+    """Return the named rewards, [B] each, whose weighted sum is `scores`; empty if there is a single reward."""
     return {
         key: scores[key].float()
         for key, rows in scores.columns.items()
@@ -41,12 +41,15 @@ def named_rewards(scores: Batch) -> dict[str, Tensor]:
 
 
 def weighted_rewards(named: Mapping[str, Tensor], settings: GRPO) -> tuple[Tensor, list[float]]:
-    """Return [K, B] and a weight for each. Raises InvalidInput unless there are two or more, and all those weighted."""
+    """Return rewards [K, B] and K weights.
+
+    Raises InvalidInput for fewer than two rewards, and unless the weights name the same rewards.
+    """
     import torch  # only here: a flow is traced, and planned, without it
 
     if len(named) < 2:
         seen = ", ".join(named) or "none"
-        raise InvalidInput("named rewards", seen, "two or more, which advantage gdpo normalises one by one")
+        raise InvalidInput("named rewards", seen, "two or more: advantage gdpo normalises each reward separately")
     weights = settings.reward_weights or dict.fromkeys(named, 1.0)
     if set(weights) != set(named):
         raise InvalidInput("algo.reward_weights", ", ".join(weights), f"a weight for each of {', '.join(named)}")
