@@ -1,6 +1,6 @@
-"""`plan: auto`: search a plan for the leased mesh before the run, say how good it is, and remember it.
+"""`plan: auto`: search for a plan on the leased mesh before the run, log its quality, and store it.
 
-A remembered plan is a plan file whose first lines say what was known of it; its name is a hash of the whole question.
+A stored plan is a plan file with a summary of its search in its first lines. Its name is a hash of the whole question.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PLANS = Path("~/.prefect-rlhf/plans")
 
 
 def auto_plan(question: Question, say: LogLine) -> tuple[ExecutionPlan, Certificate]:
-    """Return the best plan that is known, found now or by an earlier run of the same question, and that it fits."""
+    """Return the best known plan and its certificate: found now, or by an earlier run with the same question."""
     file = PLANS.expanduser() / f"{question_hash(question)}.yaml"
     plan = remembered_plan(file, question, say)
     if plan is not None:
@@ -42,7 +42,7 @@ def auto_plan(question: Question, say: LogLine) -> tuple[ExecutionPlan, Certific
 
 
 def search_plan(question: Question, say: LogLine) -> Planned:
-    """Search for some seconds, and say what was found."""
+    """Search for `BUDGET_SECONDS` and log the result."""
     say(describe_sources(question.site.sources))
     planned = plan_graph(question, BUDGET_SECONDS, progress=lambda progress: say(str(progress)))
     say(summary(planned))
@@ -50,7 +50,7 @@ def search_plan(question: Question, say: LogLine) -> Planned:
 
 
 def question_hash(question: Question) -> str:
-    """Return a hash of all that an automatic plan depends on: values whose texts are equal when they are."""
+    """Return a hash of everything an automatic plan depends on. Equal values have equal texts."""
     site = question.site
     where = (site.cluster, site.mesh, site.backend)
     values = (question.graph, *where, question.workload, site.sources, BUDGET_SECONDS, version("prefect-rlhf"))
@@ -58,15 +58,15 @@ def question_hash(question: Question) -> str:
 
 
 def remembered_plan(file: Path, question: Question, say: LogLine) -> ExecutionPlan | None:
-    """Return the plan in `file`, if there is one that can still be run."""
+    """Return the plan in `file`, or None if the file does not exist or its plan no longer runs."""
     if not file.is_file():
         return None
     graph, site = question.graph, question.site
     try:
         plan = aligned(check_plan(read_plan(file, site.cluster), graph, site.mesh), graph)
     except InvalidInput as error:
-        say(f"{file} holds no plan for this run, so one is searched anew ({error})")
+        say(f"the plan stored in {file} does not run here, so a new search starts ({error})")
         return None
     comments = [line.removeprefix("# ") for line in file.read_text().splitlines() if line.startswith("# ")]
-    say("\n".join([f"found before: {file}", *comments]))
+    say("\n".join([f"stored plan: {file}", *comments]))
     return plan

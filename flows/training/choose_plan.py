@@ -1,4 +1,4 @@
-"""The plan that the parameter `plan` names: one that is searched or measured, a preset, or a file."""
+"""The plan that the parameter `plan` names: a searched or measured plan, a preset, or a plan file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from prefect_rlhf.placement.plans.presets import is_preset
 
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """The plan of a run, checked and aligned, and the proof that it fits; for `measure(k)` also how the k plans ran."""
+    """The plan of a run, checked and aligned, with its certificate and, for `measure(k)`, the trials of the k plans."""
 
     plan: ExecutionPlan
     certificate: Certificate
@@ -31,10 +31,10 @@ class ChosenPlan:
 
 
 def choose_plan(request: RunRequest) -> ChosenPlan:
-    """Return the plan that was asked for: searched (`auto`), the fastest of `measure(k)`, a preset, or that of a file.
+    """Return the requested plan: searched (`auto`), the fastest of `measure(k)`, a preset, or a plan file.
 
-    Where a plan states no order of devices, copies of trained weights get the one that moves the least. A dry run
-    measures nothing: it takes the plan that would be measured first. Raises InvalidInput for a plan that cannot run.
+    If a plan states no order of devices, copies of trained weights get the order that moves the fewest bytes. A dry run
+    does not measure: it uses the plan that would be measured first. Raises InvalidInput for a plan that cannot run.
     """
     name, graph, lease, workload = request.options.plan, request.graph, request.lease, request.workload
     if name == AUTO:
@@ -45,7 +45,7 @@ def choose_plan(request: RunRequest) -> ChosenPlan:
         trials = () if request.options.dry_run else measure(request, plans)
         plan = fastest(trials) if trials else plans[0]
     else:
-        if is_preset(name) or (name.isidentifier() and not Path(name).exists()):  # another word is told the presets
+        if is_preset(name) or (name.isidentifier() and not Path(name).exists()):  # raises with the list of presets
             plan = preset(name, graph, lease.cluster, lease.mesh, workload.longest, lease.kind)
         else:
             plan = read_plan(Path(name), lease.cluster)
@@ -54,8 +54,8 @@ def choose_plan(request: RunRequest) -> ChosenPlan:
 
 
 def best_plans(request: RunRequest, count: int) -> list[ExecutionPlan]:
-    """Return up to `count` plans, the best that a search knows first."""
+    """Return up to `count` plans of a search, best first."""
     plans = next_best(request.question, search_plan(request.question, log_info), count)
     if len(plans) < count:
-        log_info(f"{request.options.plan}: there are no more than {len(plans)} different plans to measure")
+        log_info(f"{request.options.plan}: only {len(plans)} different plans are known")
     return plans

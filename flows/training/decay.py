@@ -1,4 +1,4 @@
-"""The end of a learning rate's fall where nobody says it: with the run's last optimizer step."""
+"""Default for `decay_steps`: a learning rate schedule ends at the run's last optimizer step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from prefect_rlhf.placement.model import ModelSpec
 
 
 def falling_over(graph: DataflowGraph, steps: int) -> DataflowGraph:
-    """Return the graph with `decay_steps` in each optimizer whose rate falls, over all of a run's `steps`.
+    """Return the graph with `decay_steps` set for all of a run's `steps` in each decaying optimizer that lacks it.
 
-    Raises InvalidInput where the warm-up leaves no step for it.
+    Raises InvalidInput if the warm-up leaves no step for the decay.
     """
     models = tuple(_falling_over(model, graph, steps) for model in graph.models)
     return graph if models == graph.models else replace(graph, models=models)
@@ -24,6 +24,6 @@ def _falling_over(model: ModelSpec, graph: DataflowGraph, steps: int) -> ModelSp
         return model
     updates = steps * call.epochs * call.mini_batches
     if spec.warmup_steps >= updates:
-        expected = f"fewer than the {updates} optimizer steps of this run, for its rate falls after them"
+        expected = f"fewer than the {updates} optimizer steps of this run: its rate decays after them"
         raise InvalidInput(f"warmup_steps of the {model.role}'s optimizer", spec.warmup_steps, expected)
     return replace(model, optimizer=replace(spec, decay_steps=updates))

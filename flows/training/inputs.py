@@ -1,4 +1,4 @@
-"""From a run's parameters to what the graph and the ranks need; every check that needs no device is made here."""
+"""Convert a run's parameters to models and datasets, with every check that needs no device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prefect_rlhf.tasks.data.chats import ChatDataset
 from prefect_rlhf.tasks.data.datasets import PreferenceDataset, PromptDataset
 from prefect_rlhf.tasks.model_shape import read_model_spec
 
-ABSENT = "(not there)"  # the path of a dataset that nobody named, in a what-if
+ABSENT = "(not there)"  # path of a dataset that was not named, in a what-if
 MANY = 1 << 30  # items of such a dataset
 
 DatasetParameter = Prompts | Preferences | Chats | RatedAnswers
@@ -36,7 +36,7 @@ class RunInputs:
     tokenizer: str
 
     def read_by(self, role: str) -> RunInputs:
-        """Return the same read with the tokenizer of a role. Raises InvalidInput for rows that it cannot serve."""
+        """Return these inputs, read with the tokenizer of a role. Raises InvalidInput for rows that it cannot serve."""
         tokenizer = self.models[role].path
         if tokenizer == self.tokenizer:
             return self
@@ -45,18 +45,18 @@ class RunInputs:
         longest = {name: source.check(self.context, vocabulary) for name, source in sources.items()}
         for name, source in sources.items():
             if source.num_items != self.sources[name].num_items:
-                expected = f"tokenizers that count alike: that of {role} keeps {source.num_items}"
+                expected = f"as many as the tokenizer of {role} keeps, which is {source.num_items}"
                 raise InvalidInput(f"{name}.overlong_prompts", f"{self.sources[name].num_items} prompts", expected)
         return replace(self, sources=sources, longest={**self.longest, **longest}, tokenizer=tokenizer)
 
     @property
     def context(self) -> int:
-        """Tokens of the longest sequence that every model takes."""
+        """Tokens of the longest sequence that all models accept."""
         return shortest_context(self.models)
 
 
 def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
-    """Read the configs and datasets that `arguments` name. Raises InvalidInput for any that cannot serve."""
+    """Read the model configs and datasets that `arguments` name. Raises InvalidInput for any that cannot be used."""
 
     def read_model(role: str, model: Model) -> ModelSpec:
         return read_model_spec(role, model.path, model.head, dtype=model.dtype, new_head=model.new_head)
@@ -67,9 +67,9 @@ def read_run_inputs(arguments: Mapping[str, Any]) -> RunInputs:
 def read_inputs(
     arguments: Mapping[str, Any], read_model: Callable[[str, Model], ModelSpec], may_be_absent: bool = False
 ) -> RunInputs:
-    """Read the models and datasets among `arguments`. Raises InvalidInput for any that cannot serve.
+    """Read the models and datasets among `arguments`. Raises InvalidInput for any that cannot be used.
 
-    Of a dataset that is ABSENT, where that may be, nothing but its name is known.
+    With `may_be_absent`, a dataset may be ABSENT: then only its name and columns are known.
     """
     models = {role: read_model(role, value) for role, value in arguments.items() if isinstance(value, Model)}
     if not models:
@@ -87,7 +87,7 @@ def read_inputs(
 
 
 def shortest_context(models: Mapping[str, ModelSpec]) -> int:
-    """Return the tokens of the longest sequence that every model takes."""
+    """Return the tokens of the longest sequence that all models accept."""
     return min(model.shape.max_position_embeddings for model in models.values())
 
 
@@ -104,7 +104,7 @@ def open_source(name: str, value: DatasetParameter, tokenizer: str) -> Source:
 
 
 def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
-    """Return the most tokens of a row, prompt and response. Raises InvalidInput when the models take fewer."""
+    """Return the tokens of the longest row, prompt and response. Raises InvalidInput if a model accepts fewer."""
     lengths, context = row_lengths(graph, inputs.longest), inputs.context
     for call in (call for call in graph if lengths.get(call.name, 0) > context):
         limit = call.row_limit
@@ -113,5 +113,5 @@ def longest_sequence(graph: DataflowGraph, inputs: RunInputs) -> int:
         field = f"{call.name}.max_new_tokens" if limit else f"{call.name}.sampling.max_new_tokens"
         new = limit.max_new_tokens if limit else call.max_new_tokens
         left = context - (lengths[call.name] - new)
-        raise InvalidInput(field, new, f"at most {left}, which the context leaves")
+        raise InvalidInput(field, new, f"at most {left}, the room left in the context of the models")
     return max(lengths.values())

@@ -1,4 +1,4 @@
-"""Whether the engines are installed, and in builds that fit each other: to plan takes none, to train takes them all."""
+"""Checks that the engines are installed in compatible builds: planning needs no engine, training needs all of them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from prefect_rlhf.placement.errors import RlhfError
 from prefect_rlhf.placement.install_command import install_command
 
 ENGINES = ("torch", "megatron", "vllm")
-COMPANIONS = ("torchvision", "torchaudio")  # vLLM requires them, transformers imports them, nothing here needs them
+COMPANIONS = ("torchvision", "torchaudio")  # vLLM requires them and transformers imports them; prefect-rlhf does not
 
 
 def check_engines() -> None:
-    """Raise RlhfError, which says what to install, where an engine is missing that every run needs."""
+    """Raise RlhfError with install instructions if an engine that every run needs is missing."""
     for name in ("torch", "megatron"):
         if find_spec(name) is None:
             raise RlhfError(missing_engine(name))
 
 
 def missing_engine(name: str) -> str:
-    """Say which extras bring an engine."""
-    extras = f"as README.md shows, or {install_command('cpu')}, with GPUs '.[cuda]'"
-    return f"{name} is not installed, and nothing trains or generates without it: {extras}"
+    """Return the error text for a missing engine: the extras that install it."""
+    extras = f"see README.md, or run {install_command('cpu')} (with GPUs: '.[cuda]')"
+    return f"{name} is not installed, but training and generation need it: {extras}"
 
 
 def check_builds() -> None:
-    """Raise RlhfError if torch is a CPU build and a library that loads torch's own is not, or the reverse.
+    """Raise RlhfError if torch is a CPU build and a library that loads torch's own libraries is not, or the reverse.
 
-    pip installs such a pair if torch is from PyTorch's CPU index and the rest from another one. Then no model can be
+    pip installs such a pair if torch is from PyTorch's CPU index and the rest from another index. Then no model can be
     imported from transformers.
     """
     found = {name: seen for name in ("torch", *COMPANIONS) if (seen := _installed_version(name))}
@@ -38,10 +38,12 @@ def check_builds() -> None:
 
 
 def unfit_builds(found: Mapping[str, str]) -> str | None:
-    """Say which installed versions, by name, do not fit torch's, or None. A version ends in its build: `2.13.0+cpu`.
+    """Return an error text for installed versions, by name, that do not fit torch's, or None if all fit.
+
+    The end of a version is its build: `2.13.0+cpu`.
 
     >>> unfit_builds({"torch": "2.13.0+cpu", "torchvision": "0.28.0"})
-    'torchvision 0.28.0 is not built for torch 2.13.0+cpu: pip uninstall torchvision (nothing here needs it)'
+    'torchvision 0.28.0 is not built for torch 2.13.0+cpu: pip uninstall torchvision (prefect-rlhf does not need it)'
     >>> unfit_builds({"torch": "2.13.0", "torchvision": "0.28.0"})
     """
     is_cpu = {name: seen.endswith("+cpu") for name, seen in found.items()}
@@ -49,7 +51,7 @@ def unfit_builds(found: Mapping[str, str]) -> str | None:
     if not names:
         return None
     seen = f"{names[0]} {found[names[0]]} is not built for torch {found['torch']}"
-    return f"{seen}: pip uninstall {' '.join(names)} (nothing here needs {'them' if names[1:] else 'it'})"
+    return f"{seen}: pip uninstall {' '.join(names)} (prefect-rlhf does not need {'them' if names[1:] else 'it'})"
 
 
 def _installed_version(name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Lengths of prompts and responses in words or from files: one number, shares, or what an earlier run wrote."""
+"""Parse lengths of prompts and responses: a number, shares, or the rollouts of an earlier run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.remote_path import is_remote
 from prefect_rlhf.tasks.data.stored_rows import StoredRows
 
-MOST_LENGTHS = 16  # of a distribution: the cost model counts each
-LENGTHS_FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet of a run's rollouts"
+MOST_LENGTHS = 16  # per distribution: the cost model evaluates each
+LENGTHS_FORM = "tokens such as 1024, shares such as 512:3,1024:1, or the Parquet files of a run's rollouts"
 
 
 def parse_lengths(text: str, field: str) -> LengthDistribution:
-    """Return the lengths that `text` stands for. Raises InvalidInput for anything else.
+    """Return the length distribution that `text` states. Raises InvalidInput for any other text.
 
     >>> parse_lengths("1024", "prompt_length").mean, parse_lengths("512:3,1024:1", "prompt_length").mean
     (1024.0, 640.0)
@@ -37,7 +37,7 @@ def parse_lengths(text: str, field: str) -> LengthDistribution:
 
 
 def rollout_lengths(path: str, field: str) -> LengthDistribution:
-    """Read the lengths of prompts or responses, as `field` says, in what a run wrote to a file or folder."""
+    """Read lengths of prompts or responses (`field` says which) from the rollouts of a run in a file or folder."""
     stored = StoredRows(field, path)
     responses = [len(logprobs) for logprobs in stored.read("logprobs")]
     if field.startswith("response"):
@@ -47,7 +47,9 @@ def rollout_lengths(path: str, field: str) -> LengthDistribution:
 
 
 def distribution(lengths: Sequence[int]) -> LengthDistribution:
-    """Return at most 16 lengths that stand for all: each for as many rows, at the length of the longest of them.
+    """Return a distribution of at most 16 lengths.
+
+    With more than 16 different lengths, each returned length is the longest of equally many rows.
 
     >>> distribution([3, 5]).shares, distribution(range(1, 65)).shares[:2]
     (((3, 0.5), (5, 0.5)), ((4, 0.0625), (8, 0.0625)))
@@ -59,7 +61,7 @@ def distribution(lengths: Sequence[int]) -> LengthDistribution:
 
 
 def together(prompts: LengthDistribution, answers: LengthDistribution) -> LengthDistribution:
-    """Return the lengths of whole rows, whose prompts and answers are as long as they are independently.
+    """Return the lengths of whole rows, for independent lengths of prompts and answers.
 
     >>> together(LengthDistribution.fixed(10), LengthDistribution.of({1: 1, 2: 1})).shares
     ((11, 0.5), (12, 0.5))

@@ -1,4 +1,4 @@
-"""A run's log before it has one: where planning says what it does."""
+"""Log lines of planning, written to the log of the flow run, or kept until the flow run exists."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _kept: ContextVar[list[tuple[int, str]] | None] = ContextVar("rlhf_kept_lines", 
 
 
 def log_info(line: str) -> None:
-    """Write a line to the flow run's log; outside of a run, to the terminal's."""
+    """Write a line to the flow run's log, or to the terminal outside of a run."""
     _write(INFO, line)
 
 
 def log_warning(line: str) -> None:
-    """Write a line that a person should see, to the same log."""
+    """Write a warning to the same log."""
     _write(WARNING, line)
 
 
 @contextmanager
 def kept_lines() -> Iterator[list[tuple[int, str]]]:
-    """Keep the lines of the body, with their levels, for the log of a run that has yet to begin."""
+    """Keep the lines that the body logs, with their levels, for the log of a run that starts later."""
     lines: list[tuple[int, str]] = []
     token = _kept.set(lines)
     try:
@@ -41,7 +41,7 @@ def kept_lines() -> Iterator[list[tuple[int, str]]]:
 
 
 def write_kept(lines: Iterable[tuple[int, str]]) -> None:
-    """Write lines that were kept."""
+    """Write kept lines to the log."""
     for level, line in lines:
         _write(level, line)
 
@@ -62,7 +62,7 @@ def _log() -> Logger | LoggingAdapter:
 
 @contextmanager
 def engines_in_log() -> Iterator[None]:
-    """Have the run's log show what engines warn of: a store that is waited for, in this process or in a rank's."""
+    """Copy warnings of the engines to the run's log, such as waiting for a store, in this process or in a rank."""
     handler, logger = _ToRunLog(), logging.getLogger("prefect_rlhf.engines")
     propagated, logger.propagate = logger.propagate, False
     logger.addHandler(handler)

@@ -1,6 +1,6 @@
-"""`plan: measure(k)`: the k plans that the estimate likes best run two steps each, and the fastest is kept.
+"""`plan: measure(k)`: run the k best plans of the estimate for two steps each and keep the fastest.
 
-APP's Judger (arXiv:2312.11819, section V-C). A candidate that fails is reported and left out.
+This is APP's Judger (arXiv:2312.11819, section V-C). A candidate that fails is reported and skipped.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from prefect_rlhf.tasks.running.outcome import NodeOutcome
 
 WORD = "measure"
 MOST_PLANS = 10
-STEPS_MEASURED = 2  # the first one builds and compiles what the second reuses
+STEPS_MEASURED = 2  # the first step builds and compiles, the second reuses that
 
 
 @dataclass(frozen=True, slots=True)
 class PlanTrial:
-    """A plan that ran, or failed to. Seconds are of its second step."""
+    """A plan that ran, or failed to run. Its seconds are for its second step."""
 
     plan: ExecutionPlan
     predicted_seconds: float
@@ -46,7 +46,7 @@ class PlanTrial:
 
 
 def plans_to_measure(name: str) -> int | None:
-    """Return the k of `measure(k)`; None for another plan's name. Raises InvalidInput for a k that cannot be.
+    """Return the k of `measure(k)`, or None for another plan's name. Raises InvalidInput for an invalid k.
 
     >>> plans_to_measure("measure(3)"), plans_to_measure("flattening")
     (3, None)
@@ -55,12 +55,12 @@ def plans_to_measure(name: str) -> int | None:
         return None
     match = re.fullmatch(rf"{WORD}\((\d{{1,3}})\)", name)
     if match is None or not 1 <= int(match[1]) <= MOST_PLANS:
-        raise InvalidInput("plan", name, f"{WORD}(k), where k plans are run, from 1 to {MOST_PLANS}")
+        raise InvalidInput("plan", name, f"{WORD}(k), which runs k plans, from 1 to {MOST_PLANS}")
     return int(match[1])
 
 
 class _Silence:
-    """An audience that says nothing: the steps only count as a whole."""
+    """An audience without output: a trial uses only the times of whole steps."""
 
     def built(self, instance: ModelInstance, outcome: NodeOutcome) -> None: ...
 
@@ -68,21 +68,21 @@ class _Silence:
 
 
 def measure(request: RunRequest, plans: Sequence[ExecutionPlan]) -> list[PlanTrial]:
-    """Run each plan in turn; tell, show and return how it went. Raises InvalidInput when every one fails."""
+    """Run the plans one after another; log, publish and return the trials. Raises InvalidInput if all of them fail."""
     trials = []
     for plan in plans:
         log_info(f"measuring plan {plan.name}: {STEPS_MEASURED} steps")
         trials.append(try_plan(request, plan))
     rows = trial_rows(trials)
     log_info(table(rows))
-    publish(create_table_artifact, rows, key="measured-plans", description="Plans that were measured")
+    publish(create_table_artifact, rows, key="measured-plans", description="Measured plans")
     fastest(trials)
     return trials
 
 
 def try_plan(request: RunRequest, plan: ExecutionPlan) -> PlanTrial:
-    """Run the first steps under a plan, as a subflow run with a gang of its own; what they write is thrown away."""
-    from prefect_rlhf.tasks.running.train import train  # only here: a dry run takes no engine
+    """Run the first steps under a plan, as a subflow run with its own gang; its output is discarded."""
+    from prefect_rlhf.tasks.running.train import train  # imported here: a dry run needs no engine
 
     graph, alone = without_evaluation(request.graph, plan)
     augmented = augment(graph, alone, STEPS_MEASURED)
@@ -106,7 +106,7 @@ def try_plan(request: RunRequest, plan: ExecutionPlan) -> PlanTrial:
 
 
 def fastest(trials: Sequence[PlanTrial]) -> ExecutionPlan:
-    """Return the plan whose second step took the least. Raises InvalidInput when every one failed."""
+    """Return the plan with the fastest second step. Raises InvalidInput if all of them failed."""
     timed = [trial for trial in trials if trial.measured_seconds is not None]
     if not timed:
         failures = "; ".join(f"{trial.plan.name}: {trial.failure}" for trial in trials)
@@ -115,7 +115,7 @@ def fastest(trials: Sequence[PlanTrial]) -> ExecutionPlan:
 
 
 def trial_rows(trials: Sequence[PlanTrial]) -> list[dict[str, str]]:
-    """Return a table: predicted beside measured seconds, and the order by each, the fastest first."""
+    """Return a table of predicted and measured seconds, with the rank of each plan by both, fastest first."""
     ran = {trial.plan.name: trial for trial in trials if trial.measured_seconds is not None}
     predicted = ranking({name: trial.predicted_seconds for name, trial in ran.items()}, longest_first=False)
     measured = ranking({name: trial.measured_seconds or 0.0 for name, trial in ran.items()}, longest_first=False)

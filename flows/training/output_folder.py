@@ -1,4 +1,4 @@
-"""The folder that a run writes to: whether it can be written, and has room for what the run will leave there."""
+"""Checks that the output folder is writable and has room for the run's checkpoints and models."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from prefect_rlhf.placement.remote_path import is_remote, writable_path
 from prefect_rlhf.tasks.checkpoints.elsewhere import check_writable
 
 FIELD = "output_dir"
-CHECKPOINT_BYTES = 12  # of a parameter: its main weight and two moments, in float32
+CHECKPOINT_BYTES = 12  # per parameter: its main weight and two moments, in float32
 
 
 def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | None = None) -> None:
-    """Raise InvalidInput unless `output_dir` can be written and has room for checkpoints and trained models.
+    """Raise InvalidInput unless `output_dir` is writable and has room for checkpoints and trained models.
 
-    `kept` is the folder of a checkpoint where this very run goes on: those beside it have their room already.
+    `kept` is the folder of a checkpoint if this same run continues from it. The existing checkpoints next to it need no
+    new room.
     """
     folder = output_folder(options)
     if is_remote(options.output_dir):
@@ -33,21 +34,21 @@ def check_output_folder(options: RunOptions, graph: DataflowGraph, kept: Path | 
     needed = needed_bytes(graph, options, written)
     free = shutil.disk_usage(there).free
     if free < needed:
-        expected = f"{byte_size(needed)}, which its checkpoints (keep_checkpoints) and trained models take"
+        expected = f"{byte_size(needed)} for checkpoints (keep_checkpoints) and trained models"
         raise InvalidInput(FIELD, f"{byte_size(free)} free in {there}", expected)
 
 
 def output_folder(options: RunOptions) -> Path:
-    """Return the folder that a run's own is made in; of a remote one its mirror."""
+    """Return the folder that contains the run's folder; for a remote folder, its local mirror."""
     if is_remote(options.output_dir):
         return writable_path(options.output_dir, FIELD)
     return checked_path(FIELD, options.output_dir).expanduser().resolve()
 
 
 def needed_bytes(graph: DataflowGraph, options: RunOptions, written: int = 0) -> int:
-    """Return the most bytes that a run has on disk at once, of its checkpoints and exports.
+    """Return the most bytes of checkpoints and exports that a run adds to the disk at any time.
 
-    One checkpoint more than are kept is there while the newest is being written; `written` ones are there already.
+    `keep_checkpoints + 1` checkpoints exist while the newest is being written; `written` of them exist already.
     """
     trained = [model for model in graph.models if graph.trained_by(model.role)] if options.steps else []
     sizes = [ModelSizes.of(model) for model in trained]
@@ -60,12 +61,12 @@ def needed_bytes(graph: DataflowGraph, options: RunOptions, written: int = 0) ->
 
 
 def _writable_part(folder: Path) -> Path:
-    """Return the folder, or that above it in which it will be made. Raises InvalidInput unless it can be written."""
+    """Return the folder, or its nearest existing parent. Raises InvalidInput unless that is a writable folder."""
     try:
         there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
         if not there.is_dir():
-            raise InvalidInput(FIELD, str(folder), f"a folder; {there} is none")
+            raise InvalidInput(FIELD, str(folder), f"a folder; {there} is not a folder")
         with TemporaryFile(dir=there):
             return there
     except OSError as error:
-        raise InvalidInput(FIELD, str(folder), f"a folder that can be written ({error.strerror})") from error
+        raise InvalidInput(FIELD, str(folder), f"a writable folder ({error.strerror})") from error

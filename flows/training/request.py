@@ -1,4 +1,4 @@
-"""The request for a run, read and checked: its inputs, its graph, and the checkpoint where it goes on."""
+"""A run request, read and checked: its inputs, its graph, and the checkpoint to continue from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prefect_rlhf.flows.training.tokenizers import check_tokenizers, speaking_ro
 from prefect_rlhf.flows.training.workload import run_workload
 from prefect_rlhf.placement.cost.sources import CostSources
 from prefect_rlhf.placement.cost.workload import Workload
-from prefect_rlhf.placement.errors import InvalidInput
+from prefect_rlhf.placement.errors import InvalidInput, NotUsed
 from prefect_rlhf.placement.graph import DataflowGraph
 from prefect_rlhf.placement.lease import Lease
 from prefect_rlhf.placement.plan import ExecutionPlan
@@ -32,10 +32,12 @@ from prefect_rlhf.tasks.checkpoints.run_identity import run_identity, with_draws
 from prefect_rlhf.tasks.running.training_run import TrainingRun
 from prefect_rlhf.tasks.trace import Algorithm
 
+NO_BEST_METRIC = "best_metric is not set"
+
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A checked request for a run; `checkpoint` is where it goes on, None for a run from the start."""
+    """A checked request for a run. It continues from `checkpoint`, or starts from step 0 if that is None."""
 
     options: RunOptions
     lease: Lease
@@ -46,16 +48,16 @@ class RunRequest:
 
     @cached_property
     def cost_sources(self) -> CostSources:
-        """Times of the lease's devices, read once, and not before they are needed: nobody may know the hardware."""
+        """Times of the lease's devices, read once on first use. Raises InvalidInput for unknown hardware."""
         return measured_sources(self.graph.models, self.lease)
 
     @property
     def question(self) -> Question:
-        """The question which plan is best for this run. Raises InvalidInput where nobody knows the hardware."""
+        """The planner's question: the best plan for this run. Raises InvalidInput for unknown hardware."""
         return Question(self.graph, Site.of_lease(self.lease, self.cost_sources), self.workload)
 
     def training_run(self, plan: ExecutionPlan, run_dir: Path) -> TrainingRun:
-        """Return the values that are fixed while the run goes on under `plan`."""
+        """Return the values that stay fixed while the run trains under `plan`."""
         return TrainingRun(
             graph=self.graph,
             plan=plan,
@@ -75,7 +77,7 @@ class RunRequest:
         )
 
     def trial_run(self, graph: DataflowGraph, plan: ExecutionPlan, num_steps: int, folder: Path) -> TrainingRun:
-        """Return the first steps of such a run, from the start and of part of its graph; they leave no model."""
+        """Return a run of the first `num_steps` on a part of the graph, from the start; it exports no model."""
         run = self.training_run(plan, folder)
         alone = replace(run, checkpoint=None, checkpoint_every=None, exports=False, best=None)
         return replace(alone, graph=graph, num_steps=num_steps)
@@ -84,9 +86,10 @@ class RunRequest:
 def read_request(
     algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool = False
 ) -> RunRequest:
-    """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError for what cannot run.
+    """Read inputs and graph, and try an author's own operators. Raises InvalidInput or GraphError if they cannot run.
 
-    A run that did not reach its end may go on from a checkpoint of its last step: what comes after is still to be done.
+    A run that did not reach its end may continue from a checkpoint of its last step: the work after that step is still
+    to be done.
     """
     inputs = read_run_inputs(arguments)
     graph = algorithm.trace(arguments, inputs.models, inputs.datasets)
@@ -106,7 +109,7 @@ def read_request(
         checkpoint = find_checkpoint(options.resume_from, output_folder(options))
         if (as_before := with_draws_of(checkpoint.manifest.identity, graph)) != graph:
             graph = as_before
-            log_info("all generate calls draw from one stream, as in the version that wrote the checkpoint")
+            log_info("all generate calls share a random stream, as in the version that wrote the checkpoint")
         identity = run_identity(graph, options.seed, options.checkpoint_every)
         has_ended = read_result(checkpoint.folder.parent.parent) is not None
         check_resumable(checkpoint, graph, identity, options.steps, has_ended)
@@ -118,7 +121,7 @@ def read_request(
 
 
 def check_names(options: RunOptions, graph: DataflowGraph) -> None:
-    """Raise InvalidInput for a role or a call that the algorithm does not have: what it names would never happen."""
+    """Raise InvalidInput for a role or a call that the algorithm lacks: its setting would never apply."""
     roles, calls = {call.role: None for call in graph if call.role}, {call.name for call in graph}
     for role in options.role_deadlines:
         if role not in roles:
@@ -129,45 +132,48 @@ def check_names(options: RunOptions, graph: DataflowGraph) -> None:
 
 
 def check_has_checkpoints(options: RunOptions) -> None:
-    """Raise InvalidInput for a number of checkpoints to keep where a run writes none."""
+    """Raise InvalidInput if `keep_checkpoints` is set for a run that writes no checkpoints."""
     default = RunOptions.model_fields["keep_checkpoints"].default
     if options.checkpoint_every is None and options.keep_checkpoints != default:
-        expected = f"{default}, its default, or a checkpoint_every: without it a run writes no checkpoints to keep"
-        raise InvalidInput("keep_checkpoints", options.keep_checkpoints, expected)
+        reason = "without checkpoint_every a run writes no checkpoints"
+        raise NotUsed("keep_checkpoints", options.keep_checkpoints, reason, "set checkpoint_every")
 
 
 def best_model(options: RunOptions) -> BestModel | None:
-    """Return which model is the best, where a run looks for one. Raises InvalidInput for a patience with nothing."""
+    """Return the rule for the best model, or None without `best_metric`.
+
+    Raises InvalidInput for settings that need `best_metric`.
+    """
     if options.best_metric is None:
         if options.patience is not None:
-            raise InvalidInput("patience", options.patience, "a best_metric, whose evaluations it counts")
+            raise NotUsed("patience", options.patience, NO_BEST_METRIC, "set best_metric")
         if options.best_is != RunOptions.model_fields["best_is"].default:
-            raise InvalidInput("best_is", options.best_is, "a best_metric, whose best value it says")
+            raise NotUsed("best_is", options.best_is, NO_BEST_METRIC, "set best_metric")
         return None
     return BestModel(options.best_metric, options.best_is == "highest", options.patience)
 
 
 def check_reward_functions(graph: DataflowGraph, inputs: RunInputs) -> None:
-    """Import every reward function in a process of its own. Raises InvalidInput for one that cannot be right."""
-    from prefect_rlhf.tasks.trial.check_rewards import check_rewards  # only here: a plan starts no process
+    """Import each reward function in a process of its own. Raises InvalidInput for an invalid function."""
+    from prefect_rlhf.tasks.trial.check_rewards import check_rewards  # imported here: planning starts no process
 
     check_rewards(graph, inputs.sources)
 
 
 def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | None, *, is_own: bool) -> None:
-    """Try an author's own operators in a process of their own, where there is a best model all that evaluate.
+    """Try an author's own operators in a separate process; for a best model, also shipped operators that evaluate.
 
-    Raises InvalidInput for an operator that cannot be right, and for a metric that is none.
+    Raises InvalidInput for an invalid operator, and for a `best_metric` that does not exist.
     """
     metrics: Mapping[str, Sequence[str]] = {}
-    if find_spec("torch") is None:  # only a dry run comes so far
+    if find_spec("torch") is None:  # only a dry run continues without torch
         if is_own:
-            log_warning("torch is not installed, so no loss or computation of your own is tried")
+            log_warning("torch is not installed, so your own losses and computations are not tried")
     elif is_own or best is not None:
         from prefect_rlhf.tasks.trial.try_operators import (
             evaluation_of,
             try_operators,
-        )  # only here: a plan takes no engine
+        )  # imported here: planning needs no engine
 
         part = graph if is_own else evaluation_of(graph)
         tried = try_operators(part, inputs.sources, inputs.tokenizer, calls_functions=is_own)

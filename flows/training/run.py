@@ -52,7 +52,7 @@ from prefect_rlhf.tasks.trackers.tracking import check_trackers
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """A run that was checked and planned. `prediction` is None where nothing is known of the hardware.
+    """A checked and planned run. `prediction` is None if the hardware is unknown.
 
     `augmented` is the graph of its first steps.
     """
@@ -65,7 +65,7 @@ class PreparedRun:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A run that was checked and planned before it had devices, with the lines that belong into its log."""
+    """A run that was checked and planned before its lease, with the lines for its log."""
 
     algorithm: Algorithm
     arguments: Mapping[str, Any]
@@ -74,7 +74,7 @@ class CheckedRun:
     lines: Sequence[tuple[int, str]]
 
     def on(self, lease: Lease) -> PreparedRun:
-        """Return the run as prepared for the devices that it now has."""
+        """Return the prepared run with the devices of `lease`."""
         request = self.prepared.request
         options = request.options.model_copy(update={"dry_run": False})
         return replace(self.prepared, request=replace(request, lease=lease, options=options))
@@ -91,7 +91,7 @@ def check_run(
     *,
     is_restart: bool = False,
 ) -> CheckedRun:
-    """Make every check of a run that is to have all devices of `cluster`: those of a dry run, and engines.
+    """Make every check of a run that will use all devices of `cluster`: the checks of a dry run, and of the engines.
 
     Raises InvalidInput, GraphError, or RlhfError for a missing engine.
     """
@@ -106,8 +106,8 @@ def check_run(
 def leased_after(checked: CheckedRun, say: LogLine, name: str) -> Iterator[Lease]:
     """Lease the devices that the run `name` was checked for.
 
-    A run of the body goes by those checks, unless it had to wait for devices: files may have changed meanwhile. `say`
-    is called with what it waits for.
+    A run in the body reuses those checks, unless it had to wait for devices: files may have changed meanwhile. `say` is
+    called with each reason for waiting.
     """
     waits: list[str] = []
 
@@ -126,10 +126,10 @@ def leased_after(checked: CheckedRun, say: LogLine, name: str) -> Iterator[Lease
 
 @engines_in_log()
 def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions) -> Mapping[str, Any]:
-    """Prepare a run of `algorithm`, then train; returns its run folder and trained models, of a dry run its plan.
+    """Prepare a run of `algorithm`, then train. Returns its run folder and trained models, or the plan of a dry run.
 
-    A flow run that is started again goes on in its own folder, from the newest checkpoint there; one that had reached
-    its end, as it was suspended perhaps, has nothing left to do.
+    A flow run that is started again continues in its own folder, from its newest checkpoint. A run that had reached its
+    end, for example before it was suspended, has nothing left to do.
     """
     check_builds()
     if not options.dry_run:
@@ -137,7 +137,7 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
     tag_run(algorithm.name, arguments, options.plan)
     earlier = earlier_folder(output_folder(options), flow_run.name or "run", str(flow_run.id))
     if earlier is not None and (result := read_result(earlier)) is not None:
-        log_info(f"{earlier} holds the whole run: nothing is left to do")
+        log_info(f"{earlier} holds the finished run: no step is left")
         return result
     own = newest_finished(earlier) if earlier else None
     if own is not None:
@@ -163,9 +163,9 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
 def prepare_leased(
     algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool
 ) -> PreparedRun:
-    """Prepare a run that has its devices; one that was just checked, on the same mesh, is prepared already.
+    """Prepare a run that has its devices. The result of an earlier check on the same mesh is reused.
 
-    Plans of `measure(k)` are measured on the devices, so such a run is prepared again.
+    `measure(k)` measures plans on the devices, so such a run is always prepared again.
     """
     checked = _checked.get()
     if checked is not None and not plans_to_measure(options.plan):
@@ -180,10 +180,10 @@ def prepare_leased(
 def prepare(
     algorithm: Algorithm, arguments: Mapping[str, Any], options: RunOptions, lease: Lease, *, is_restart: bool = False
 ) -> PreparedRun:
-    """Decide everything that comes before the first step. Raises InvalidInput or GraphError for what cannot run.
+    """Make all decisions before the first step. Raises InvalidInput or GraphError for a run that is not possible.
 
-    Inputs are read, the graph is traced, a plan is chosen and proven to fit, the task runs of the first steps are
-    made and their time predicted. No device is used, except by the plans of `measure(k)` unless it is a dry run.
+    Inputs are read, the graph is traced, a plan is chosen and proven to fit, the task runs of the first steps are made
+    and their time predicted. No device is used, except by the plans of `measure(k)` unless it is a dry run.
     """
     check_trackers(options.tracking)
     request = read_request(algorithm, arguments, options, lease, is_restart=is_restart)
@@ -196,14 +196,14 @@ def prepare(
 
 
 def checkpoint_memory(augmented: AugmentedGraph) -> str:
-    """Say how much host memory checkpoints take: that of one copy, however long its writing takes."""
+    """Return the log line on the host memory that checkpoints take: a single copy, however long its writing takes."""
     copied = copied_bytes(augmented.graph, augmented.plan)
     most = byte_size(max(copied.values(), default=0))
-    return f"checkpoints: a copy takes {byte_size(copied.total())} of host memory, up to {most} a device; one at a time"
+    return f"checkpoints: a single copy in host memory takes {byte_size(copied.total())}, at most {most} per device"
 
 
 def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | None:
-    """Predict what each node will take; hardware that nobody knows stops no run whose plan is given."""
+    """Predict the seconds of each node. Unknown hardware does not stop a run whose plan is given: it returns None."""
     try:
         later = distant_nodes(augmented, request.options.checkpoint_every)
         prediction = predict(augmented, request.workload, request.cost_sources, later)
@@ -215,7 +215,7 @@ def predict_run(request: RunRequest, augmented: AugmentedGraph) -> Prediction | 
 
 
 def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | None = None) -> Mapping[str, Any]:
-    """Train in the folder of the flow run, `earlier` if it has one; returns the folder and the trained models."""
+    """Train in the folder of the flow run, `earlier` if it exists; returns the folder and the trained models."""
     folder = output_folder(prepared.request.options)
     run_dir = earlier or new_folder(folder, flow_run.name or "run", str(flow_run.id))
     with writing_to(run_dir):
@@ -223,8 +223,8 @@ def train_prepared(prepared: PreparedRun, report: RunReport, earlier: Path | Non
 
 
 def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport) -> Mapping[str, Any]:
-    """Train in a folder that no other process writes; returns what `train_prepared` does."""
-    from prefect_rlhf.tasks.running.train import train  # only here: a dry run takes no engine
+    """Train in a folder that no other process writes; returns the result of `train_prepared`."""
+    from prefect_rlhf.tasks.running.train import train  # imported here: a dry run needs no engine
 
     request, options = prepared.request, prepared.request.options
     clear_unfinished(run_dir)
@@ -241,9 +241,9 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport) -> Mapping
             stop = train(run, journal, report, options.steps_per_group)
         if stop is not None and not stop.is_end:
             stop.leave()
-    except BaseException as error:  # a cancellation too
+    except BaseException as error:  # also a cancellation
         clear_unfinished(run_dir)
-        with suppress(OutputFailed):  # what ended the run matters more
+        with suppress(OutputFailed):  # the error that ended the run matters more
             publish_record(run_dir)
         if is_by_hand(error):
             raise stopped_run(run, error) from None
@@ -258,12 +258,12 @@ def train_in(run_dir: Path, prepared: PreparedRun, report: RunReport) -> Mapping
 
 
 def _begin(checkpoint: Checkpoint | None, run_dir: Path) -> tuple[int, Path]:
-    """Return the step where the run begins, and the folder of the run that did those before."""
+    """Return the step where the run begins, and the folder of the run that trained the earlier steps."""
     return (0, run_dir) if checkpoint is None else (checkpoint.step, checkpoint.folder.parent.parent)
 
 
 def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
-    """Begin the run's record with what was decided: plan, certificate, planned timeline, plans measured."""
+    """Begin the run's record with the decisions: plan, certificate, planned timeline, measured plans."""
     chosen, prediction = prepared.chosen, prepared.prediction
     predicted_seconds: Callable[[str], float | None] = prediction.worked_seconds if prediction else lambda node: None
     journal = Journal(run_dir, predicted_seconds, prepared.request.graph, prepared.request.options.steps)
@@ -277,7 +277,7 @@ def open_journal(run_dir: Path, prepared: PreparedRun) -> Journal:
 
 
 def outcome(run: TrainingRun, ended_early: str | None) -> dict[str, Any]:
-    """Return the models of a run's result, the best ones where it looked for them, and why it ended early, if so."""
+    """Return the models of a run's result, its best model if it has a `best_metric`, and why it ended early, if so."""
     found: dict[str, Any] = {"models": trained_models(run) if ended_early is None else {}}
     best = run.best.best(run.run_dir) if run.best else None
     if ended_early is not None:
@@ -303,6 +303,6 @@ def best_models(run: TrainingRun, checkpoint: Path) -> dict[str, str]:
 
 
 def trained_models(run: TrainingRun) -> dict[str, str]:
-    """Return the folder of each model that the run exported: those that it trained."""
+    """Return the folders of the trained models, which the run exported, by role."""
     roles = [model.role for model in run.graph.models if run.graph.trained_by(model.role)]
     return {role: shown(run.run_dir / role) for role in roles}

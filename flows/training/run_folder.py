@@ -1,4 +1,4 @@
-"""The folder of a flow run: the same one whenever that flow run is started again, be it by a person or by itself."""
+"""The folder of a flow run: the same folder whenever that flow run is started again, by a person or automatically."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from prefect_rlhf.placement.foreign_file import read_json_object
 from prefect_rlhf.placement.remote_path import remote_path
 from prefect_rlhf.tasks.checkpoints.elsewhere import publish, recall_folder, recall_owners
 
-OWNER = "flow_run_id"  # the file that says whose folder it is
-RESULT = "result.json"  # what the flow run returned; written last
+OWNER = "flow_run_id"  # this file names the flow run that owns the folder
+RESULT = "result.json"  # the result of the flow run; written last
 
 
 def earlier_folder(output_dir: Path, name: str, flow_run_id: str) -> Path | None:
-    """Return the folder of an earlier attempt at this flow run; None at the first one."""
+    """Return the folder of an earlier attempt at this flow run, or None at the first attempt."""
     recall_owners(output_dir, name, (OWNER, RESULT))
     mine = (folder for folder in _taken(output_dir, name) if _owner(folder) == flow_run_id)
     folder = next(mine, None)
@@ -27,9 +27,9 @@ def earlier_folder(output_dir: Path, name: str, flow_run_id: str) -> Path | None
 
 
 def new_folder(output_dir: Path, name: str, flow_run_id: str) -> Path:
-    """Make `output_dir/name`, with a number after it where another flow run of that name was.
+    """Make `output_dir/name`, with a number after it if another flow run has used that name.
 
-    Raises OutputFailed where that cannot be.
+    Raises OutputFailed if the folder cannot be made.
     """
     folder = _named(output_dir, name, 1 + sum(1 for _ in _taken(output_dir, name)))
     with writing(folder):
@@ -40,9 +40,9 @@ def new_folder(output_dir: Path, name: str, flow_run_id: str) -> Path:
 
 
 def read_result(folder: Path) -> Mapping[str, Any] | None:
-    """Return what the run of a folder returned; None when it has not reached its end. Raises InvalidInput."""
+    """Return the result of the run in a folder, or None if it has not reached its end. Raises InvalidInput."""
     file = folder / RESULT
-    return read_json_object("output_dir", file, "what a run returned, as it wrote it") if file.is_file() else None
+    return read_json_object("output_dir", file, "the result that the run wrote") if file.is_file() else None
 
 
 def _taken(output_dir: Path, name: str) -> Iterator[Path]:

@@ -1,7 +1,7 @@
-"""The name and the tags of a run in lists of runs: which algorithm, which model, which plan.
+"""The name and the tags of a run in lists of runs: algorithm, model and plan.
 
-Prefect names a run `tidy-fox`; ours becomes `grpo-smollm2-tidy-fox`, and so does its folder. A name that a person gave
-stays, and so does that of a run which is started again, since its folder has it.
+Prefect names a run `tidy-fox`; ours becomes `grpo-smollm2-tidy-fox`, and so does its folder. A name that a person chose
+stays. A run that is started again also keeps its name, because its folder has that name.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from prefect.utilities.names import generate_slug
 from prefect_rlhf.blocks.model import Model
 
 MAIN_ROLE = "actor"
-MOST_CHARACTERS = 40  # of the name of a model or an algorithm
-SNAPSHOT = re.compile(r"models--.+?--(?P<name>[^/]+)/snapshots/")  # of Hugging Face's own cache, whose folder is a hash
+MOST_CHARACTERS = 40  # in the name of a model or an algorithm
+SNAPSHOT = re.compile(r"models--.+?--(?P<name>[^/]+)/snapshots/")  # in Hugging Face's cache, folders are hashes
 
 
 def new_name(algorithm: str, arguments: Mapping[str, Any]) -> str:
-    """Return a name for a run that has none yet."""
+    """Return a name for a run that has no name yet."""
     return described(algorithm, arguments, generate_slug(2))
 
 
 def naming(algorithm: str) -> Callable[[], str]:
-    """Return what Prefect asks for the name of a run of `algorithm` when it starts."""
+    """Return the function that Prefect calls for the name of a run of `algorithm` when the run starts."""
 
     def name() -> str:
         given = flow_run.name or ""
@@ -43,7 +43,7 @@ def naming(algorithm: str) -> Callable[[], str]:
 
 
 def described(algorithm: str, arguments: Mapping[str, Any], slug: str) -> str:
-    """Return algorithm, main model and slug as one name, which a folder may have.
+    """Return algorithm, main model and slug as a single name that is valid for a folder.
 
     >>> described("grpo", {"actor": Model(path="models/SmolLM2 135M/")}, "tidy-fox")
     'grpo-SmolLM2-135M-tidy-fox'
@@ -53,7 +53,7 @@ def described(algorithm: str, arguments: Mapping[str, Any], slug: str) -> str:
 
 
 def main_model(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return role and name of the model that a run is about: the actor, or the first of an algorithm without.
+    """Return role and name of a run's main model: the actor, or the first model of an algorithm without an actor.
 
     >>> main_model({"reward": Model(path="/hub/models--acme--judge/snapshots/0f3a")})
     ('reward', 'judge')
@@ -68,9 +68,9 @@ def main_model(arguments: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def tag_run(algorithm: str, arguments: Mapping[str, Any], plan: str, chosen: str = "") -> None:
-    """Tag this flow run with its algorithm, main model and plan; the tags that a person gave stay.
+    """Tag this flow run with its algorithm, main model and plan; the tags that a person set stay.
 
-    `plan` is what was asked for, `chosen` the name of the plan that the run has.
+    `plan` is the requested plan, `chosen` the name of the plan that the run uses.
     """
     asked = PurePath(plan).stem
     model = main_model(arguments)
@@ -89,7 +89,7 @@ def tag_run(algorithm: str, arguments: Mapping[str, Any], plan: str, chosen: str
 
 
 def is_generated(name: str) -> bool:
-    """Return whether Prefect made the name of a run up, of two of its words.
+    """Whether Prefect generated the name of a run from two of its words.
 
     >>> is_generated(generate_slug(2)), is_generated("nightly-grpo")
     (True, False)
@@ -99,13 +99,13 @@ def is_generated(name: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """Return a name that a folder may have."""
+    """Return a name that is valid for a folder."""
     return re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-.")[:MOST_CHARACTERS] or "unnamed"
 
 
 @cache
 def _words(rule: str) -> frozenset[str]:
-    """Return the words that `coolname`, which Prefect asks, has for a rule."""
-    rules: Any = config  # its stub says object
+    """Return the words of a rule of `coolname`, the library behind Prefect's names."""
+    rules: Any = config  # its stub types it as object
     entry = rules.get(rule, {})
     return frozenset(entry.get("words", ())).union(*map(_words, entry.get("lists", ())))

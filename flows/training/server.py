@@ -1,4 +1,4 @@
-"""The Prefect server that a run needs: that of the settings, or a temporary one."""
+"""The Prefect server that a run needs: the server of the settings, or a temporary server."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from prefect_rlhf.placement.errors import InvalidInput
 
 NO_TELEMETRY = "PREFECT_SERVER_ANALYTICS_ENABLED"
 START_SECONDS = 120
-"""Limit of a temporary server's start, where nobody set one: Prefect's 20 are too little on a busy machine."""
+"""Default limit for the start of a temporary server: Prefect's 20 s are too short on a busy machine."""
 
 
 def check_server() -> None:
-    """Raise InvalidInput where the server of Prefect's settings does not answer, or that of a run without one."""
+    """Raise InvalidInput if the server of Prefect's settings, or else a temporary server, does not answer."""
     url = get_current_settings().api.url
-    if not url:  # a temporary server's telemetry locks its database, and finds nobody where there is no network
+    if not url:  # a temporary server's telemetry locks its database, and fails without a network
         os.environ.setdefault(NO_TELEMETRY, "false")
     limit = temporary_settings(set_defaults={START_LIMIT: START_SECONDS})
     error: Exception | None
@@ -38,9 +38,9 @@ def check_server() -> None:
 
 @contextmanager
 def _processes_beside() -> Iterator[None]:
-    """Start processes in groups of their own, of which Ctrl-C at a terminal ends none.
+    """Start processes in process groups of their own, so that Ctrl-C at a terminal does not end them.
 
-    Else a run's temporary server would be gone before the run, which has its end to report there.
+    Otherwise a run's temporary server would end before the run, which still has to report its end there.
     """
     popen = subprocess.Popen
     subprocess.Popen = partial(popen, process_group=0)  # type: ignore[misc,assignment]  # Prefect has no setting for it

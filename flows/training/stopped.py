@@ -1,4 +1,4 @@
-"""How far a run came that a person stopped, and the checkpoint from which another run can continue."""
+"""The progress of a run that a person stopped, and the checkpoint that another run can continue from."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from prefect_rlhf.tasks.running.training_run import TrainingRun
 
 
 def stopped_run(run: TrainingRun, error: BaseException) -> RunStopped:
-    """Return what a person reads of a run that `error` stopped: its last step and its newest checkpoint."""
+    """Return the error for the person who stopped a run: its last step and its newest checkpoint.
+
+    `error` is the exception that stopped it.
+    """
     began = run.checkpoint.folder if run.checkpoint else None
     newest = newest_finished(run.run_dir) or began
     if newest is not None:

@@ -1,4 +1,4 @@
-"""Which roles read the same rows, and whether their tokenizers give every token id of those rows the same text."""
+"""Checks that roles reading the same rows have tokenizers that give every token id of those rows the same text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.tasks.data.vocabulary import Vocabulary, have_same_files, read_vocabulary, tokenizer_folder
 
 PADDING = 0.002
-"""Of a vocabulary: by so much do models of one family differ that have the same tokens (Qwen2.5 1.5B and 7B)."""
+"""Share of a vocabulary by which models with the same tokens may differ, as Qwen2.5 1.5B and 7B do."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedRows:
-    """Rows of a dataset or a call whose token ids are the writer's, and which the reader reads too."""
+    """Rows of a dataset or a call with the writer's token ids, which the reader also reads."""
 
     writer: str
     reader: str
     source: str
-    is_sampled: bool  # any id under the writer's vocab_size may be in them
+    is_sampled: bool  # they may contain any id below the writer's vocab_size
 
 
 def speaking_role(graph: DataflowGraph) -> str:
@@ -36,8 +36,8 @@ def speaking_role(graph: DataflowGraph) -> str:
 def shared_rows(graph: DataflowGraph) -> tuple[SharedRows, ...]:
     """Return each pair of roles that read the same rows, once.
 
-    Datasets are read by the tokenizer of the role that speaks. Whose ids a computation of new tokens makes is not
-    known, so the first role that reads them counts as their writer: a judge may read rows tokenised for it alone.
+    Datasets are read by the tokenizer of the role that speaks. The writer of token ids made by a computation is
+    unknown, so the first role that reads them counts as their writer: a judge may read rows tokenised for it alone.
     """
     speaks, writers = speaking_role(graph), {call.name: call.role for call in graph if call.kind == "generate"}
     pairs: dict[tuple[str, str], SharedRows] = {}
@@ -54,7 +54,7 @@ def shared_rows(graph: DataflowGraph) -> tuple[SharedRows, ...]:
 
 
 def _token_sources(call: Call) -> Iterator[str]:
-    """Yield the datasets and calls whose token ids a model reads in a call; of several inputs the first one's count."""
+    """Yield the datasets and calls whose token ids a model reads in a call; the first of several inputs counts."""
     key = "prompt_tokens" if call.kind == "generate" else "tokens"
     inputs: list[tuple[Port, ...]] = [term.inputs for term in call.terms] or [call.inputs]
     for ports in inputs:
@@ -64,7 +64,7 @@ def _token_sources(call: Call) -> Iterator[str]:
 def check_vocabulary_sizes(graph: DataflowGraph) -> None:
     """Raise InvalidInput for models that read the same rows and whose vocabularies differ by more than padding.
 
-    It is for models of which no more than a shape is known.
+    This check serves models whose shape alone is known.
     """
     for rows in shared_rows(graph):
         check_sizes_alike(graph.model(rows.writer), graph.model(rows.reader), rows.source)
@@ -81,8 +81,9 @@ def check_sizes_alike(writer: ModelSpec, reader: ModelSpec, source: str) -> None
 def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
     """Return lines for the log about models without a tokenizer of their own.
 
-    Raises InvalidInput for two models that read the same rows and whose tokenizers give a token id of these different
-    texts. Entries that no such row can have may differ: the padding of an embedding, and tokens beyond the writer's.
+    Raises InvalidInput for two models that read the same rows and whose tokenizers give a token id of these rows
+    different texts. Entries that no such row can have may differ: the padding of an embedding, and tokens beyond the
+    writer's.
     """
     folder, vocabulary, remarks = cache(tokenizer_folder), cache(read_vocabulary), []
     for rows in shared_rows(graph):
@@ -101,25 +102,25 @@ def check_tokenizers(graph: DataflowGraph) -> tuple[str, ...]:
                 _check_texts(writer, reader, written, read, rows.source)
         if is_smaller and (rows.is_sampled or written is None or read is None):
             size = writer.shape.vocab_size
-            expected = f"at least {size}, the vocabulary of {writer.role}: the rows of {rows.source} may have all of it"
+            expected = f"at least {size}, the vocabulary of {writer.role}: the rows of {rows.source} may have them all"
             raise InvalidInput(f"{reader.role}.vocab_size", reader.shape.vocab_size, expected)
     return tuple(dict.fromkeys(remarks))
 
 
 def _without_tokenizer(lacking: ModelSpec, other: ModelSpec) -> str:
     return (
-        f"{lacking.role}: {lacking.path} has no tokenizer.json or tokenizer.model; its token ids are taken to be those "
-        f"of {other.role}, which reads the same rows"
+        f"{lacking.role}: {lacking.path} has no tokenizer.json or tokenizer.model; it is assumed to have the token "
+        f"ids of {other.role}, which reads the same rows"
     )
 
 
 def _check_texts(writer: ModelSpec, reader: ModelSpec, written: Vocabulary, read: Vocabulary, source: str) -> None:
-    """Raise InvalidInput for the first id of the writer's to which the reader's tokenizer gives another text."""
+    """Raise InvalidInput for the writer's first token id whose text differs in the reader's tokenizer."""
     read = read.under(reader.shape.vocab_size)
     token = written.under(writer.shape.vocab_size).first_difference(read)
     if token is None:
         return
     seen, right = read.text(token), written.text(token) or b""
     shown = "no token" if seen is None else seen.decode(errors="replace")
-    expected = f"{right.decode(errors='replace')!r}, as the tokenizer of {writer.role} has it: both read the rows of "
+    expected = f"{right.decode(errors='replace')!r}, as in the tokenizer of {writer.role}: both read the rows of "
     raise InvalidInput(f"{reader.role}.path: token {token}", shown, f"{expected}{source}")

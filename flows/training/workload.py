@@ -1,4 +1,4 @@
-"""The rows of a run as the cost model counts them: prompts as the data has them, responses as long as they may be."""
+"""A run's rows for the cost model: prompts as long as in the data, responses as long as allowed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from prefect_rlhf.placement.cost.made_rows import with_made_rows
 from prefect_rlhf.placement.cost.workload import LengthDistribution, Workload
 from prefect_rlhf.placement.graph import DataflowGraph
 
-ROWS_READ = 1024  # of a dataset, evenly from all of it: enough to know its lengths
+ROWS_READ = 1024  # per dataset, evenly spaced: enough to estimate its lengths
 
 
 def run_workload(graph: DataflowGraph, inputs: RunInputs) -> Workload:
-    """Return the lengths of the rows that are trained on; the longest possible one counts for memory alone.
+    """Return the lengths of the rows that are trained on; the longest possible row counts for memory alone.
 
-    Where nothing generates, any token may be one that is scored, so all of them count as responses. Raises InvalidInput
-    where the models take no row that long.
+    If no call generates, any token may be a scored token, so all of them count as responses. Raises InvalidInput if the
+    models do not accept the longest row.
     """
     longest = longest_sequence(graph, inputs)
     trained = [call for call in graph if call.every is None]

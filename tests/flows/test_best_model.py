@@ -72,11 +72,11 @@ def test_a_run_that_gets_no_better_ends_as_completed_with_its_best_model(paramet
     [
         ({"best_metric": "actor_train.loss"}, r"best_metric: got 'actor_train.loss', .*evaluation.jsonl: .*token_loss"),
         ({"best_metric": "token_loss.los"}, "best_metric: got 'token_loss.los', expected token_loss.loss, perhaps"),
-        ({"best_metric": None}, "patience: got 2, expected a best_metric"),
+        ({"best_metric": None}, "patience: 2 is not used: best_metric is not set; remove it, or set best_metric"),
         ({"checkpoint_every": None}, "checkpoint_every: got None, expected a divisor of 2"),
         ({"checkpoint_every": 4}, "checkpoint_every: got 4, expected a divisor of 2"),
         ({"keep_checkpoints": 1}, "keep_checkpoints: got 1, expected at least 2"),
-        ({"epochs": 3}, "steps: got 40, expected 10, its default, where epochs says"),
+        ({"epochs": 3}, "steps: 40 is not used: epochs sets the number of steps; remove it"),
     ],
 )
 def test_what_has_no_best_model_is_refused_in_one_line(parameters, changes, says):

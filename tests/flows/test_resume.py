@@ -402,7 +402,7 @@ def test_a_run_goes_on_with_the_draws_of_the_version_that_wrote_its_checkpoint(p
     write_checkpoint(replace(now, graph=before), old, HALF, every=HALF)
     resumed = prepared(parameters, plan="flattening", resume_from=str(old))
     assert resumed.request.graph == before
-    assert "all generate calls draw from one stream, as in the version that wrote the checkpoint" in caplog.text
+    assert "all generate calls share a random stream, as in the version that wrote the checkpoint" in caplog.text
 
 
 def test_a_run_goes_on_with_its_own_draws(parameters, stored, caplog):

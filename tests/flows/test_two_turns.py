@@ -86,10 +86,10 @@ def test_the_certificate_counts_what_the_tool_adds(flow, given):
 @pytest.mark.parametrize(
     ("algo", "says"),
     [
-        ({"tool_tokens": 60}, r"ask_tool\.max_new_tokens: got 60, expected at most \d+, which the context leaves"),
+        ({"tool_tokens": 60}, r"ask_tool\.max_new_tokens: got 60, expected at most \d+, the room left in the context"),
         (
             {"tool_tokens": 50, "second": {"max_new_tokens": 30}},
-            r"second_turn\.sampling\.max_new_tokens: got 30, expected at most \d, which the context leaves",
+            r"second_turn\.sampling\.max_new_tokens: got 30, expected at most \d, the room left in the context",
         ),
     ],
 )

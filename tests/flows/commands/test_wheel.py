@@ -61,7 +61,7 @@ def use(command, folder):
     words = ["run", "my_reinforce.py:reinforce", "--parameters", "parameters.yaml", "--devices", "2", "--dry-run"]
     said = command(*words, folder=folder / "first")
     assert "10 steps would run" in said
-    assert "torch is not installed, so no loss or computation of your own is tried" in said
+    assert "torch is not installed, so your own losses and computations are not tried" in said
 
 
 def test_what_is_in_the_wheel_is_enough_to_draw_and_dry_run(wheel, tmp_path):

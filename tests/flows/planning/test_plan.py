@@ -84,12 +84,13 @@ def test_what_is_known_of_the_plan_is_said():
     """Estimate, bound, what binds, how the search ended, and every preset."""
     said: list[str] = []
     auto.auto_plan(question(), said.append)
-    for words in ("s an iteration by the estimate", "above the bound", "what binds: ", "search: ", *PRESETS):
+    for words in ("s an iteration by the estimate", "above the bound", "binding constraint: ", "search: ", *PRESETS):
         assert words in said[-1]
 
 
 @pytest.mark.parametrize(
-    ("bound", "words"), [(1.0, "proved: no plan that was searched"), (0.8, "nothing is proved of plans between")]
+    ("bound", "words"),
+    [(1.0, "proved: no searched plan is more than"), (0.8, "plans between it and this plan are not ruled out")],
 )
 def test_proved_is_said_of_the_printed_plan_alone(found, bound, words):
     """A search that solved its own problem to the end proves its bound; where that is lower, not the plan."""
@@ -104,7 +105,7 @@ def test_a_plan_found_once_is_not_searched_again(monkeypatch):
     monkeypatch.setattr(auto, "plan_graph", lambda *_, **__: pytest.fail("searched again"))
     said: list[str] = []
     assert auto.auto_plan(question(), said.append) == first
-    assert "found before" in said[0] and "what binds" in said[0]
+    assert "stored plan: " in said[0] and "binding constraint" in said[0]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def test_a_gpu_that_nobody_knows_stops_no_plan_that_was_given(monkeypatch, tmp_p
 def test_a_number_of_plans_that_cannot_be_measured_is_refused(name):
     with pytest.raises(InvalidInput) as error:
         plans_to_measure(name)
-    assert str(error.value) == f"plan: got {name!r}, expected measure(k), where k plans are run, from 1 to 10"
+    assert str(error.value) == f"plan: got {name!r}, expected measure(k), which runs k plans, from 1 to 10"
 
 
 @pytest.mark.parametrize("name", ["auto", "split", "plans/measure(2).yaml", "measured.yaml", "measurement"])

@@ -94,8 +94,7 @@ def test_two_tokens_that_are_swapped_are_refused_by_the_first_of_them(folders, b
     with pytest.raises(InvalidInput) as refused:
         check_tokenizers(graph_of(body, folders))
     assert str(refused.value) == (
-        "ref.path: token 6: got 'bad', expected 'good', as the tokenizer of actor has it: both read the rows of "
-        f"{source}"
+        f"ref.path: token 6: got 'bad', expected 'good', as in the tokenizer of actor: both read the rows of {source}"
     )
 
 
@@ -154,7 +153,7 @@ def test_a_folder_without_a_tokenizer_is_taken_to_have_the_same_and_the_log_says
     (folders[role] / "tokenizer.json").unlink()
     (said,) = check_tokenizers(graph_of(learns, folders))
     assert said == (
-        f"{role}: {folders[role]} has no tokenizer.json or tokenizer.model; its token ids are taken to be those of "
+        f"{role}: {folders[role]} has no tokenizer.json or tokenizer.model; it is assumed to have the token ids of "
         f"{other}, which reads the same rows"
     )
     with pytest.raises(InvalidInput, match="ref.vocab_size: got 200, expected about 100, the vocabulary of actor"):
