@@ -66,22 +66,27 @@ class GraphRunner:
 
         Returns None, or the number of finished steps where it was asked to stop before the end.
         """
+        # Threads: the driver hands out groups, a second thread writes finished steps, each group in flight runs its
+        # subflow in its own thread, and the spare thread is for a group with a commit left. This thread only waits,
+        # because signals are delivered to the main thread and may interrupt it anywhere.
         with ThreadPoolExecutor(MAX_GROUPS_IN_FLIGHT + 3, thread_name_prefix="groups") as threads:
             driver = threads.submit(copy_context().run, self._start_groups, threads)
             driver.add_done_callback(lambda _: self._ended_steps.put(None))
             steps = threads.submit(copy_context().run, self._finish_steps, on_step)
             try:
-                self._wait_for({driver, steps})  # both end: the driver does, as each call does
+                self._wait_for({driver, steps})  # both end, because each call has a deadline
                 steps.result()
                 driver.result()
-            except BaseException as error:  # a cancellation too: without a gang every call in flight ends at once
+            except BaseException as error:  # also a cancellation
                 if not isinstance(error, Exception):
                     self._is_stopped = True
                     say_nothing_of_cancelled_runs()
+                # The end of this `with` waits for all threads, and some of them wait for ranks until a deadline of up
+                # to hours. Without a gang their calls fail at once, so a cancelled run ends within seconds.
                 self._fail(error)
                 self.dispatcher.gang.close()
                 if self._is_stopped:
-                    hurry()  # who stops a run by hand does not wait for a server that is away
+                    hurry()  # a person who stops a run need not wait for an absent server
                 raise
         if self._failure is not None:
             raise self._failure
@@ -104,6 +109,9 @@ class GraphRunner:
 
     def _stop_early(self) -> None:
         """Let the steps end of which a node has begun; a checkpoint follows, and nothing of later steps begins."""
+        # The locks are held until the later steps are gone: otherwise a node of a later step could begin between the
+        # choice of the last step and the end of this method. The driver may hand out a group meanwhile: either
+        # `_hand_out` sees the last step and does not count nodes after it, or the loop below drops their counts.
         self._stops_after = self._groups.stop(self._locks.hold())
         run_log().info("%s: step %d is the last one, a checkpoint follows", self._stop, self._stops_after)
         with self._lock:
@@ -118,9 +126,13 @@ class GraphRunner:
         with self._stop.not_to_interrupt():
             while self._failure is None and (group := self._hand_out()):
                 in_flight.append(group)
-                running = [future for future in running if not future.done()]  # with a group of which a commit is left
+                running = [future for future in running if not future.done()]  # also a group with a commit left
                 running.append(threads.submit(copy_context().run, self._run_group, group))
-                group.submitted.wait()  # all three end: the end of the group's thread sets them, however it ends
+                # DeviceLocks regards an unannounced dependency as ended, so this group is submitted whole before the
+                # next group. The next group is made when about a step of this group's nodes has not begun: later,
+                # devices would idle; earlier, a stop would void more task runs. Each wait ends, because the end of the
+                # group's thread, for any reason, sets all events.
+                group.submitted.wait()
                 group.at_last_step.wait()
                 while len(in_flight) >= MAX_GROUPS_IN_FLIGHT:
                     in_flight.popleft().over.wait()
@@ -129,7 +141,9 @@ class GraphRunner:
 
     def _hand_out(self) -> GroupRun | None:
         """Take the next group of nodes in hand; None when there is none."""
-        with self._lock:  # a step is whole in the moment in which the last of its nodes counts as left
+        # `next_group` and the counts change in one critical section. Between them, `_end_whole_steps` would find a step
+        # that was handed out whole and has no node left, although its last nodes have not begun.
+        with self._lock:
             nodes = self._groups.next_group()
             within = (node for node in nodes if self._stops_after is None or node.step <= self._stops_after)
             self._left.update(node.step for node in within if node.kind not in BEHIND)
@@ -139,7 +153,9 @@ class GraphRunner:
                 self._nodes.update((node.id, node) for node in nodes)
                 for kind in {node.kind for node in nodes} - self._tasks.keys():
                     self._tasks[kind] = self._task(kind)
-        self._end_whole_steps()  # nothing may be left of a step that waited for nodes that are not to come
+        # After a stop, the nodes that a step still lacked may not exist any more. Then this group completes the step
+        # without adding a node to it, and no end of a node would notice.
+        self._end_whole_steps()
         return group if nodes else None
 
     def _task(self, kind: str) -> Task[[str], Any]:
@@ -177,7 +193,7 @@ class GraphRunner:
         with self._lock:
             self._in_flight.remove(group)
             for node in group.nodes:
-                if self._nodes.get(node.id) is node:  # else void, and handed out anew as part of a shorter run
+                if self._nodes.get(node.id) is node:  # otherwise it was void and handed out again
                     del self._nodes[node.id]
 
     def _submit(self, group: GroupRun) -> State[Any] | None:
@@ -185,7 +201,7 @@ class GraphRunner:
         group.submitted.set()
         for node, future in zip(group.nodes, futures, strict=True):
             future.wait()
-            if future.state.is_failed() or future.state.is_crashed():  # also where Prefect never called our function
+            if future.state.is_failed() or future.state.is_crashed():  # also if Prefect never called our function
                 self._fail(_error_of(future.state, node.title))
         if self._is_stopped:
             return Cancelled(message=STOPPED)
@@ -208,7 +224,9 @@ class GraphRunner:
             start = time.time()
             outcome = self.dispatcher.execute(planned)
             end = time.time()
-            self._locks.end(planned)  # the ranks are free; what is left is bookkeeping
+            # The ranks are free, so the devices are too: the journal writes to disk, and the next node on these devices
+            # must not wait for that. The step ends only after the journal has the span, which `finish_step` reads.
+            self._locks.end(planned)
             self.journal.record(_span(planned, self.run, devices, (start, end), outcome))
             self._end_node(planned)
         except BaseException as error:
@@ -243,6 +261,8 @@ class GraphRunner:
             for step in ended:
                 del self._left[step]
             oldest = min(self._left, default=handed_out)
+        # Outside of the lock, because the thread of a node that ends must not wait for this work. Each step is deleted
+        # from `_left` inside it, so no other thread ends the same step again.
         for step in ended:
             self.dispatcher.finish_step(step, oldest=oldest)
             if step not in self._ended:  # the checkpoint of a run that stops may come after the end of its step
@@ -251,6 +271,8 @@ class GraphRunner:
 
     def _fail(self, error: BaseException) -> None:
         """Let the run fail, with the first error's own words; what is no Exception would end more than this run."""
+        # The failure is stored before the locks stop. `stop` cancels turns, which wakes the threads of groups. They
+        # decide by `_failure` whether their subflow runs failed.
         with self._lock:
             ours = error if isinstance(error, Exception) else RlhfError(f"{type(error).__name__}: {error}")
             self._failure = self._failure or ours
