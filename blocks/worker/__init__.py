@@ -1,1 +1,1 @@
-"""The gpu-mesh worker: leases a mesh of devices to each flow run and leaves nothing behind when the run is over."""
+"""The gpu-mesh worker: it leases a mesh of devices to each flow run and leaves no process behind after the run."""

@@ -1,10 +1,10 @@
-"""Run the flow run that this process was started for: `python -m prefect.engine` whose failures are one line.
+"""Run this process's flow run: a `python -m prefect.engine` that reports a failure in one line.
 
-python -m prefect_rlhf.blocks.worker.attempt
+    python -m prefect_rlhf.blocks.worker.attempt
 
-The flow is loaded as Prefect's engine does and run by that engine. The exit status says how it ended: 0 when the
-server knows, 1 for a failure, MISTAKE for one that a person has to mend, RESTART when the run may start again, which
-keeps its state until the worker has seen the last of its processes.
+Prefect's engine loads and runs the flow. The exit status reports the end: 0 if the server has the final state, 1 for a
+failure, MISTAKE for a failure that a person must fix, STOPPED after a SIGTERM, RESTART if the run may start again. With
+RESTART the run keeps its state until the worker has seen the end of its last process.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from prefect.results import ResultStore
 
 FAILED = 1
-SERVER_SECONDS = 600.0  # as long as a run waits for its server by default
-NO_CRASH = {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule"}  # the worker says what a SIGTERM means
+SERVER_SECONDS = 600.0  # the default wait of a run for its server
+NO_CRASH = {"PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR": "reschedule"}  # the worker sets the state after a SIGTERM
 
 
 class RestartAsked(Abort):
@@ -48,12 +48,12 @@ class RestartAsked(Abort):
 
     def __init__(self, state: State[Any]) -> None:
         super().__init__(state.message)
-        self.state = state  # what the log says at the end
+        self.state = state  # for the log's last line
 
 
 @dataclass
 class AttemptEngine(FlowRunEngine[Any, Any]):
-    """Prefect's engine, which notes why the flow failed, and asks for a restart where one is left."""
+    """Prefect's engine that also records why the flow failed, and requests a restart if a restart is left."""
 
     restarts: Restarts = Restarts()
     failure: object = None
@@ -80,11 +80,11 @@ class AttemptEngine(FlowRunEngine[Any, Any]):
 
 
 def run_attempt(flow_run: FlowRun) -> int:
-    """Load and run the flow of `flow_run`; returns the exit status."""
+    """Load and run the flow of `flow_run`; return the exit status."""
     logger = flow_run_logger(flow_run)
     try:
         flow: Flow[..., Any] = load_flow(flow_run)
-    except Exception as error:  # whatever the author's file raises
+    except Exception as error:  # the author's file may raise anything
         if isinstance(error, MISTAKES):
             logger.error("%s", error)
         else:
@@ -105,7 +105,7 @@ def _run(flow: Flow[..., Any], flow_run: FlowRun) -> int:
     try:
         arguments, keywords = parameters_to_args_kwargs(flow.fn, flow_run.parameters)
         parameters = get_call_parameters(flow.fn, arguments, keywords)
-    except TypeError as error:  # one is missing, or not the flow's
+    except TypeError as error:  # a missing parameter, or an unknown name
         return _refused(flow_run, f"parameters: {error}")
     engine = AttemptEngine(flow=flow, flow_run=flow_run, parameters=parameters, restarts=Restarts.from_environment())
     with engine.start():
@@ -125,7 +125,7 @@ def _refused(flow_run: FlowRun, message: str) -> int:
 
 
 def _flow_run(flow_run_id: UUID) -> FlowRun:
-    """Read the flow run; a server that went away since the worker heard of the run is waited for."""
+    """Read the flow run. Retry for SERVER_SECONDS if the server became unreachable after it offered the run."""
     deadline = time.monotonic() + SERVER_SECONDS
     while True:
         try:
@@ -141,7 +141,7 @@ def _terminate(number: int, _: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run the flow run that the environment names."""
+    """Run the flow run that the environment names; return the exit status."""
     flow_run_id = UUID(os.environ["PREFECT__FLOW_RUN_ID"])
     configure_from_env()
     os.environ.update(NO_CRASH)

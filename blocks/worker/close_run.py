@@ -1,4 +1,4 @@
-"""Tell the server of a run that has ended when its worker is dead: what its keeper turns into at the end.
+"""Report the end of a run whose worker is dead to the server. The run's keeper becomes this process.
 
 python -m prefect_rlhf.blocks.worker.close_run FLOW_RUN_ID STATUS LOCK REASON
 """
@@ -19,14 +19,14 @@ from prefect_rlhf.blocks.worker.settle import settle
 
 
 async def close_run(flow_run_id: UUID, end: ProcessEnd) -> None:
-    """Have the run start again if it may, else close it as crashed unless it has a final state."""
+    """Start the run again if it may restart; otherwise close it as crashed, unless its state is already right."""
     async with get_client() as client:
         killed_by = "" if end.reason else "The worker of this flow run died."
         await settle(RunRecords(client, flow_run_id), end, Restarts.from_environment(), killed_by)
 
 
 def main() -> None:
-    """Read the arguments; `LOCK` is the descriptor of the lock that keeps the run's next attempt away until the end."""
+    """Read the arguments. `LOCK` is the descriptor of the run's lock, which delays its next attempt until the end."""
     flow_run_id, status, lock, *reason = sys.argv[1:]
     try:
         asyncio.run(close_run(UUID(flow_run_id), ProcessEnd(int(status), " ".join(reason))))

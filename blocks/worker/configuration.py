@@ -1,4 +1,4 @@
-"""The configuration of one flow run: the form's values, the run's own, and the environment made of both."""
+"""The configuration of one flow run: the form's values, the run's own values, and the resulting environment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunFacts:
 
 
 class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
-    """The mesh that a flow run gets, and the process that runs it."""
+    """The mesh that a flow run leases, and the process that runs it."""
 
     _run: RunFacts = PrivateAttr(RunFacts())
 
@@ -55,7 +55,7 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
     async def from_template_and_values(
         cls, base_job_template: dict[str, Any], values: dict[str, Any], client: PrefectClient | None = None
     ) -> GpuMeshConfiguration:
-        """Refuse job variables that the work pool's form does not have, which Prefect would ignore."""
+        """Refuse job variables that the work pool's form lacks; Prefect would ignore them."""
         fields = base_job_template["variables"].get("properties", {})
         for name in values:
             if name.partition(".")[0] not in fields:
@@ -73,7 +73,7 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
         worker_name: str | None = None,
         worker_id: UUID | None = None,
     ) -> None:
-        """Take from the flow run and its pool what the process must know."""
+        """Copy the facts that the process needs from the flow run and its pool."""
         taken_away = {name for name, value in self.env.items() if value is None}
         super().prepare_for_flow_run(flow_run, deployment, flow, work_pool, worker_name, worker_id=worker_id)
         self._run = RunFacts(
@@ -87,19 +87,19 @@ class GpuMeshConfiguration(MeshFields, BaseJobConfiguration):
 
     @property
     def arguments(self) -> list[str]:
-        """The command, with `python` meaning this worker's interpreter."""
+        """The command; `python` as its first word means this worker's interpreter."""
         words = shlex.split(self.command or self._base_flow_run_command())
         return [get_sys_executable() if word == "python" else word for word in words[:1]] + words[1:]
 
     @property
     def restarts(self) -> Restarts:
-        """How often the run has started again by itself, and may."""
+        """The run's automatic restarts, used and allowed."""
         return Restarts(self.run.restarts, self.max_restarts)
 
     def environment(self, lease: Lease) -> dict[str, str]:
         """Return the process's environment: the worker's, the form's, and the lease."""
         environment = {name: value for name, value in self.env.items() if value is not None}
-        # devices by their numbers in their node; a dry run sees none, and neither does one on CPU
+        # devices by their numbers within their node; a dry run and a run on CPU see no GPU
         numbers = sorted({device.index for device in lease.devices}) if self.kind == "cuda" else []
         given = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, numbers)), RESTARTS_VARIABLE: self.restarts.to_text()}
         return {**environment, **given, ENVIRONMENT_VARIABLE: lease.to_json()}

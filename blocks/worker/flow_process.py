@@ -19,7 +19,7 @@ KEEPER_SECONDS = 2 * keeper.REAP_SECONDS  # a keeper that has not ended this lon
 
 @dataclass(slots=True)
 class FlowProcess:
-    """A running keeper and, under it, the flow run's process. `stop` and `ended` leave no process of the run."""
+    """A running keeper and its child, the flow run's process. No process of the run is left after `stop` or the end."""
 
     flow_run_id: str
     grace_seconds: float
@@ -39,9 +39,9 @@ class FlowProcess:
         folder: str = "",
         stream_output: bool = True,
     ) -> Self:
-        """Start `command`; it and its keeper inherit descriptors, so they hold devices and lock without the worker too.
+        """Start `command`. It and its keeper inherit the descriptors, so they hold devices and lock without the worker.
 
-        `folder` is a temporary one, which the keeper of a dead worker removes.
+        `folder` is a temporary folder; the keeper removes it if the worker is dead.
         """
         output = None if stream_output else asyncio.subprocess.DEVNULL
         locks = (*devices, lock) if lock is not None else tuple(devices)
@@ -49,7 +49,7 @@ class FlowProcess:
         words = (flow_run_id, str(grace_seconds), held, ",".join(map(str, devices)), folder, *command)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-I",  # nothing of the flow's folder or variables may reach the keeper
+            "-I",  # the flow's folder and variables must not affect the keeper
             str(Path(keeper.__file__).resolve()),
             *words,
             stdin=asyncio.subprocess.PIPE,
@@ -72,13 +72,13 @@ class FlowProcess:
         return self._keeper.returncode is not None
 
     async def ended(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until the run's processes are gone, or for `timeout_seconds`; return whether they are."""
+        """Wait at most `timeout_seconds` for the end of the run's processes; return whether they have ended."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._keeper.wait(), timeout_seconds)
         return self.has_ended
 
     async def stop(self) -> None:
-        """Send SIGTERM, after the grace SIGKILL. Returns when nothing is left, some seconds after the grace at most."""
+        """Send SIGTERM, and SIGKILL after the grace. Returns once no process is left, at most seconds later."""
         if self._keeper.stdin is not None:
             self._keeper.stdin.write(keeper.STOP)
             self._keeper.stdin.close()
@@ -96,9 +96,10 @@ class FlowProcess:
 
 
 def signal_keeper(identifier: str, flow_run_id: str, signal_number: int) -> None:
-    """Signal the keeper of a flow run, which `identifier` names.
+    """Send a signal to the keeper of a flow run, which `identifier` names.
 
-    Raises LookupError when it is not on this host or is gone; another process may have its number, a keeper even.
+    Raises LookupError if the keeper is on another host or has ended. Its pid may belong to another process by then,
+    even to another run's keeper.
     """
     host, _, pid = identifier.rpartition(":")
     if host != socket.gethostname():

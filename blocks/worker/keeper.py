@@ -1,12 +1,13 @@
-"""Run one command and outlive nothing of it: started as a script between the worker and the flow run's process.
+"""Run one command and end after the last of its processes: a script between the worker and the flow run's process.
 
     python keeper.py FLOW_RUN_ID GRACE_SECONDS LOCK DEVICES FOLDER COMMAND...
 
-The command gets SIGTERM when standard input says `stop` or ends (the worker is dead) or on SIGTERM, and SIGKILL after
-the grace. However it ends, every process that descends from it or carries its flow run id is killed. The exit status
-is the command's, 128 + n for signal n; with a dead worker this process removes the temporary `FOLDER` and becomes
-`close_run`, which tells the server. `DEVICES` are descriptors that hold the devices, `LOCK` is one that keeps the run's
-next attempt away. Only the standard library, so that it starts in milliseconds.
+The keeper sends SIGTERM to the command when it reads `stop` from standard input, when standard input ends (the worker
+is dead), or when it receives SIGTERM itself. It sends SIGKILL after the grace. However the command ends, the keeper
+kills every process that descends from it or carries its flow run id. The exit status is the command's, or 128 + n for
+signal n. If the worker is dead, the keeper removes the temporary `FOLDER` and becomes `close_run`, which reports the
+end to the server. `DEVICES` are descriptors that hold the devices; `LOCK` is a descriptor that delays the run's next
+attempt. The keeper imports the standard library only, so that it starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ STDIN = 0
 SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 SET_CHILD_SUBREAPER = 36
 STOP = b"stop"  # what a living worker writes; end of file without it means that the worker is dead
-REASON_FILE = "reason"  # in the temporary folder; where the command may leave why it ended
+REASON_FILE = "reason"  # in the temporary folder; the command may write the reason for its end there
 REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless the kernel itself is stuck
 
 
 def keep(flow_run_id: str, grace_seconds: float, descriptors: tuple[int, ...], command: list[str]) -> int:
-    """Run `command` with `descriptors` inherited; return its exit status once nothing of it is left."""
-    _prctl(SET_CHILD_SUBREAPER, 1)  # orphans of the command become children of this process, so none can hide
+    """Run `command` with `descriptors` inherited; return its exit status after its last process has ended."""
+    # A process of the command may drop its environment and its session, but then it is still a child of this process
+    # once its own parent has ended. So `reap` finds every process by the run's id or by its parent.
+    _prctl(SET_CHILD_SUBREAPER, 1)
     stopped = _stop_requests()
     child = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         start_new_session=True,
         pass_fds=descriptors,
-        preexec_fn=lambda: _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),  # should this process be killed
+        preexec_fn=lambda: _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM),  # in case this process is killed
     )
+    # With a pidfd a single select waits for the command's end, the worker's end (of standard input) and SIGTERM.
     ended = os.pidfd_open(child.pid)
     try:
         if not _first_of(ended, (STDIN, stopped), None):
@@ -57,8 +61,10 @@ def keep(flow_run_id: str, grace_seconds: float, descriptors: tuple[int, ...], c
 def reap(flow_run_id: str, parent: int | None = None) -> tuple[int, ...]:
     """Kill every process that carries `flow_run_id` in its environment, and every child of process `parent` if given.
 
-    Returns the pids that are still there after a few seconds: none, unless the kernel does not let go of them.
+    Returns the pids that are still alive after a few seconds. It is empty unless the kernel cannot end a process.
     """
+    # Repeated until a listing is empty: a process may fork between the listing and its SIGKILL, and the children of a
+    # killed process become children of this process only then.
     deadline = time.monotonic() + REAP_SECONDS
     while left := tuple(_processes_of(flow_run_id, parent)):
         if time.monotonic() > deadline:
@@ -78,14 +84,17 @@ def _processes_of(flow_run_id: str, parent: int | None) -> Iterator[int]:
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it ended, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or belongs to another user
             stat = (process / "stat").read_text().rpartition(")")[2].split()  # after the name: state, parent, ...
             if int(stat[1]) == parent or (stat[0] != "Z" and mark in (process / "environ").read_bytes().split(b"\0")):
                 yield int(process.name)
 
 
 def _stop_requests() -> int:
-    """Return a descriptor that becomes readable on SIGTERM; SIGINT, sent by a terminal to all, is the worker's."""
+    """Return a descriptor that becomes readable on SIGTERM.
+
+    SIGINT is ignored: a terminal sends it to all processes, and the worker handles it.
+    """
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable)
@@ -95,7 +104,7 @@ def _stop_requests() -> int:
 
 
 def _first_of(ended: int, stops: tuple[int, ...], timeout_seconds: float | None) -> bool:
-    """Wait for one of the descriptors; return whether it is `ended`."""
+    """Wait until a descriptor is readable; return whether `ended` is."""
     ready, _, _ = select.select([ended, *stops], [], [], timeout_seconds)
     return ended in ready
 
@@ -110,12 +119,15 @@ def _worker_is_dead() -> bool:
 
 
 def main() -> int:
-    """Read the arguments and keep the command."""
+    """Read the arguments, run the command and return the exit status."""
     flow_run_id, grace_seconds, lock, devices, folder, *command = sys.argv[1:]
     inherited = tuple(int(word) for word in devices.split(",") if word)
     locks = (*inherited, int(lock)) if lock else inherited
     status = keep(flow_run_id, float(grace_seconds), locks, command)
     if _worker_is_dead():
+        # The devices are freed before the report, which may wait for the server for minutes. `LOCK` is passed on, so
+        # that no worker starts the next attempt before the server has this attempt's end. The process image is
+        # replaced: a child would be a further process that somebody has to watch.
         for descriptor in inherited:
             os.close(descriptor)  # frees the devices
         reason = Path(folder, REASON_FILE)

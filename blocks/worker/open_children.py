@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 OPEN_STATES = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED, StateType.CANCELLING]
 OPEN_TASKS = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=OPEN_STATES), name=None))
-PAGE = 200  # what the server answers at most
+PAGE = 200  # the server's largest page
 
 
 async def close_children(client: PrefectClient, flow_run_ids: list[UUID], state: State[Any]) -> None:
-    """Set all that is open below the flow runs to the final `state`: also what is below a subflow run that is final."""
+    """Set all open runs below the flow runs to the final `state`, also below subflow runs that are already final."""
     await _close_tasks(client, flow_run_ids, state)
     offset = 0
     while page := await _subflow_runs(client, flow_run_ids, offset):
@@ -42,7 +42,7 @@ async def _close_tasks(client: PrefectClient, flow_run_ids: list[UUID], state: S
     while tasks := await client.read_task_runs(flow_run_filter=runs, task_run_filter=OPEN_TASKS, limit=PAGE):
         left = [task.id for task in tasks if task.id not in closed]
         if not left:
-            return  # the server keeps one open that was closed before
+            return  # the server still lists tasks that were closed above: do not loop
         for task in left:
             await client.set_task_run_state(task, state, force=True)
             closed.add(task)

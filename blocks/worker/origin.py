@@ -1,7 +1,7 @@
 """The origin of a taken run: the machine, boot and PID namespace of its worker, and the run's lock file.
 
-A host name says too little: containers, clones and machines named `localhost` share it. A worker may end a run whose
-lock is free only if it sees the very file that the run's processes have locked (`why_uncertain`).
+A host name is not enough: containers, clones and machines named `localhost` share it. A worker may end a run whose lock
+is free only if it sees the same file that the run's processes have locked (`why_uncertain`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ LOCAL_FILE_SYSTEMS = {"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "over
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a run was taken. An empty field is not known.
+    """The place where a run was taken. An empty field is unknown.
 
-    `boot` is the random id of the running kernel, which all its containers share. `machine` outlives a boot, but cloned
-    images share it. `processes` is the PID namespace, without which a pid says nothing. `lock` is the device and inode
-    of the run's lock file, which mean the same in one boot only. `attempt` is a random word, which is in that file, and
-    in the message of the Pending state that its worker set.
+    `boot` is the random id of the running kernel, which all its containers share. `machine` stays the same after a
+    reboot, but cloned images share it. `processes` is the PID namespace; a pid has no meaning outside it. `lock` is the
+    device and inode of the run's lock file; they can be compared within one boot only. `attempt` is a random word in
+    that file and in the message of the Pending state that the worker set.
     """
 
     host: str = ""
@@ -43,7 +43,7 @@ class Origin:
 
     @classmethod
     def leave(cls, lock: FileLock) -> Self:
-        """Return the origin of a run that this process takes, and leave its attempt in the lock file, on the disk."""
+        """Return the origin of a run that this process takes, and write its attempt into the lock file on disk."""
         attempt = uuid.uuid4().hex
         os.ftruncate(lock.descriptor, 0)
         os.pwrite(lock.descriptor, attempt.encode(), 0)
@@ -52,7 +52,7 @@ class Origin:
 
     @classmethod
     def here(cls, lock: FileLock) -> Self:
-        """Return the origin that fits a run whose lock this process has taken; its attempt is what the file says."""
+        """Return the origin for a run whose lock this process holds; the attempt is read from the lock file."""
         status = os.fstat(lock.descriptor)
         inode = f"{status.st_dev}:{status.st_ino}"
         attempt = os.pread(lock.descriptor, MOST_BYTES, 0).decode(errors="replace")
@@ -60,20 +60,20 @@ class Origin:
 
     @classmethod
     def of(cls, labels: Mapping[str, Any]) -> Self:
-        """Return the origin that the labels of a flow run name; those of an earlier version name the host alone."""
+        """Return the origin in a flow run's labels; the labels of an earlier version contain only the host."""
         return cls(**{field: str(labels.get(LABEL + field, "")) for field in cls.__dataclass_fields__})
 
     def labels(self) -> dict[str, str]:
-        """Return the labels that name this origin."""
+        """Return the labels that record this origin."""
         return {LABEL + field: value for field, value in asdict(self).items()}
 
 
 def why_uncertain(taken: Origin, lock: FileLock) -> str:
-    """Return why a run taken at `taken` may live though this process could take its `lock`; empty if it cannot.
+    """Return why a run taken at `taken` may still be alive although its `lock` was free; empty if it cannot be.
 
-    In the boot in which the run was taken, the lock of the same inode proves that no process has it, in whichever
-    container: the keeper and the run's own process hold it until they end. After another boot of the same machine no
-    process is left; the attempt in the file proves that its disk is not that of a clone.
+    Within the boot that took the run, a free lock with the same inode proves that no process of any container holds it:
+    the keeper and the run's own process hold it until they end. After another boot of the same machine no process is
+    left; the attempt in the file proves that the disk is not a clone's.
     """
     here, folder = Origin.here(lock), lock.path.parent.parent
     if not (taken.boot and here.boot and taken.attempt):
@@ -91,7 +91,7 @@ def why_uncertain(taken: Origin, lock: FileLock) -> str:
 def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
-    except OSError:  # a system that has it not
+    except OSError:  # a system without the file
         return ""
 
 
@@ -103,7 +103,7 @@ def _pid_namespace() -> str:
 
 
 def _is_local(path: Path) -> bool:
-    """Return whether the file system of `path` is of a kind that one kernel alone has mounted."""
+    """Return whether only one kernel at a time can mount the kind of file system that holds `path`."""
     kind, longest = "", -1
     for line in _text(MOUNTS).splitlines():
         mount, _, source = line.partition(" - ")

@@ -1,4 +1,4 @@
-"""The end of a flow run's process: its exit status, and the reason that it gave."""
+"""The end of a flow run's process: its exit status and the reason that it left."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-MISTAKE = 65  # of sysexits.h: data error. A person has to mend something; to try again is in vain
-RESTART = 75  # temporary failure: the run did not end, it asks to be started again
+MISTAKE = 65  # data error in sysexits.h: a person has to fix something, so a retry cannot help
+RESTART = 75  # temporary failure in sysexits.h: the run has not ended and requests a restart
 STOPPED = 128 + signal.SIGTERM
 
 REASON_VARIABLE = "RLHF_REASON_FILE"
@@ -37,11 +37,11 @@ class ProcessEnd:
 
 
 def leave_reason(reason: str) -> None:
-    """Leave the reason why this process is about to end, one line, to the worker that started it, if one did."""
+    """Write why this process is about to end, as a line for the worker that started it; nothing without a worker."""
     if path := os.environ.get(REASON_VARIABLE):
         Path(path).write_text(" ".join(reason.split())[:LONGEST_REASON])
 
 
 def read_reason(path: Path) -> str:
-    """Return what `leave_reason` wrote; empty when the process left none."""
+    """Return the text that `leave_reason` wrote; empty if the process wrote no reason."""
     return path.read_text() if path.is_file() else ""

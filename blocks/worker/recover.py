@@ -1,4 +1,4 @@
-"""Runs that nobody looks after any more: worker and keeper were killed together, or the machine went down."""
+"""Recovery of orphaned runs: worker and keeper were killed together, or the machine went down."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from prefect_rlhf.blocks.worker.configuration import GpuMeshConfiguration
 
 TAKEN_STATES = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
-MOST = 200  # runs of a pool that seem to run at once
-EXISTS = 0  # the signal that asks for a process and does nothing to it
+MOST = 200  # runs of a pool that seem to run at the same time
+EXISTS = 0  # signal 0 only checks that the process exists
 
 
 async def recover_runs(
@@ -45,7 +45,7 @@ async def recover_runs(
 ) -> None:
     """Settle the runs of `pool` that this host had taken and that have neither worker nor process.
 
-    A run of which that is not certain is left alone: a line of the log says so, once for those in `left_alone`.
+    If that is uncertain, the run stays as it is. The log reports each such run once; `left_alone` records them.
     """
     states = FlowRunFilterState(type=FlowRunFilterStateType(any_=TAKEN_STATES), name=None)
     runs = await client.read_flow_runs(
@@ -58,7 +58,7 @@ async def recover_runs(
             try:
                 configuration = await configure(run)
             except (ObjectNotFound, ValueError):
-                continue  # its deployment or its pool was changed meanwhile: nobody knows what it was
+                continue  # its deployment or pool was changed meanwhile, so its configuration is unknown
             uncertain = await _recover(RunRecords(client, run.id), configuration)
             if uncertain and run.id not in left_alone:
                 remedy = "if it is lost, choose `Change state` on its page, then `Retry`"
@@ -72,30 +72,30 @@ def _has_a_keeper(run: FlowRun) -> bool:
     except LookupError:
         return False
     except PermissionError:
-        return True  # of another user's worker
+        return True  # the keeper of another user's worker
     return True
 
 
 async def _recover(records: RunRecords, configuration: GpuMeshConfiguration) -> str:
-    """Settle the run unless its lock says that a worker has it, or tells the server of its end right now.
+    """Settle the run unless its lock is held, by a worker that runs it or that is reporting its end.
 
-    Returns why it is not certain that the run is lost; then nothing is done.
+    Returns the reason if it is uncertain that the run is lost; the run then stays as it is.
     """
     taken = TakenRun.take(configuration)
     if taken is None:
         return ""
     try:
-        run = await records.read()  # anew: with the lock, nobody takes it
+        run = await records.read()  # again: no worker can take it while this process holds the lock
         if run is None or run.state is None or run.state.type not in TAKEN_STATES:
             return ""
         origin = Origin.of(run.labels)
         if uncertain := why_uncertain(origin, taken.lock):
             return uncertain
         if not (await records.taken_by()).endswith(origin.attempt):
-            return "two workers took it at the same moment"
+            return "two workers took it at the same time"
         keeper.reap(configuration.run.id)
         if run.state.is_pending():
-            await records.put_back("The worker that had taken the run was killed before it started.")
+            await records.put_back("The worker that took this run was killed before it could start the run.")
         else:
             await settle(records, ProcessEnd(0), configuration.restarts, "The worker of this flow run died.")
         return ""

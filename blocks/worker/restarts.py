@@ -1,4 +1,4 @@
-"""How often a run has started again by itself, and how often it may: a label of the flow run keeps the count."""
+"""Automatic restarts of a run, used and allowed. A label of the flow run stores the count."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENVIRONMENT_VARIABLE = "RLHF_RESTARTS"
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """`used` restarts of `most`.
+    """`used` restarts of at most `most`.
 
     >>> print(Restarts(0, 3).next)
     1 of 3
@@ -32,19 +32,19 @@ class Restarts:
 
     @property
     def next(self) -> Restarts:
-        """The count with one more used."""
+        """The count after another restart."""
         return Restarts(self.used + 1, self.most)
 
     def __str__(self) -> str:
         return f"{self.used} of {self.most}"
 
     def to_text(self) -> str:
-        """Return what the worker gives to the processes of a run."""
+        """Return the text that the worker passes to the processes of a run."""
         return f"{self.used}/{self.most}"
 
     @classmethod
     def from_environment(cls) -> Self:
-        """The count that the worker gave to this process; without a worker, none is left."""
+        """Read the count that the worker passed to this process; without a worker, no restart is left."""
         used, _, most = os.environ.get(ENVIRONMENT_VARIABLE, "0/0").partition("/")
         return cls(int(used), int(most))
 

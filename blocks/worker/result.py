@@ -6,4 +6,4 @@ from prefect.workers.base import BaseWorkerResult
 
 
 class GpuMeshResult(BaseWorkerResult):
-    """`identifier` is host:pid of the process; `status_code` its exit status, 0 for a run that was cancelled."""
+    """The result of a run: `identifier` is host:pid of its keeper; `status_code` is 0, however the run ended."""

@@ -1,4 +1,4 @@
-"""What becomes of a flow run whose process has ended: ended for good, started again, or left to whom it waits for."""
+"""The state of a flow run after the end of its process: closed, scheduled again, or left as it is."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from prefect_rlhf.blocks.worker.restarts import Restarts
 from prefect_rlhf.blocks.worker.run_records import RunRecords
 
 LATE_EVENTS_SECONDS = 2.0  # a dead process's last task run events reach the server within this
-CHANGES = 3  # a person may change the state while it is settled, this often
+CHANGES = 3  # how often `settle` starts over after a person changed the state meanwhile
 
 
 async def settle(records: RunRecords, end: ProcessEnd, restarts: Restarts, killed_by: str = "") -> None:
-    """Give a run that has no process left the state that is true, and leave nothing open below it.
+    """Correct the state of a run that has no process left, and close its children unless it completed.
 
-    A state that is final, or scheduled, or paused, says the truth already: the run itself set it, or a person. Only a
-    run that still seems to run is started again, or crashed. `killed_by` says why its process was ended, if it was.
+    A final, scheduled or paused state is already right: the run itself or a person set it. A run that is still Pending
+    or Running is started again or closed as crashed; a run in cancellation is closed as cancelled. `killed_by` is the
+    reason if the run's process was killed.
     """
     completed = False
     for _ in range(CHANGES):

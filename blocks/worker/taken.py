@@ -1,4 +1,4 @@
-"""A flow run that a worker has taken: nobody else may start it, and its devices are held."""
+"""A flow run that a worker has taken: no other worker can start it, and its devices are locked."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from prefect_rlhf.placement.lease import Lease
 
 @dataclass(slots=True)
 class TakenRun:
-    """The lock of a flow run and the devices that were locked for it; none are for a dry run.
+    """The lock of a flow run and its locked devices; a dry run has no devices.
 
-    The lock is held from before the run's devices are looked for until all is told to the server: so two workers do
-    not start one run, and the next attempt of a run starts when the last one is over.
+    The lock is held from before the search for devices until the server has every record of the end. Therefore two
+    workers cannot start the same run, and a run's next attempt starts only after the previous attempt is over.
     """
 
     configuration: GpuMeshConfiguration
@@ -28,14 +28,14 @@ class TakenRun:
 
     @classmethod
     def take(cls, configuration: GpuMeshConfiguration) -> Self | None:
-        """Take the run alone, without devices; None while somebody has it, another worker or its last attempt."""
+        """Lock the run, without devices; None if another worker or the run's previous attempt holds the lock."""
         lock = configuration.lease_book().take_run(configuration.run.id)
         return None if lock is None else cls(configuration, lock)
 
     def enter_queue(self, arrived: float | None) -> FileLock | None:
-        """Give the run its place among those that wait for devices; None where another worker keeps it for it.
+        """Put the run into the queue for devices; None if another worker keeps its place there.
 
-        A dry run needs none. Raises InvalidInput for a mesh that cannot be.
+        A dry run gets no place: the result is None. Raises InvalidInput for a mesh that the cluster can never provide.
         """
         run = self.configuration.run
         if run.dry_run:
@@ -43,9 +43,9 @@ class TakenRun:
         return self.configuration.lease_book().enter(self.configuration.wanted, run.id, run.name, arrived)
 
     def take_devices(self) -> Busy | None:
-        """Lock the devices of the run; Busy when others have them. Raises InvalidInput for a mesh that cannot be.
+        """Lock the devices of the run; return Busy if others hold them. Raises InvalidInput for an impossible mesh.
 
-        A dry run locks none, and is refused all the same what the run would be.
+        A dry run locks no devices, but an impossible mesh is refused all the same.
         """
         book, wanted = self.configuration.lease_book(), self.configuration.wanted
         if self.configuration.run.dry_run:
@@ -60,13 +60,16 @@ class TakenRun:
         return None
 
     def leave_origin(self) -> dict[str, Any]:
-        """Return the labels that say where this run is taken; its lock file says so, too."""
+        """Return the labels that record the run's origin, and write its attempt into its lock file."""
         self.origin = Origin.leave(self.lock)
         return dict(self.origin.labels())
 
     @property
     def lease(self) -> Lease:
-        """The lease of the devices; of a dry run, of the mesh that it would get. Raises InvalidInput without any."""
+        """The lease of the locked devices, or of the mesh that a dry run would lease.
+
+        Raises InvalidInput for an impossible mesh.
+        """
         if self.mesh is not None:
             return self.configuration.lease(self.mesh.id, self.mesh.mesh)
         book = self.configuration.lease_book()
@@ -78,7 +81,7 @@ class TakenRun:
         return self.mesh.descriptors if self.mesh else ()
 
     def release_devices(self) -> None:
-        """Free the devices, as far as this process holds them."""
+        """Free the devices that this process holds."""
         if self.mesh is not None:
             self.mesh.release()
 
@@ -89,7 +92,7 @@ class TakenRun:
 
 
 def can_be_taken(configuration: GpuMeshConfiguration) -> bool:
-    """Return whether the run and its devices can be had now; holds neither."""
+    """Return whether the run and its devices could be locked now; neither stays locked."""
     taken = TakenRun.take(configuration)
     if taken is None:
         return False

@@ -1,4 +1,4 @@
-"""Flow runs that wait for their devices: scheduled at the server, so that any worker of their pool may take them."""
+"""Flow runs that wait for devices. The server keeps them scheduled, so that any worker of their pool may take them."""
 
 from __future__ import annotations
 
@@ -28,48 +28,49 @@ if TYPE_CHECKING:
 
 
 class WaitingRoom:
-    """The runs that a worker was offered and that cannot start yet, and when to look at them again."""
+    """Runs that were offered to a worker and cannot start yet, and the time to check them again."""
 
     def __init__(self, client: PrefectClient) -> None:
         self.client = client
-        self._waiting: list[tuple[GpuMeshConfiguration, datetime]] = []  # and when each has waited for too long
-        self._places: dict[str, FileLock] = {}  # of runs in the queue of their lease book
+        self._waiting: list[tuple[GpuMeshConfiguration, datetime]] = []  # each with the end of its longest wait
+        self._places: dict[str, FileLock] = {}  # locked tickets of runs in the queue of their lease book
         self._look_soon = False
         self._server_away = False
 
     def clear(self) -> None:
-        """Forget all: the server is about to name those that are scheduled."""
+        """Forget all runs: the server is about to list the scheduled runs."""
         self._waiting, self._look_soon = [], False
 
     def forget_absent(self) -> None:
-        """Give up the places of runs that wait no longer: the server has not named them since `clear`."""
+        """Release the queue places of runs that no longer wait: the server has not listed them since `clear`."""
         waiting = {configuration.run.id for configuration, _ in self._waiting}
         for run_id in self._places.keys() - waiting:
             self._places.pop(run_id).release()
 
     def look_soon(self) -> None:
-        """Note that a run has ended, which another may wait for, or which is to start again."""
+        """Note that a run has ended: another run may wait for its devices, or the run itself may start again."""
         self._look_soon = True
 
     def is_worth_a_look(self) -> bool:
-        """Return whether a run that waits can start now, or has waited for too long."""
+        """Return whether a waiting run can start now or has waited for too long."""
         now = datetime.now(UTC)
         try:
             return self._look_soon or any(now >= until or can_be_taken(run) for run, until in self._waiting)
         except RlhfError:
-            return True  # the look will say what is wrong
+            return True  # the attempt to take the run will report the error
 
     async def when_reached(
         self, ask: Callable[[], Awaitable[list[WorkerFlowRunResponse]]]
     ) -> list[WorkerFlowRunResponse]:
-        """Return what the server answers; nothing while it cannot be reached, which is said once."""
+        """Return the server's answer; an empty list while the server is unreachable, which the log reports once."""
         try:
             answer = await ask()
         except httpx.HTTPError as error:
             if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
                 raise
             if not self._server_away:
-                get_logger("workers").warning(f"The server is away; runs go on ({type(error).__name__}: {error}).")
+                reason = f"{type(error).__name__}: {error}"
+                get_logger("workers").warning(f"The Prefect server is unreachable; started runs continue ({reason}).")
             self._server_away = True
             return []
         self._server_away = False
@@ -78,7 +79,7 @@ class WaitingRoom:
     async def take(
         self, flow_run: FlowRun, configuration: GpuMeshConfiguration, logger: PrefectLogAdapter
     ) -> TakenRun | None:
-        """Take a scheduled run and its devices; None when it has to wait, which its state then says.
+        """Take a scheduled run and its devices; None if it has to wait, which its state then shows.
 
         Raises InvalidInput for devices that its cluster does not have.
         """
@@ -105,10 +106,10 @@ class WaitingRoom:
     async def _wait(
         self, flow_run: FlowRun, configuration: GpuMeshConfiguration, busy: Busy, logger: PrefectLogAdapter
     ) -> None:
-        """Show in the run's state what it waits for, since when; or fail it after its longest wait."""
+        """Show in the run's state why and since when it waits, or fail the run after its longest wait."""
         records = RunRecords(self.client, flow_run.id)
         now, message, run = datetime.now(UTC), str(busy), await records.read()
-        state = run.state if run is not None else None  # a poll's answer has none
+        state = run.state if run is not None else None  # the runs of a poll come without states
         waits = state is not None and state.name == WAITING
         since = state.state_details.scheduled_time if state is not None and waits else None
         until = (since or now) + timedelta(seconds=configuration.lease_wait_seconds)

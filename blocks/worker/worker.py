@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 RECOVER_EVERY = 10  # polls
 POLL_SECONDS = 1.0  # a cancelled run notices within this, the control channel's second, and the grace
-CLOSE_SECONDS = 10.0  # a stopping worker tells the server of its runs for at most this long
+CLOSE_SECONDS = 10.0  # limit for a stopping worker's reports to the server
 
 
 @final
 class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshResult]):
     """Runs each flow run in a process of its own that holds a mesh of devices.
 
-    However the flow run ends (by itself, cancelled, killed, or with the worker), no process of it remains and its
-    devices are free. A run stays scheduled until its devices are held, so that no worker's end loses it.
+    However the flow run ends (normally, cancelled, killed, or with the worker), no process of it remains and its
+    devices are free. A run stays scheduled until its devices are held, so that the end of a worker cannot lose it.
     """
 
     type = "gpu-mesh"
@@ -67,19 +67,19 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
     _waiting: WaitingRoom
 
     async def setup(self) -> None:
-        """Also open the channel that tells a flow run's process that a SIGTERM is a person's cancellation."""
+        """Also open the channel that marks a SIGTERM to a flow run's process as a person's cancellation."""
         _restore_interrupt()
         self._control = await self._exit_stack.enter_async_context(ControlChannel())  # first in, so last to close
         await super().setup()
         assert self._runs_task_group is not None  # made by the base's setup
         self._taken: dict[UUID, TakenRun] = {}
-        self._left_alone: set[UUID] = set()  # runs of which the log says so
+        self._left_alone: set[UUID] = set()  # uncertain runs that the log has reported
         self._waiting = WaitingRoom(self.client)
         self._polling = anyio.Lock()
         self._runs_task_group.start_soon(self._look_after_runs)
 
     async def _look_after_runs(self) -> None:
-        """Ask for scheduled runs as soon as one that waits can start; now and then recover those that nobody has."""
+        """Poll as soon as a waiting run can start; recover orphaned runs every RECOVER_EVERY seconds."""
         with anyio.CancelScope() as scope:
             self._scheduled_task_scopes.add(scope)  # cancelled by the base's teardown
             for second in itertools.count():
@@ -91,11 +91,11 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
                 await anyio.sleep(POLL_SECONDS)
 
     async def _get_scheduled_flow_runs(self) -> list[WorkerFlowRunResponse]:
-        """Return no runs while the server is away: it comes back, and a worker that gave up would end its runs."""
+        """Return an empty list while the server is away: a worker that raised here would end its running flow runs."""
         return await self._waiting.when_reached(super()._get_scheduled_flow_runs)
 
     async def _submit_scheduled_flow_runs(self, flow_run_response: list[WorkerFlowRunResponse]) -> list[FlowRun]:
-        """Submit the runs that can have their devices now, in the order of their times; let the others wait."""
+        """Submit the runs whose devices are free now, in the order of their scheduled times; the others wait."""
         async with self._polling:
             self._waiting.clear()
             try:
@@ -110,7 +110,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         logger = self.get_flow_run_logger(flow_run)
         try:
             taken = await self._waiting.take(flow_run, await self._configuration(flow_run), logger)
-        except ObjectNotFound:  # the deployment is gone: the base cancels the run
+        except ObjectNotFound:  # the deployment was deleted: the base class cancels the run
             return await super()._submit_scheduled_flow_runs([entry])
         except ValueError as error:  # InvalidInput, or a job variable of a wrong type
             await self._waiting.refuse(flow_run, logger, str(error))
@@ -132,9 +132,9 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         return submitted
 
     async def _configuration(self, flow_run: FlowRun) -> GpuMeshConfiguration:
-        """Return the job variables of pool, deployment and run. Raises ValueError for a wrong one."""
+        """Return the job variables of pool, deployment and run. Raises ValueError for an invalid variable."""
         return await self.job_configuration.resolve_for_flow_run(
-            flow_run.model_copy(deep=True),  # it takes things out of the run
+            flow_run.model_copy(deep=True),  # the method changes its argument
             client=self.client,
             work_pool=self.work_pool,
             worker_name=self.name,
@@ -142,7 +142,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         )
 
     async def _submit_run(self, flow_run: FlowRun) -> None:
-        """Free what was taken for a run that another worker has started, or that was cancelled meanwhile."""
+        """Release a taken run that another worker has started, or that was cancelled meanwhile."""
         try:
             await super()._submit_run(flow_run)
         finally:
@@ -150,7 +150,7 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
                 taken.release()
 
     async def _propose_pending_state(self, flow_run: FlowRun) -> bool:
-        """Take the run at the server, which lets one worker do so; its state says which, for `recover_runs`."""
+        """Claim the run at the server, which accepts one worker. The state names the worker, for `recover_runs`."""
         origin = self._taken[flow_run.id].origin
         pending: State[None] = Pending(message=f"{TAKEN} {self.name} on {origin.host}, attempt {origin.attempt}")
         try:
@@ -159,7 +159,8 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             self.get_flow_run_logger(flow_run).info(f"Another worker has taken this run: {abort}")
             return False
         except httpx.HTTPError as error:
-            self.get_flow_run_logger(flow_run).error(f"The run could not be taken: {type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            self.get_flow_run_logger(flow_run).error(f"The worker could not claim the run at the server: {reason}")
             return False
         return state.is_pending()
 
@@ -169,10 +170,10 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         configuration: GpuMeshConfiguration,
         task_status: TaskStatus[int | str] | None = None,
     ) -> GpuMeshResult:
-        """Start, watch; then reap, release and settle on the server what became of the run."""
+        """Start and watch the run's process; then kill its last processes, free the devices and settle the state."""
         taken = self._taken.pop(flow_run.id, None)
         if taken is None:
-            raise RlhfError("a gpu-mesh worker runs what its pool has scheduled: use a deployment")
+            raise RlhfError("a gpu-mesh worker runs only the flow runs that its pool schedules: use a deployment")
         try:
             lease = taken.lease
             self.get_flow_run_logger(flow_run).info(
@@ -197,13 +198,14 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
                     await settle(records, ProcessEnd(0), restarts, "The worker was stopped.")
                 raise
             end = ProcessEnd(process.status, read_reason(Path(folder, REASON_FILE)))
-        taken.release_devices()  # before the server is told: nothing of the run is left
+        taken.release_devices()  # no process is left; reports to the server may take minutes and need no devices
         await settle(records, end, restarts)
-        return GpuMeshResult(identifier=process.identifier, status_code=0)  # the base would crash the next attempt
+        # for another status the base class would set Crashed, even if the next attempt already runs
+        return GpuMeshResult(identifier=process.identifier, status_code=0)
 
     @contextlib.asynccontextmanager
     async def _process(self, taken: TakenRun, records: RunRecords, folder: str) -> AsyncIterator[FlowProcess]:
-        """Start the flow run's process; when the body is left, nothing of it remains."""
+        """Start the flow run's process. After the body, no process of the run remains."""
         configuration = taken.configuration
         port, token = self._control.register(records.id)
         given = {
@@ -230,9 +232,9 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
             self._control.unregister(records.id)
 
     async def _watch(self, process: FlowProcess, records: RunRecords) -> None:
-        """Return when the process ended, or is to be stopped: a person cancelled the run, or deleted it.
+        """Return when the process has ended, or must be stopped because a person cancelled or deleted the run.
 
-        A suspended run ends by itself, after the step that it is in; its devices are free only then.
+        A suspended run ends on its own after its current step; its devices are free only then.
         """
         while not await process.ended(POLL_SECONDS):
             try:
@@ -254,9 +256,10 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
 
 
 def _restore_interrupt() -> None:
-    """Take SIGINT again where it was inherited as ignored, as from `prefect worker start &` in a script.
+    """Handle SIGINT if this process inherited it as ignored, as from `prefect worker start &` in a script.
 
-    Prefect's worker turns SIGTERM into SIGINT and gives that to the handler it found, so it could not be stopped.
+    Prefect's worker turns SIGTERM into SIGINT and passes that to the handler it found. With an ignored SIGINT, the
+    worker could not be stopped.
     """
     if threading.current_thread() is not threading.main_thread():
         return
