@@ -1,6 +1,6 @@
-"""Prefect blocks and the gpu-mesh worker: what a person types once in the UI or CLI.
+"""Prefect blocks and the gpu-mesh worker: settings that a person enters once, in the UI or CLI.
 
-Importing this room registers them: Prefect does so through the entry point group `prefect.collections`.
+Prefect imports this room through the entry point group `prefect.collections`, which registers them.
 """
 
 from prefect_rlhf.blocks.chats import Chats, ChatsBlock

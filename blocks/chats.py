@@ -1,4 +1,4 @@
-"""Chats, answered prompts or texts that a model learns to say, and which columns of them a run reads."""
+"""Supervised data (chats, prompts with completions, or texts) and the columns that a run reads."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ class ChatsFields(DatasetFields):
     """Fields of Chats and a ChatsBlock."""
 
     form: Literal["messages", "completion", "text"] | None = Field(
-        None, description="What a row is: messages, a prompt with its completion, or a text; empty: as its columns say."
+        None,
+        description="Format of a row: messages, a prompt with its completion, or a text; if empty, its columns decide.",
     )
-    messages_column: Name = Field("messages", description="Column with a whole chat; the assistant's turns are learnt.")
-    prompt_column: Name = Field("prompt", description="Column with what is before the completion: text, or messages.")
-    completion_column: Name = Field("completion", description="Column with what is learnt: text, or messages.")
-    text_column: Name = Field("text", description="Column with a text, all of which is learnt.")
+    messages_column: Name = Field(
+        "messages", description="Column with a whole chat; the assistant's turns are learned."
+    )
+    prompt_column: Name = Field("prompt", description="Column with the prompt before the completion: text or messages.")
+    completion_column: Name = Field("completion", description="Column with the completion to learn: text or messages.")
+    text_column: Name = Field("text", description="Column with a text; all of its tokens are learned.")
 
 
 class ChatsBlock(Block, ChatsFields):
@@ -52,6 +55,6 @@ class Chats(DeploymentParameter, ChatsFields):
     path: PathText = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these chats as source `name` of a graph; the file holds `num_items` of them and further `columns`."""
+        """Return these chats as source `name` of a graph, with `num_items` chats and the further `columns`."""
         keys = ("tokens", "prompt_length", "mask")
         return Dataset(name, keys, num_items, read_as=read_as(self), columns=columns)

@@ -1,4 +1,4 @@
-"""Clusters: nodes of one kind or of several, and the folder where their leases are kept."""
+"""Clusters: nodes of one or several kinds, and the folder of their leases."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from prefect_rlhf.placement.cost.hardware import GIB, GPUS, Datasheet, datasheet
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.mesh import MOST_DEVICES, MOST_NODES, Backend, ClusterShape
 
-DEVICE_MEMORY_GIB = 8.0  # of a device where nobody says
+DEVICE_MEMORY_GIB = 8.0  # of a device, by default
 DEVICE_FIELD = "node_kinds.device"
-DEVICE_NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"  # that Ray takes as a label
+DEVICE_NAME = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"  # a valid label of Ray
 
 
 class NodeKind(BaseModel):
-    """Equal nodes of a cluster whose nodes are of several kinds, or whose GPUs its worker cannot see.
+    """Equal nodes, for a cluster of several kinds of nodes or with GPUs that its worker cannot see.
 
     >>> NodeKind(device="a100-80", num_nodes=2).memory_bytes("cuda", otherwise=8 * GIB) // GIB
     79
@@ -32,7 +32,7 @@ class NodeKind(BaseModel):
     device: str = Field(
         title="Device",
         pattern=f"^{DEVICE_NAME}$",
-        description="GPUs by their datasheet, such as a100-80; without GPUs any word. Ray's nodes have it as a label.",
+        description="The GPUs' datasheet, such as a100-80; without GPUs, any word. Ray's nodes have it as a label.",
     )
     num_nodes: int = Field(1, title="Nodes", ge=1, le=MOST_NODES, description="Number of nodes of this kind.")
     device_memory_gib: float = Field(
@@ -40,34 +40,34 @@ class NodeKind(BaseModel):
         title="Device memory (GiB)",
         ge=0,
         le=1e5,
-        description="Memory that a rank may use on one device; 0 is its datasheet's, without GPUs the cluster's.",
+        description="Memory that a rank may use on a device; 0 takes the datasheet's, or the cluster's without GPUs.",
     )
     speed: float = Field(
         0.0,
         title="Speed",
         ge=0,
         le=1e6,
-        description="Relative to the other kinds, by which rows are shared out; 0 is its datasheet's, without GPUs 1.",
+        description="Speed relative to other kinds, to divide rows; 0 takes the datasheet's, or 1 without GPUs.",
     )
 
     def sheet(self, backend: Backend) -> Datasheet | None:
-        """Return the datasheet of its GPUs; None without GPUs. Raises InvalidInput for GPUs that have none."""
+        """Return the datasheet of its GPUs; None without GPUs. Raises InvalidInput for GPUs without a datasheet."""
         return None if backend == "cpu" else datasheet(self.device, DEVICE_FIELD, GPUS)
 
     def memory_bytes(self, backend: Backend, otherwise: int) -> int:
-        """Return the memory of a device; `otherwise` is that of one without a datasheet."""
+        """Return the bytes of a device: the field's value, the datasheet's, or `otherwise` without a datasheet."""
         if self.device_memory_gib:
             return int(self.device_memory_gib * GIB)
         sheet = self.sheet(backend)
         return sheet.memory_bytes if sheet else otherwise
 
     def peak(self, backend: Backend) -> float:
-        """Return what its datasheet says of its speed, to be compared with other kinds'."""
+        """Return its datasheet's bfloat16 FLOP/s, for comparison with other kinds; 1.0 without GPUs."""
         sheet = self.sheet(backend)
         return sheet.bfloat16_flops if sheet else 1.0
 
     def label(self, backend: Backend) -> str:
-        """Return what Ray's nodes of this kind are labelled with: of a GPU its datasheet's name, however it is written.
+        """Return the Ray label of these nodes: for GPUs the datasheet's name in every spelling, else `device`.
 
         >>> NodeKind(device="A100-SXM4-80GB").label("cuda"), NodeKind(device="Old").label("cpu")
         ('a100-80', 'Old')
@@ -77,13 +77,17 @@ class NodeKind(BaseModel):
 
 
 class ClusterFields(BaseModel):
-    """Fields that a Cluster block and the worker's job variables have."""
+    """Fields that a Cluster block and the worker's job variables share."""
 
     cluster: str = Field(
-        "local", title="Cluster", pattern=r"^[\w.-]+$", description="Its name; runs that say the same name share it."
+        "local", title="Cluster", pattern=r"^[\w.-]+$", description="Name; runs on clusters of the same name share it."
     )
     num_nodes: int = Field(
-        1, title="Nodes", ge=1, le=MOST_NODES, description="Number of equal nodes; left out beside kinds of nodes."
+        1,
+        title="Nodes",
+        ge=1,
+        le=MOST_NODES,
+        description="Number of equal nodes; leave it out if `Kinds of nodes` is set.",
     )
     devices_per_node: int = Field(
         2, title="Devices per node", ge=1, le=MOST_DEVICES, description="Number of equal devices in every node."
@@ -93,26 +97,26 @@ class ClusterFields(BaseModel):
         title="Device memory (GiB)",
         gt=0,
         le=1e5,
-        description="Memory that a rank may use on one device.",
+        description="Memory that a rank may use on a device.",
     )
     host_memory_gib: float = Field(
         0.0,
         title="Host memory (GiB)",
         ge=0,
         le=1e6,
-        description="Of each node, for what plans offload from GPUs; 0 sets no limit.",
+        description="Memory of each node for data that plans offload from GPUs; 0 sets no limit.",
     )
-    kind: Backend = Field("cpu", title="Kind of device", description="cuda for GPUs, cpu for processes without.")
+    kind: Backend = Field("cpu", title="Kind of device", description="cuda for GPUs, cpu for processes without GPUs.")
     node_kinds: list[NodeKind] = Field(
         default_factory=list,
         title="Kinds of nodes",
-        description="In their order, where nodes are not all alike:"
+        description="Nodes of different kinds, in their order:"
         ' [{"device": "a100-80", "num_nodes": 2}, {"device": "v100-32"}].',
     )
     lease_directory: str = Field(
         str(DEFAULT_LEASE_DIRECTORY),
         title="Lease folder",
-        description="Folder of lock files that says who holds which device; the same for all who share the devices.",
+        description="Folder of the leases' lock files; all users of the devices need the same folder.",
     )
 
     @property
@@ -124,11 +128,11 @@ class ClusterFields(BaseModel):
         return self._of_kinds(shape) if self.node_kinds else shape
 
     def lease_book(self) -> LeaseBook:
-        """Return the book that says who holds which of its devices."""
+        """Return the book of the leases on its devices."""
         return LeaseBook(Path(self.lease_directory), self.shape)
 
     def _of_kinds(self, alike: ClusterShape) -> ClusterShape:
-        """Return the cluster with nodes of its kinds, which is otherwise as one whose nodes are alike."""
+        """Return `alike` with number, memory, labels and speeds of its nodes taken from `node_kinds`."""
         nodes = [kind for kind in self.node_kinds for _ in range(kind.num_nodes)]
         self._check_kinds(len(nodes))
         memory = [node.memory_bytes(self.kind, alike.device_memory_bytes) for node in nodes]
@@ -143,17 +147,17 @@ class ClusterFields(BaseModel):
         return shape.with_speeds(parts_of_the_fastest(speeds), "node_kinds.speed")
 
     def _check_kinds(self, num_nodes: int) -> None:
-        """Raise InvalidInput for what kinds of nodes contradict, or leave without effect."""
+        """Raise InvalidInput for a field that contradicts `node_kinds` or is not used with them."""
         if self.num_nodes not in (1, num_nodes):
-            raise InvalidInput("num_nodes", self.num_nodes, f"the {num_nodes} nodes of node_kinds, or to be left out")
+            raise InvalidInput("num_nodes", self.num_nodes, f"no value, or the {num_nodes} nodes of node_kinds")
         if self.kind == "cuda" and self.device_memory_gib != DEVICE_MEMORY_GIB:
-            right = "to be left out: each of node_kinds says its own, or has its datasheet's"
+            right = "no value: each of node_kinds has its own memory, or its datasheet's"
             raise InvalidInput("device_memory_gib", self.device_memory_gib, right)
         names, speeds = zip(*((kind.label(self.kind), kind.speed) for kind in self.node_kinds), strict=True)
         if len(set(names)) < len(names):
             raise InvalidInput(DEVICE_FIELD, list(names), "each kind once, with all its nodes")
         if any(speeds) and not all(speeds):
-            raise InvalidInput("node_kinds.speed", list(speeds), "one for every kind, or none")
+            raise InvalidInput("node_kinds.speed", list(speeds), "a speed for every kind, or for no kind")
 
 
 class Cluster(Block, ClusterFields):

@@ -1,4 +1,4 @@
-"""Datasets: files of prompts or of preference pairs, and which columns of them a run reads."""
+"""Datasets of prompts or of preference pairs: their files, and the columns that a run reads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PATH = (
     "Parquet or JSON-lines file, a folder of them, a pattern such as data/train-*.parquet, a folder of"
     " datasets.save_to_disk, or a task such as reasoning_gym:chain_sum?size=500&seed=42."
 )
-GENERATED = "reasoning_gym:"  # a path that says which rows there are, and not where
+GENERATED = "reasoning_gym:"  # prefix of a path that defines its rows instead of locating files
 Name = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
-"""Of a column, or what one holds."""
+"""Name of a column, or a value in it."""
 
 
 class DatasetFields(BaseModel):
@@ -26,7 +26,7 @@ class DatasetFields(BaseModel):
 
     path: PathText = Field(description=PATH)
     split_column: Name | None = Field("split", description="Column that names each row's split; empty reads all rows.")
-    split: Name = Field("train", description="Rows whose split column holds this are used.")
+    split: Name = Field("train", description="The run uses rows with this value in the split column.")
     chat_template: bool = Field(False, description="Wrap prompts in the tokenizer's chat template.")
     columns: dict[Name, Name] = Field(
         {},
@@ -37,24 +37,24 @@ class DatasetFields(BaseModel):
 class PromptsFields(DatasetFields):
     """Fields of Prompts and a PromptsBlock."""
 
-    prompt_column: Name = Field("prompt", description="Column with the prompt: text, or messages.")
+    prompt_column: Name = Field("prompt", description="Column with the prompt: text or messages.")
     last_answer: Literal["refuse", "strip"] = Field(
-        "refuse", description="Of a chat that ends with the assistant's message: refuse it, or strip that message."
+        "refuse", description="If a chat ends with an assistant message: refuse the chat, or strip the message."
     )
 
     system_prompt: str | None = Field(
-        None, min_length=1, description="System message before every chat; of its own accord a template may write one."
+        None, min_length=1, description="System message before every chat; if empty, the chat template may add its own."
     )
     max_prompt_length: int | None = Field(
-        None, ge=1, le=1 << 24, description="Most tokens of a prompt; empty: what the models' context leaves."
+        None, ge=1, le=1 << 24, description="Longest prompt in tokens; if empty, the room in the models' context."
     )
     overlong_prompts: Literal["refuse", "drop", "keep_end", "keep_start"] = Field(
-        "refuse", description="Of a prompt of more tokens: refuse it, leave it out, or keep its end or its start."
+        "refuse", description="If a prompt is longer: refuse it, drop it, or keep its end or its start."
     )
 
     @model_validator(mode="after")
     def _cut_has_a_length(self) -> PromptsFields:
-        """Refuse a way with long prompts where none is too long."""
+        """Refuse a treatment of overlong prompts if no prompt can be overlong."""
         if self.overlong_prompts != "refuse" and self.max_prompt_length is None:
             raise not_used(
                 "overlong_prompts", "no prompt is overlong without max_prompt_length", "set max_prompt_length"
@@ -65,7 +65,7 @@ class PromptsFields(DatasetFields):
 class PreferencesFields(DatasetFields):
     """Fields of Preferences and a PreferencesBlock."""
 
-    prompt_column: Name | None = Field("prompt", description="Column with what is before both answers, if any.")
+    prompt_column: Name | None = Field("prompt", description="Column with the prompt of both answers, if any.")
     chosen_column: Name = Field("chosen", description="Column with the better answer.")
     rejected_column: Name = Field("rejected", description="Column with the worse answer.")
 
@@ -98,7 +98,7 @@ class PreferencesBlock(Block, PreferencesFields):
     _block_type_name = "RLHF Preferences"
     _block_type_slug = "rlhf-preferences"
     _documentation_url = DOCUMENTATION_URL
-    _description = "Answer pairs, a better and a worse one each."
+    _description = "Pairs of a better and a worse answer."
     _code_example = """
     ```python
     from prefect_rlhf.blocks.dataset import PreferencesBlock
@@ -116,7 +116,7 @@ class Prompts(DeploymentParameter, PromptsFields):
     path: PathText = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these prompts as source `name` of a graph; the file holds `num_items` of them and further `columns`.
+        """Return these prompts as source `name` of a graph, with `num_items` prompts and the further `columns`.
 
         >>> Prompts(path="data/prompts.parquet").to_spec("prompts", num_items=640, columns=("answer",))
         Dataset(name='prompts', keys=('prompt_tokens',), num_items=640, rows_per_item=1, columns=('answer',))
@@ -125,20 +125,22 @@ class Prompts(DeploymentParameter, PromptsFields):
 
 
 class Preferences(DeploymentParameter, PreferencesFields):
-    """Preference pairs. Each is two rows, the chosen answer first."""
+    """Preference pairs. Each pair is two rows; the chosen answer is the first."""
 
     block: ClassVar[type[Block]] = PreferencesBlock
 
     path: PathText = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these pairs as source `name` of a graph; the file holds `num_items` of them and further `columns`."""
+        """Return these pairs as source `name` of a graph, with `num_items` pairs and the further `columns`."""
         keys, read = ("tokens", "prompt_length"), read_as(self)
         return Dataset(name, keys, num_items, rows_per_item=2, read_as=read, columns=columns)
 
 
 def read_as(dataset: DatasetFields) -> str:
-    """Return all that decides what is read, where files lie aside. What came later is left out at its default.
+    """Return every setting that decides which rows are read, except the location of files.
+
+    Settings that later versions added are left out at their defaults, so that runs of earlier versions still match.
 
     >>> read_as(Prompts(path="data/prompts.parquet", chat_template=True))
     'split_column=split split=train chat_template=True prompt_column=prompt'

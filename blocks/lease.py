@@ -1,4 +1,4 @@
-"""Leases of devices for a run that no worker started: in Python, in a notebook, from the command line."""
+"""Leases of devices for runs without a worker: from Python, a notebook or the command line."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from prefect_rlhf.placement.mesh import Backend, ClusterShape
 
 DEFAULT_LEASE_DIRECTORY = Path("~/.prefect-rlhf/leases")
 RETRY_SECONDS = 0.5
-TERMINAL_LINE_SECONDS = 60.0  # between two lines that say what is waited for
+TERMINAL_LINE_SECONDS = 60.0  # between two lines about a wait
 
 ONE_DEVICE = ClusterShape("local", num_nodes=1, devices_per_node=1, device_memory_bytes=64 << 30, backend="cpu")
-"""What a run without a worker gets: one device and no gang, as a debugger wants it."""
+"""The cluster of a run without a worker: a single device and no gang, which suits a debugger."""
 
-_current: ContextVar[Lease | None] = ContextVar("rlhf_lease", default=None)  # what `running_on` gives to its body
+_current: ContextVar[Lease | None] = ContextVar("rlhf_lease", default=None)  # set by `running_on`
 
 
 class LeaseTimeout(RlhfError, TimeoutError):
-    """A wait for a mesh that others still held when it was over."""
+    """Others still held the mesh at the end of the longest wait."""
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def lease(
 ) -> Iterator[Lease]:
     """Hold a mesh (a name, or a number of devices) of `cluster` while the body runs.
 
-    While others hold it, tells `say` every minute what it waits for. Raises InvalidInput when the cluster can
-    never give that mesh, LeaseTimeout when it is not free after `wait_seconds`.
+    While others hold it, `say` receives a line every minute that names them. Raises InvalidInput if the cluster can
+    never provide that mesh, LeaseTimeout if the mesh is not free after `wait_seconds`.
 
     >>> import tempfile
     >>> with lease(ClusterShape("desk", 1, 2, 8 << 30), 1, directory=Path(tempfile.mkdtemp())) as leased:
@@ -61,9 +61,11 @@ def lease(
 
 
 def require_ray(cluster: ClusterShape) -> None:
-    """Raise InvalidInput where Ray, which starts the ranks of several nodes and of kinds of them, is not installed."""
+    """Raise InvalidInput if a cluster of several nodes or of `node_kinds` lacks Ray, which starts its ranks."""
     if cluster.through_ray and find_spec("ray") is None:
-        seen, alone = (list(cluster.node_devices), "none") if cluster.node_devices else (cluster.num_nodes, "1")
+        seen, alone = (
+            (list(cluster.node_devices), "no kinds of nodes") if cluster.node_devices else (cluster.num_nodes, "1")
+        )
         field = "node_kinds" if cluster.node_devices else "num_nodes"
         raise InvalidInput(field, seen, f"{alone}, or Ray on each node: {install_command('ray')}")
 
@@ -96,7 +98,7 @@ def dry_lease(cluster: ClusterShape) -> Lease:
 
 @contextmanager
 def running_on(leased: Lease) -> Iterator[None]:
-    """Give `leased` to the flow run that the body starts in this process."""
+    """Assign `leased` to the flow run that the body starts in this process."""
     token = _current.set(leased)
     try:
         yield
@@ -105,13 +107,13 @@ def running_on(leased: Lease) -> Iterator[None]:
 
 
 def given_lease() -> Lease | None:
-    """Return the lease that this flow run was given, by `running_on` or by its worker; None when it was given none."""
+    """Return the lease that `running_on` or a worker assigned to this flow run; None without a lease."""
     return _current.get() or Lease.from_environment()
 
 
 @contextmanager
 def leased_devices(dry_run: bool = False) -> Iterator[Lease]:
-    """Yield the lease that this flow run was given; without one, one device of this machine, or for a dry run none."""
+    """Yield the lease of this flow run. Without a lease, yield a device of this machine, or no device for a dry run."""
     leased = given_lease()
     if leased is not None:
         yield leased

@@ -1,7 +1,7 @@
-"""The lease book of a cluster: one locked file per device, so that a dead holder holds nothing.
+"""The lease book of a cluster: one locked file per device, so that a dead holder cannot keep a device.
 
 A lock (flock) belongs to the open file, not to the process: a child that inherits the descriptors keeps the devices
-even when its parent is killed, and the kernel frees them when the last such process is gone.
+even if its parent is killed, and the kernel frees them after the last such process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BOOK_LOCK_SECONDS = 5.0  # the book is locked for some file operations; longer m
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a device: the flow run, the process of it or of its worker, and since when (ISO 8601)."""
+    """The holder of a device: the flow run, the pid of the run or its worker, and the start in ISO 8601."""
 
     flow_run_id: str
     flow_run: str
@@ -43,7 +43,7 @@ class Holder:
 
     @classmethod
     def read(cls, values: object) -> Holder | None:
-        """Return the holder that the JSON in a lease file means; None for anything that no holder writes.
+        """Return the holder in the JSON of a lease file; None for values that no holder writes.
 
         >>> print(Holder.read({"flow_run_id": "1", "flow_run": "a", "pid": 7, "since": "2026-01-01T10:32:00"}))
         a (pid 7) since 2026-01-01 10:32
@@ -67,7 +67,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """A mesh that cannot be had now; try again. `holders` have its devices, `before` are those that wait for longer."""
+    """A mesh that is not free now; try again later. `holders` hold its devices, `before` are earlier waiters."""
 
     wanted: str
     cluster: str
@@ -84,14 +84,14 @@ class Busy:
 
 @dataclass(slots=True)
 class LeasedMesh:
-    """A mesh whose devices are locked by this process. Pass `descriptors` on to a child that must keep them."""
+    """A mesh whose devices this process has locked. Pass `descriptors` to a child that must keep the devices."""
 
     id: str
     mesh: DeviceMesh
     descriptors: tuple[int, ...]
 
     def release(self) -> None:
-        """Close this process's copies. The devices are free when no child holds copies either. Idempotent."""
+        """Close this process's copies. The devices are free if no child holds copies either. Idempotent."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = ()
@@ -116,23 +116,26 @@ class LeaseBook:
     def enter(
         self, wanted: str | int, flow_run_id: str, flow_run: str, arrived: float | None = None
     ) -> FileLock | None:
-        """Put a flow run into the queue, before it asks for `wanted`; it keeps its place until the lock is released.
+        """Put a flow run into the queue before it requests `wanted`; it keeps its place until the lock is released.
 
-        Returns None if another process holds the run's place. `arrived` is seconds since 1970, without it now. Raises
-        InvalidInput when the cluster can never give that.
+        Returns None if another process holds the run's place. `arrived` is seconds since 1970; its default is the
+        present time. Raises InvalidInput if the cluster can never provide `wanted`.
         """
         devices = self._reach(wanted)
         with self._book_lock():
             return self.queue.enter(flow_run_id, clean_name(flow_run), devices, arrived)
 
     def acquire(self, wanted: str | int, holder: Holder, at_least: int = 0) -> LeasedMesh | Busy:
-        """Lock a mesh, all of its devices or none: the named one, or an aligned one of `wanted` devices.
+        """Lock every device of a mesh or no device: the named mesh, or an aligned mesh of `wanted` devices.
 
-        With `at_least`, one that is not wholly free makes do with a smaller one, the largest that is free and has so
-        many devices. A device that a flow run of an earlier place in the queue could use is not free for this one: no
-        run that waits is delayed. Raises InvalidInput when the cluster can never give that.
+        If no such mesh is free, `at_least` accepts a smaller mesh: the largest free part with at least this many
+        devices. A device that an earlier flow run in the queue could use does not count as free, so no waiting run is
+        delayed. Raises InvalidInput if the cluster can never provide the mesh.
         """
         candidates, *smaller = self.acceptable(wanted, at_least)
+        # Only a lock proves that a device is free, so a search locks all free devices for a moment. The book's lock
+        # keeps another search from counting these locks as leases. It also makes queue and devices one decision: no
+        # run can join the queue between the look at earlier waiters and the lease.
         with self._book_lock():
             before = self.queue.before(holder.flow_run_id)
             unlocked = self._lock_free_devices()
@@ -149,7 +152,7 @@ class LeaseBook:
         return LeasedMesh(uuid.uuid4().hex[:12], mesh, locked)
 
     def take_run(self, flow_run_id: str) -> FileLock | None:
-        """Lock a flow run, so that one process at a time may start it; None while another has it."""
+        """Lock a flow run, so that only one process at a time can start it; None if another process holds it."""
         self._make_folder()
         return FileLock.take(self.directory / "runs" / f"{flow_run_id}.lock")
 
@@ -158,15 +161,15 @@ class LeaseBook:
         make_shared_folder(self.directory)
 
     def acceptable(self, wanted: str | int, at_least: int = 0) -> tuple[tuple[DeviceMesh, ...], ...]:
-        """Return meshes of the size wanted, then those of each smaller one that `acquire` would make do with.
+        """Return the meshes of the wanted size, then for each smaller size the meshes that `acquire` would accept.
 
-        Raises InvalidInput when the cluster can never give that.
+        Raises InvalidInput if the cluster can never provide `wanted`.
         """
         candidates = self.candidates(wanted)
         return (candidates, *(self._smaller(candidates, at_least) if at_least else ()))
 
     def _reach(self, wanted: str | int) -> DeviceMesh:
-        """Return the rectangle of all devices that some mesh of that size has."""
+        """Return the rectangle that spans all meshes which satisfy `wanted`."""
         candidates = self.candidates(wanted)
         first, last = candidates[0], candidates[-1]
         nodes = last.first_node + last.num_nodes - first.first_node
@@ -174,7 +177,7 @@ class LeaseBook:
         return DeviceMesh(first.first_node, nodes, first.first_device, devices)
 
     def candidates(self, wanted: str | int) -> tuple[DeviceMesh, ...]:
-        """Return every mesh that would do, in device order. Raises InvalidInput when there is none."""
+        """Return every mesh that satisfies `wanted`, in device order. Raises InvalidInput if no mesh does."""
         if isinstance(wanted, str):
             return (self.cluster.check_mesh(DeviceMesh.parse(wanted)),)
         if meshes := self._meshes(wanted):
@@ -196,7 +199,10 @@ class LeaseBook:
         return ()
 
     def _smaller(self, wanted: tuple[DeviceMesh, ...], at_least: int) -> tuple[tuple[DeviceMesh, ...], ...]:
-        """Return the meshes inside those wanted that have `at_least` devices, largest first."""
+        """Return the parts of the wanted meshes with at least `at_least` devices, grouped by size, largest first.
+
+        Raises InvalidInput if `at_least` exceeds the wanted size.
+        """
         most = wanted[0].num_devices
         if at_least > most:
             raise InvalidInput("min_devices", at_least, f"at most the {most} devices that are asked for")
@@ -206,12 +212,12 @@ class LeaseBook:
         )
 
     def _choose(self, candidates: tuple[DeviceMesh, ...], free: Set[Device]) -> DeviceMesh | None:
-        """Return the free candidate in the smallest free aligned block: large blocks stay whole for large runs."""
+        """Return the free candidate in the smallest free aligned block: large blocks remain for large runs."""
         fitting = [mesh for mesh in candidates if all(device in free for device in mesh.devices())]
         return min(fitting, key=lambda mesh: self._free_block(mesh, free), default=None)
 
     def _free_block(self, mesh: DeviceMesh, free: Set[Device]) -> int:
-        """Return the number of devices in the largest aligned block of one node around `mesh` that is wholly free."""
+        """Return the number of devices in the largest wholly free aligned block of a node around `mesh`."""
         width = mesh.devices_per_node
         while width < self.cluster.devices_per_node:
             first = mesh.first_device // (2 * width) * (2 * width)
@@ -222,7 +228,7 @@ class LeaseBook:
         return width
 
     def _lock_free_devices(self) -> dict[Device, int]:
-        """Lock every free device of the cluster; the caller closes what it does not keep."""
+        """Lock every free device of the cluster; the caller closes the descriptors that it does not keep."""
         locked = {}
         for device in self.cluster.whole.devices():
             descriptor = open_shared(self._path(device))
@@ -240,7 +246,7 @@ class LeaseBook:
         return Busy(words, self.cluster.name, tuple(sorted(holders)), tuple(rivals))
 
     def _holder_of(self, device: Device) -> Holder | None:
-        """Return what the last holder of `device` wrote; None when it is free now, or nothing was written."""
+        """Return the holder that `device`'s file records; None if the device is free or the record is invalid."""
         descriptor = open_shared(self._path(device))
         try:
             return None if try_lock(descriptor) else Holder.read(read_json(descriptor))
@@ -252,7 +258,10 @@ class LeaseBook:
 
     @contextmanager
     def _book_lock(self) -> Iterator[None]:
-        """Let one process at a time look for free devices, so that nobody takes a search for a lease."""
+        """Let one process at a time search for free devices.
+
+        Raises RlhfError if another process keeps the book locked for BOOK_LOCK_SECONDS.
+        """
         self._make_folder()
         descriptor = open_shared(self.directory / "book.lock")
         deadline = time.monotonic() + BOOK_LOCK_SECONDS
@@ -274,6 +283,6 @@ def _write(descriptor: int, holder: Holder) -> None:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first names and the number of further names."""
     more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
     return "; ".join([*names[:MOST_NAMES], *more])

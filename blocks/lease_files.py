@@ -1,4 +1,4 @@
-"""Files that all users of a machine may lock: whoever may enter the folder, whoever made the file, under any umask."""
+"""Lock files for all users of a machine, regardless of the files' owners and of the umask."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.foreign_file import parse_json
 
 ANYONE_WRITES = 0o666
-STICKY_FOLDER = 0o1777  # everybody may add a file, nobody may remove another's
+STICKY_FOLDER = 0o1777  # every user may add a file, but not remove another user's
 MOST_BYTES = 4096  # of a file that any user may have written
-MADE_SECONDS = 0.2  # between making a file and opening it to everybody lie microseconds
+MADE_SECONDS = 0.2  # a file becomes writable for all users microseconds after its creation
 
 
 def make_shared_folder(folder: Path) -> None:
-    """Make `folder` and those above it that are missing, `folder` for all users. One that is there stays as it is."""
+    """Create `folder`, writable by all users, and its missing parents. An existing folder is not changed.
+
+    Raises InvalidInput if that is impossible.
+    """
     if folder.is_dir():
         return
     try:
@@ -37,10 +40,10 @@ def make_shared_folder(folder: Path) -> None:
 
 
 def open_shared(path: Path) -> int:
-    """Open a file for reading and writing, and make it when it is not there.
+    """Open a file for reading and writing; create it if it is missing.
 
-    Raises InvalidInput for one that this user may not write, and for anything but a file: a link that another user laid
-    would be followed with this user's rights.
+    Raises InvalidInput for a file that this user may not write, and for anything but a plain file: a link from another
+    user would be followed with this user's rights.
     """
     deadline = time.monotonic() + MADE_SECONDS
     while True:
@@ -64,7 +67,7 @@ def open_shared(path: Path) -> int:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file for this descriptor and its copies; return whether nobody else had it locked."""
+    """Lock an open file for this descriptor and its copies; return False if it is locked elsewhere."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -73,7 +76,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def read_json(descriptor: int) -> object:
-    """Return the JSON in an open file, which any user may have written; None for anything else, and for a long file."""
+    """Return the JSON in an open file, which any user may have written; None for other content or a long file."""
     try:
         text = os.pread(descriptor, MOST_BYTES + 1, 0)
         return parse_json(text) if len(text) <= MOST_BYTES else None
@@ -83,14 +86,17 @@ def read_json(descriptor: int) -> object:
 
 @dataclass(slots=True)
 class FileLock:
-    """A locked file, free when every process that has its descriptor is gone or has closed it."""
+    """A locked file. The lock is free once every process with its descriptor has ended or closed it."""
 
     path: Path
     descriptor: int
 
     @classmethod
     def take(cls, path: Path) -> Self | None:
-        """Lock the file at `path`; None when another process has it locked."""
+        """Lock the file at `path`; None if another process holds the lock."""
+        # The holder removes the file before it closes it, so this process may lock a file that has no name any more.
+        # Such a lock excludes no other process: the next process would create and lock a new file. Only a lock on the
+        # file that is at `path` afterwards counts.
         while True:
             make_shared_folder(path.parent)
             descriptor = open_shared(path)
@@ -99,7 +105,7 @@ class FileLock:
                 return None
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return cls(path, descriptor)
-            os.close(descriptor)  # its holder removed it meanwhile
+            os.close(descriptor)
 
     def release(self) -> None:
         """Remove the file and close this process's copy. Idempotent."""
@@ -109,14 +115,17 @@ class FileLock:
 
 
 def remove_locked(descriptor: int) -> None:
-    """Remove the file that this process has open and locked, where this user may, and close it."""
-    with contextlib.suppress(OSError):  # another user's in a sticky folder: an unlocked file is in nobody's way
+    """Remove the file that this process has open and locked, if this user may remove it, and close it."""
+    with contextlib.suppress(OSError):  # another user's file in a sticky folder; an unlocked file does no harm
         Path(f"/proc/self/fd/{descriptor}").readlink().unlink()
     os.close(descriptor)
 
 
 def _checked(descriptor: int, path: Path) -> int:
-    """Return `descriptor` of a plain file of one name, for all users to write if it is this user's own."""
+    """Return `descriptor` if it is a plain file with one hard link, and make this user's own file writable by all.
+
+    Closes the descriptor and raises InvalidInput for another file.
+    """
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
@@ -127,7 +136,7 @@ def _checked(descriptor: int, path: Path) -> int:
 
 
 def _refused(path: Path) -> InvalidInput:
-    """Return the error that names a file or folder, its owner, and what would be right."""
+    """Return the error that names a file or folder, its owner, and the required access."""
     try:
         status = path.stat(follow_symlinks=False)
         seen = f"{path} ({stat.filemode(status.st_mode)}, owner {_user(status.st_uid)})"

@@ -24,13 +24,13 @@ from prefect_rlhf.placement.in_short import clean_name
 from prefect_rlhf.placement.mesh import Device, DeviceMesh
 
 MOST_TICKETS = 1000
-SILENT_SECONDS = 60.0  # a waiter that has not asked for so long is passed: it was stopped, or its server is away
+SILENT_SECONDS = 60.0  # a waiter without a request for this long is skipped: it is stopped, or its server is away
 SUFFIX = ".ticket"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Waiter:
-    """A run that waits since `arrived` (seconds since 1970) and could use any of `devices`; ties go by `number`."""
+    """A run that has waited since `arrived` (seconds since 1970) for some of `devices`; `number` breaks ties."""
 
     arrived: float
     number: int
@@ -39,7 +39,7 @@ class Waiter:
     devices: DeviceMesh
 
     def could_use(self, device: Device) -> bool:
-        """Whether a mesh that this run waits for may have the device."""
+        """Whether a mesh that this run waits for may contain the device."""
         return self.devices.contains(DeviceMesh(device.node, 1, device.index, 1))
 
     def to_json(self) -> str:
@@ -86,7 +86,7 @@ class LeaseQueue:
             self._path(flow_run_id).unlink()
 
     def before(self, flow_run_id: str) -> tuple[Waiter, ...]:
-        """Record that a run asks now, and return the waiters before it; all waiters, if the run has no place."""
+        """Record a request of a run at the present time, and return its earlier waiters; all, if it has no place."""
         with contextlib.suppress(OSError):
             os.utime(self._path(flow_run_id), follow_symlinks=False)
         waiting = self.waiting()
@@ -101,9 +101,9 @@ class LeaseQueue:
         return tuple(sorted(waiter for name in names for waiter in self._living(self.folder / name)))
 
     def _living(self, path: Path) -> Iterator[Waiter]:
-        """Yield the waiter of a ticket if it lives and has asked lately."""
+        """Yield the waiter of a ticket if it is alive and has requested devices recently."""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would be waited for
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a FIFO would block
         except OSError:
             return
         try:

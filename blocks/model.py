@@ -16,9 +16,9 @@ class ModelFields(BaseModel):
     """Fields of Model and a ModelBlock."""
 
     path: PathText = Field(description="Hugging Face folder: config.json, safetensors and tokenizer.")
-    head: Head = Field("lm", description="lm gives tokens, scalar one number a token, lm+scalar both.")
+    head: Head = Field("lm", description="lm predicts tokens, scalar a number per token, lm+scalar both.")
     dtype: Dtype = Field("bfloat16", description="Compute format; with bfloat16 main weights are float32.")
-    new_head: bool = Field(False, description="Start with an untrained scalar head if the folder has none.")
+    new_head: bool = Field(False, description="Start with an untrained scalar head if the folder lacks a head.")
 
 
 class ModelBlock(Block, ModelFields):
@@ -41,12 +41,12 @@ class ModelBlock(Block, ModelFields):
 
 
 class Model(DeploymentParameter, ModelFields):
-    """The model that plays a role."""
+    """The model that a role uses."""
 
     block: ClassVar[type[Block]] = ModelBlock
 
     path: PathText = Field("", description="Hugging Face folder: config.json, safetensors and tokenizer.")
 
     def to_spec(self, role: str, shape: TransformerShape, optimizer: OptimizerSpec | None = None) -> ModelSpec:
-        """Return this model as the one of `role`; `shape` is what the folder's config.json says."""
+        """Return the specification of this model in `role`; `shape` is read from the folder's config.json."""
         return ModelSpec(role, self.path, self.head, shape, self.dtype, self.new_head, optimizer)

@@ -1,4 +1,4 @@
-"""Answers that are good or bad by themselves, without a counterpart, and which columns of them a run reads."""
+"""Answers that are rated good or bad on their own, not in pairs, and the columns that a run reads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from prefect_rlhf.placement.path_text import PathText
 class RatedAnswersFields(DatasetFields):
     """Fields of RatedAnswers and a RatedAnswersBlock."""
 
-    prompt_column: Name = Field("prompt", description="Column with what is before the answer: text, or messages.")
-    completion_column: Name = Field("completion", description="Column with the answer: text, or messages.")
-    label_column: Name = Field("label", description="Column that says whether it is good: true or false, 1 or 0.")
+    prompt_column: Name = Field("prompt", description="Column with the prompt: text or messages.")
+    completion_column: Name = Field("completion", description="Column with the answer: text or messages.")
+    label_column: Name = Field("label", description="Column with the rating: true or 1 for good, false or 0 for bad.")
 
 
 class RatedAnswersBlock(Block, RatedAnswersFields):
@@ -30,7 +30,7 @@ class RatedAnswersBlock(Block, RatedAnswersFields):
     _block_type_name = "RLHF Rated answers"
     _block_type_slug = "rlhf-rated-answers"
     _documentation_url = DOCUMENTATION_URL
-    _description = "Answers, each good or bad by itself."
+    _description = "Answers, each rated good or bad on its own."
     _code_example = """
     ```python
     from prefect_rlhf.blocks.rated_answers import RatedAnswersBlock
@@ -41,13 +41,13 @@ class RatedAnswersBlock(Block, RatedAnswersFields):
 
 
 class RatedAnswers(DeploymentParameter, RatedAnswersFields):
-    """Answers that are good or bad by themselves."""
+    """Answers that are rated good or bad on their own."""
 
     block: ClassVar[type[Block]] = RatedAnswersBlock
 
     path: PathText = Field("", description=PATH)
 
     def to_spec(self, name: str, num_items: int, columns: tuple[str, ...] = ()) -> Dataset:
-        """Return these answers as source `name` of a graph; the file holds `num_items` and further `columns`."""
+        """Return these answers as source `name` of a graph, with `num_items` answers and the further `columns`."""
         keys = ("tokens", "prompt_length", "mask", "label")
         return Dataset(name, keys, num_items, read_as=read_as(self), columns=columns)

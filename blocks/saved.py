@@ -1,4 +1,4 @@
-"""Deployment parameters that may come from a saved block: typed fields in a form, some or all of them saved before."""
+"""Deployment parameters with a typed form; a saved block may supply some or all fields."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ DOCUMENTATION_URL = HttpUrl("https://docs.prefect.io/v3/concepts/blocks")  # how
 
 
 class DeploymentParameter(BaseModel):
-    """Base of parameters with a block beside them: frozen, and no key is ever ignored.
+    """Base of parameters that a block may supply. Values are frozen, and an unknown key is an error.
 
-    A parameter of a Block type would show no form in the UI, only a list of saved blocks, and lose values that a
-    deployment gives in place. So parameters are plain values, and `saved` names a block for what is left out.
+    A parameter of a Block type would have no form in the UI, only a list of saved blocks, and it would lose values that
+    a deployment sets in place. Therefore parameters are plain values, and `saved` names a block for the fields left
+    out.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     block: ClassVar[type[Block]]
 
-    path: PathText = Field("", description="Where it is; may be left out when `saved` is given.")
+    path: PathText = Field("", description="Path of the files; may be left out if `saved` is set.")
     saved: str = Field(
         "",
         title="Saved block",
         max_length=MOST_CHARACTERS,
-        description="Name of a saved block for what is left empty or at its default here.",
+        description="Name of a saved block for the fields left empty or at their defaults here.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _fill_from_saved(cls, value: Any) -> Any:
-        """Take a block as its fields; where `saved` is given without a path, fill in what is not given.
+        """Replace a block by its fields. If `saved` is set and no path, fill in the fields that are not set.
 
-        The UI's form sends every field, so one at its default counts as not given.
+        The UI's form sends every field, so a field at its default counts as not set.
         """
         if isinstance(value, cls.block):
             return _fields(value)
@@ -51,7 +52,9 @@ class DeploymentParameter(BaseModel):
     @model_validator(mode="after")
     def _has_path(self) -> DeploymentParameter:
         if not self.path:
-            raise InvalidInput(f"{type(self).__name__.lower()}.path", self.path, "a path, or `saved`: a block's name")
+            raise InvalidInput(
+                f"{type(self).__name__.lower()}.path", self.path, "a path, or the name of a block in `saved`"
+            )
         return self
 
 
@@ -63,7 +66,7 @@ def _load(kind: type[Block], name: str) -> Block:
     try:
         block = kind.load(name, _sync=True)  # type: ignore[call-arg]  # Prefect's dispatcher adds _sync
     except (ValueError, RuntimeError, OSError, HTTPError) as error:  # no such block, or no server that could know it
-        why = "" if isinstance(error, ValueError) else f", from a server that answers ({error!s:.120})"
+        why = "" if isinstance(error, ValueError) else f" on a reachable server ({error!s:.120})"
         expected = f"the name of a saved {kind.get_block_type_slug()} block (prefect block ls){why}"
         raise InvalidInput("saved", name, expected) from error
     assert isinstance(block, kind)

@@ -171,8 +171,8 @@ def test_kinds_of_nodes_are_what_plans_and_leases_must_know_of_each():
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"num_nodes": 3}, "num_nodes: got 3, expected the 2 nodes of node_kinds, or to be left out"),
-        ({"kind": "cuda", "device_memory_gib": 40}, "device_memory_gib: got 40.0, expected to be left out: each of"),
+        ({"num_nodes": 3}, "num_nodes: got 3, expected no value, or the 2 nodes of node_kinds"),
+        ({"kind": "cuda", "device_memory_gib": 40}, "device_memory_gib: got 40.0, expected no value: each of"),
         ({"kind": "cuda", "node_kinds": [{"device": "z9"}]}, "node_kinds.device: got 'z9', expected one of "),
         ({"kind": "cuda", "node_kinds": [{"device": "cpu"}]}, "node_kinds.device: got 'cpu', expected one of h100, "),
         (
