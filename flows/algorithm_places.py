@@ -1,4 +1,4 @@
-"""Where algorithms are, found without their import: the names of shipped and installed ones, and wrong places."""
+"""Finds algorithms without importing them: names of shipped and installed algorithms, and errors for wrong names."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DYNAMIC = re.compile(r"import \*|\b(globals|vars|setattr|exec|eval|__getattr__)
 
 
 def algorithm_places() -> dict[str, str]:
-    """Return `module:function` of every algorithm that has a name: of ours, and of installed packages' entry points.
+    """Return `module:function` of every named algorithm: ours, and entry points of installed packages.
 
-    A package names its own in the group `prefect_rlhf.algorithms`; a name of ours stays ours.
+    A package lists its algorithms in the group `prefect_rlhf.algorithms`; it cannot replace a name of ours.
     """
     modules = {name: name.replace("-", "_") for name in ALGORITHMS}
     ours = {name: f"prefect_rlhf.flows.{module}:{module}" for name, module in modules.items()}
@@ -29,9 +29,9 @@ def algorithm_places() -> dict[str, str]:
 
 
 def find_place(name: str) -> tuple[str, str]:
-    """Return the module or the file of a named algorithm, and its function. Nothing is imported.
+    """Return the module or file of a named algorithm, and its function, without importing anything.
 
-    Raises InvalidInput for a name, a file, a module or a function of a file that does not exist.
+    Raises InvalidInput for a name, a file, a module, or a function of a file that does not exist.
 
     >>> find_place("safe-rlhf")
     ('prefect_rlhf.flows.safe_rlhf', 'safe_rlhf')
@@ -57,13 +57,13 @@ def find_place(name: str) -> tuple[str, str]:
 
 
 def expected_flow(place: str, function: str, flows: Sequence[str], there: str) -> str:
-    """Say which @rlhf_flow functions a module or file has, where `function` is none of them."""
+    """Return an error text that lists the @rlhf_flow functions of a module or file, which lacks `function`."""
     there_are = ", ".join(flows) or "none"
     return f"one of the @rlhf_flow functions of {place}, which are: {there_are} ({function!r} is {there})"
 
 
 def no_module(module: str) -> str:
-    """Say that a module is found nowhere."""
+    """Return an error text for a module that was not found."""
     return f"a module of that name: {module} is not in {Path.cwd()}, nor installed"
 
 
@@ -75,9 +75,9 @@ def _is_found(module: str) -> bool:
 
 
 def _flows_without(function: str, file: Path) -> list[str] | None:
-    """Return the @rlhf_flow functions of a file that cannot define `function`; None if only its import can say more.
+    """Return the @rlhf_flow functions of a file that cannot define `function`, or None if only an import can decide.
 
-    A file may define each word in its text, and any word if it makes names while it runs.
+    A file may define any word that occurs in its text, and any word at all if it creates names at run time.
     """
     try:
         text = file.read_text()

@@ -1,6 +1,6 @@
-"""Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and its kin, without a reward model.
+"""Direct preference optimisation (Rafailov et al. 2023, arXiv:2305.18290) and its variants, without a reward model.
 
-DPO, cDPO, robust DPO, IPO and SimPO are settings of this one flow.
+DPO, cDPO, robust DPO, IPO and SimPO are settings of this flow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from prefect_rlhf.tasks.rl.preference_losses import dpo as dpo_loss
 
 @rlhf_flow("dpo")
 def dpo(pairs: Preferences, held_out: Preferences, actor: Model, ref: Model | None = None, algo: DPO = DPO()) -> None:
-    """One iteration: how likely the reference finds both answers, then a step of the policy; evaluation on other pairs.
+    """One iteration: the reference's log-probabilities of the pairs, then a training step; evaluation on other pairs.
 
     SimPO has no reference.
     """

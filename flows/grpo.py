@@ -1,6 +1,6 @@
-"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) and its kin: scores of a group, no critic.
+"""Group relative policy optimisation (Shao et al. 2024, arXiv:2402.03300) and its variants: group scores, no critic.
 
-Dr. GRPO, RLOO, REINFORCE++, GDPO, DAPO, GSPO and CISPO are settings of this one flow.
+Dr. GRPO, RLOO, REINFORCE++, GDPO, DAPO, GSPO and CISPO are settings of this flow.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ def grpo(
     algo: GRPO = GRPO(),
     staleness: Staleness = 0,
 ) -> None:
-    """One iteration: several responses to each prompt, each measured against its group.
+    """One iteration: several responses to each prompt, each compared with the others of its group.
 
-    The ratio is to the policy that made the responses, so it also corrects for `staleness`. With `over_sampling`, the
-    first groups that teach something are gone on with (Yu et al. 2025, DAPO, section 3.2, without its loop).
+    The ratio is relative to the policy that made the responses, so it also corrects for `staleness`. With
+    `over_sampling`, the step uses the first groups that are informative (Yu et al. 2025, DAPO, section 3.2, without its
+    loop).
     """
     check_reference(ref, algo.kl.coefficient)
     algo = with_reward_weights(algo, reward)

@@ -1,4 +1,4 @@
-"""KTO (Ethayarajh et al. 2024, arXiv:2402.01306): learning from answers that are good or bad, without pairs of them."""
+"""KTO (Ethayarajh et al. 2024, arXiv:2402.01306): learning from answers rated good or bad, without pairs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prefect_rlhf.tasks.rl.preference_losses import kto as kto_loss
 
 @rlhf_flow("kto")
 def kto(answers: RatedAnswers, held_out: RatedAnswers, actor: Model, ref: Model, algo: KTO = KTO()) -> None:
-    """One iteration: what both models make of answers to other prompts, then a step of the policy against that.
+    """One iteration: the KL estimate of policy and reference on answers to other prompts, then a training step.
 
-    With several mini-batches, what the policy gains on other prompts stays that of the step's start.
+    With several mini-batches, the estimate stays at its value from the start of the step.
     """
     size, every = algo.batch_size, algo.evaluate_every
     mismatched = compute(mismatched_answers, answers, settings=algo, max_new_tokens=0, batch_size=size)

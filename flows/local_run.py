@@ -1,7 +1,7 @@
-"""A run on devices of this machine, from a terminal, a script or a notebook: checked, then leased, then run.
+"""A run on devices of this machine, from a terminal, a script or a notebook: check, lease, run.
 
-It is checked before it waits for devices, and again after it waited. What a worker or an outer run has leased is used
-as it is.
+The run is checked before it waits for devices, and again afterwards. Devices that a worker or an outer run has leased
+are used as they are.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def run(
 ) -> RunResult | PlannedRun:
     """Train with an algorithm on devices of this machine; returns its models, metrics and rollouts.
 
-    `algorithm` is an @rlhf_flow function such as `grpo`, or the name that `prefect-rlhf run` takes. `parameters` are
-    those of its deployment: each a value such as `Model(path=...)`, or a dict as in a file of parameters. `devices`
-    are leased for the run alone, one if it is not stated; under a worker they are those that the worker leased.
-    `max_restarts` says how often a run that failed continues by itself. A `dry_run` checks everything, uses no device
-    and returns the plan.
+    `algorithm` is an @rlhf_flow function such as `grpo`, or a name that `prefect-rlhf run` accepts. `parameters` are
+    the parameters of its deployment: each a value such as `Model(path=...)`, or a dict as in a file of parameters.
+    `devices` is the number of devices leased for this run, 1 by default; under a worker, the run uses the worker's
+    lease. `max_restarts` is the number of automatic restarts after a failure. A `dry_run` checks everything, uses no
+    device and returns the plan.
 
     Raises InvalidInput or GraphError for a mistake, before a device is used; another RlhfError if the run fails;
     RunStopped, a KeyboardInterrupt, if a person stops it.
@@ -93,7 +93,7 @@ def _check_whole(field: str, value: int | None, least: int, most: int) -> None:
 
 
 def plan_locally(flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None) -> PlannedRun:
-    """Return the plan of a run of checked parameters. Raises InvalidInput or GraphError for what cannot run."""
+    """Return the plan of a run with checked parameters. Raises InvalidInput or GraphError if it cannot run."""
     options, arguments = RunOptions.split(checked)
     given = _given_lease(devices)
     leased = given or dry_lease(Cluster(devices_per_node=devices or 1).shape)
@@ -108,7 +108,7 @@ def run_locally(
     *,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),  # noqa: T201  no run has a log yet
 ) -> State[Any]:
-    """Run with checked parameters; returns the final state. Raises what a check raises before the run has devices.
+    """Run with checked parameters; returns the final state. Raises the errors of the checks before the lease.
 
     `say` gets each line about the wait for devices.
     """
@@ -134,7 +134,7 @@ def _final_state(flow: Flow[..., Any], checked: Mapping[str, Any]) -> State[Any]
 
 
 def _given_lease(devices: int | None) -> Lease | None:
-    """Return the lease that this process has already. Raises InvalidInput if it is not of so many devices."""
+    """Return the lease that this process already has. Raises InvalidInput if its number of devices is not `devices`."""
     given = given_lease()
     if given is not None and devices not in (None, given.mesh.num_devices):
         expected = f"{given.mesh.num_devices}, the devices that are leased for this process, or to be left out"
@@ -144,7 +144,7 @@ def _given_lease(devices: int | None) -> Lease | None:
 
 @contextmanager
 def stopped_at(where: str) -> Iterator[None]:
-    """Say in the KeyboardInterrupt of the body how far the run came."""
+    """Convert a KeyboardInterrupt of the body to a RunStopped that reports the run's progress."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""The flow `rlhf/plan`: a plan for a cluster that need not be there, as artifacts of a run that takes no device."""
+"""The flow `rlhf/plan`: a plan for any cluster, published as artifacts by a run that uses no device."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from prefect_rlhf.tasks.reporting.publish import publish
 
 
 class PlanForm(PlanOptions):
-    """The options with what tells a worker that no device is wanted."""
+    """The options, and the field that lets a worker see that the flow needs no device."""
 
     dry_run: Literal[True] = Field(True, description="Always true: a worker leases no device to a plan.")
 
 
 def with_form(body: Callable[[PlanForm], Any]) -> FormFlow:
-    """Make a body that takes the form the Prefect flow `rlhf`, whose parameters are the form's fields."""
+    """Convert a body that takes the form to the Prefect flow `rlhf`, whose parameters are the form's fields."""
     return FormFlow(form_entry(body, PlanForm, lambda parameters: body(PlanForm(**parameters))), name="rlhf")
 
 
 @with_form
 def plan(options: PlanForm) -> dict[str, str]:
-    """Search a plan and show what is known of it; takes no device. Returns the paths of what it wrote, by name."""
+    """Search for a plan and publish the results; uses no device. Returns the paths of the written files by name."""
     log = get_run_logger()
     answer = answer_question(options, lambda progress: log.info("%s", progress))
     log.info("%s", answer.text())
@@ -43,7 +43,7 @@ def plan(options: PlanForm) -> dict[str, str]:
 
 
 def show_artifacts(answer: PlanAnswer) -> None:
-    """Publish the plan and its comparison as tables, all that is known of them as a page with its pictures."""
+    """Publish the plan, its comparison and its memory use as tables, and the whole report as a page with pictures."""
     planned, graph = answer.planned, answer.question.graph
     title = f"Plan of {graph.name}"
     publish(create_table_artifact, plan_rows(planned.plan, graph), key="plan", description=title)
@@ -53,7 +53,7 @@ def show_artifacts(answer: PlanAnswer) -> None:
 
 
 def page(answer: PlanAnswer) -> str:
-    """Return the report with its pictures inside."""
+    """Return the report with its pictures embedded."""
     text = answer.markdown()
     for name, content in answer.files.items():
         if name.endswith(".svg"):

@@ -1,7 +1,7 @@
 """PPO (Schulman et al. 2017, arXiv:1707.06347) with a reward model or functions and a KL penalty (Ouyang et al. 2022).
 
-Six calls to models, as in figure 1 of ReaL (Mei et al. 2024), and computations on their rows. Without a critic the
-values are those of a scalar head on the actor's trunk, and one train_step trains both (APP: Xiao et al. 2023).
+Six calls to models, as in figure 1 of ReaL (Mei et al. 2024), and computations on their rows. Without a critic, a
+scalar head on the actor's trunk computes the values, and a single train_step trains both (APP: Xiao et al. 2023).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def ppo(
     algo: PPO = PPO(),
     staleness: Staleness = 0,
 ) -> None:
-    """One iteration: respond, score, estimate advantages, train policy and values; evaluate now and then.
+    """One iteration: respond, score, estimate advantages, train policy and values; evaluate at intervals.
 
-    The ratio is to the policy that made the responses, so it also corrects for `staleness`.
+    The ratio is relative to the policy that made the responses, so it also corrects for `staleness`.
     """
     check_critic(actor, critic, algo)
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)

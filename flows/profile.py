@@ -1,4 +1,4 @@
-"""Measure a model's layers on the devices at hand, so that plans and predictions need no datasheet: `rlhf/profile`."""
+"""The flow `rlhf/profile`: measure a model's layers on the leased devices, for plans and predictions."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def profile(
     longest: Annotated[int, LONGEST] = 128,
     tensor_parallel: Annotated[list[Annotated[int, DEGREE]] | None, DEGREES] = None,
 ) -> Any:
-    """Time single layers, optimizer, messages and copies on all leased devices at once; minutes.
+    """Time single layers, the optimizer, messages and copies on all leased devices at once; takes minutes.
 
-    Plans and predictions of later runs of a model of this shape, on as many devices of this kind, use what was found.
+    Later plans and predictions for a model of this shape, on the same number and kind of devices, use the measurements.
 
     Args:
-        model: A Hugging Face folder, of which config.json is read, or a known model such as llama-7b.
+        model: A Hugging Face folder, which needs only its config.json, or a known model such as llama-7b.
         dtype: Compute format.
-        most_rows: Most rows of a micro-batch that are timed.
-        longest: Most tokens of a row that are timed.
-        tensor_parallel: Degrees of tensor parallelism; empty takes all that divide devices and model.
+        most_rows: Largest number of rows in a timed micro-batch.
+        longest: Largest number of tokens in a timed row.
+        tensor_parallel: Degrees of tensor parallelism; empty means all that divide devices and model.
     """
     try:
         with leased_devices() as leased, _progress() as say:
@@ -69,14 +69,14 @@ def profile(
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """What is to be measured, checked."""
+    """A checked request for measurements."""
 
     subject: Subject
     sizes: Sizes
 
     @property
     def file(self) -> Path:
-        """Where the profile is kept."""
+        """The file of the profile."""
         return profile_file(self.subject)
 
     @property
@@ -85,7 +85,7 @@ class ProfileRequest:
 
 
 def kind_of_nodes(leased: Lease) -> str:
-    """Return the device of a lease's nodes, nothing where nobody says. Raises InvalidInput where they are not alike."""
+    """Return the device of a lease's nodes, or "" if it is not stated. Raises InvalidInput if the nodes differ."""
     kinds = list(dict.fromkeys(leased.node_devices))
     if len(kinds) > 1:
         raise InvalidInput("mesh", f"{leased.mesh.name} of {' and '.join(kinds)}", "nodes of one kind")
@@ -103,9 +103,9 @@ def profile_request(
     tensor_parallel: list[int] | None,
     device: str = "",
 ) -> ProfileRequest:
-    """Read the model's shape; `device` are the nodes' GPUs, without a word those of this machine.
+    """Read the model's shape; `device` is the kind of the nodes' GPUs, by default this machine's kind.
 
-    Raises InvalidInput for sizes or degrees that the model has not, and for unknown devices.
+    Raises InvalidInput for sizes or degrees that the model does not have, and for unknown devices.
     """
     shape = runnable_shape("model", model)
     degrees = tuple(tensor_parallel) if tensor_parallel else legal_degrees(shape, mesh.devices_per_node)
@@ -118,15 +118,16 @@ def profile_request(
 
 
 def measure_profile(leased: Lease, request: ProfileRequest, say: Say) -> Path:
-    """Measure on a lease's devices and keep the profile; returns its file.
+    """Measure on a lease's devices and store the profile; returns its file.
 
-    Of several nodes, which are taken to be alike, layers are timed on the first and messages between all.
+    If there are several nodes, they are assumed to be alike: layers are timed on the first node and messages between
+    all.
     """
     return keep_profile(measure(request.subject, request.sizes, say, leased.node_devices), request.file)
 
 
 def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:
-    """Return the divisors of the devices that split heads, key-value heads and feed-forward columns."""
+    """Return the divisors of the number of devices that split heads, key-value heads and feed-forward columns."""
     counts = (num_devices, shape.num_attention_heads, shape.intermediate_size)
     even = (tp for tp in range(1, num_devices + 1) if all(count % tp == 0 for count in counts))
     return tuple(tp for tp in even if splits_key_value_heads(shape.num_kv_heads, tp))
@@ -134,7 +135,7 @@ def legal_degrees(shape: TransformerShape, num_devices: int) -> tuple[int, ...]:
 
 @contextmanager
 def _progress() -> Iterator[Say]:
-    """Yield what writes a line in the log for each measurement, and moves a bar in Prefect."""
+    """Yield a function that logs each measurement and updates a progress bar in Prefect."""
     bar = publish(create_progress_artifact, 0.0, key="profile", description="Measurements")
 
     def say(number: int, total: int, words: str) -> None:

@@ -27,9 +27,10 @@ def remax(
     algo: ReMax = ReMax(),
     staleness: Staleness = 0,
 ) -> None:
-    """One iteration: two generations of one weight version, three inferences, one train_step.
+    """One iteration: two generations with the same weight version, three inferences, one train_step.
 
-    Its estimator has no ratio, so with `staleness` each token is weighted by one, as far as the setting allows.
+    The paper's estimator has no importance ratio. With `staleness`, each token is weighted by the ratio to the policy
+    that sampled it, capped at `algo.max_ratio`.
     """
     check_reference(ref, algo.kl.coefficient)
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)

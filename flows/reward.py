@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.rl.losses import bradley_terry
 
 @rlhf_flow("reward")
 def reward(pairs: Preferences, held_out: Preferences, reward: Model, algo: Reward = Reward()) -> None:
-    """One iteration: train on a batch of pairs; now and then, the accuracy on pairs that are never trained on."""
+    """One iteration: train on a batch of pairs; at intervals, the accuracy on held-out pairs."""
     loss = bradley_terry(algo).on(pairs, batch_size=algo.batch_size)
     train_step(reward, loss, optimizer=algo.optimizer, update=algo.update)
     scores = inference(reward, held_out, output="scores", every=algo.evaluate_every, name="reward_evaluation")

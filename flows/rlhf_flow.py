@@ -1,6 +1,6 @@
 """The decorator that makes a flow function an algorithm: a Prefect flow named `rlhf` whose body is traced, never run.
 
-To the body's own parameters it adds those that every run has (`RunOptions`), so that a deployment shows one form.
+It adds the parameters of every run (`RunOptions`) to the body's own, so that a deployment shows a single form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class AlgorithmFlow(FormFlow):
     algorithm: Algorithm
 
     def __call__(self, *arguments: Any, **parameters: Any) -> Any:
-        """Run it. Raises GraphError if it is called by importing a file in a rank."""
+        """Run the algorithm. Raises GraphError if it is called by importing a file in a rank."""
         self.check_not_in_rank()
         return super().__call__(*arguments, **parameters)
 
@@ -44,7 +44,7 @@ class AlgorithmFlow(FormFlow):
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
-    """Make a body of generate, inference, compute and train_step calls the Prefect flow `rlhf`, algorithm `name`.
+    """Convert a body of generate, inference, compute and train_step calls to the Prefect flow `rlhf`, algorithm `name`.
 
     >>> from prefect_rlhf.flows.ppo import ppo
     >>> ppo.name, ppo.algorithm.name
@@ -72,7 +72,7 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
 
 
 def _own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
-    """Return the body's parameters, each by keyword and with its type in place of the type's name."""
+    """Return the body's parameters as keyword parameters, with types in place of the types' names."""
     hints = typing.get_type_hints(body, include_extras=True)
     return [
         parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
@@ -83,8 +83,8 @@ def _own_parameters(body: Callable[..., None]) -> list[inspect.Parameter]:
 def find_flow(name: str) -> AlgorithmFlow:
     """Return the flow of a named algorithm, of `module:function` or of `path/to/file.py:function`.
 
-    A module may lie in the working folder, as for `python -m`. Raises InvalidInput, which says what is missing or what
-    the person's own file raised, and where.
+    A module may be in the working folder, as for `python -m`. Raises InvalidInput with the missing name, or with the
+    error of the person's own file and its location.
 
     >>> find_flow("ppo") is find_flow("prefect_rlhf.flows.ppo:ppo")
     True

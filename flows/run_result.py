@@ -1,4 +1,4 @@
-"""What a run leaves to the Python that started it: its folder, models, metrics and rollouts; of a dry run, its plan."""
+"""The result of a run for the Python code that started it; for a dry run, the plan."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from prefect_rlhf.placement.remote_path import local_path
 class RunResult:
     """A run that reached its end.
 
-    `run_dir` is its folder. `models` has the Hugging Face folder of each trained model by role, each fit to be the
-    `path` of the next run's model; with `best_metric`, they are the best models, and `best` says `metric`, `value` and
+    `run_dir` is its folder. `models` has the Hugging Face folder of each trained model by role, each usable as the
+    `path` of the next run's model. With `best_metric`, they are the best models, and `best` has `metric`, `value` and
     `step`. `ended_early` is the reason why a run ended before its last step, None if it did not.
     """
 
@@ -32,7 +32,7 @@ class RunResult:
 
     @classmethod
     def read(cls, run_dir: str | Path) -> RunResult:
-        """Return the result of a run by its folder, such as `runs/latest`.
+        """Return the result of a run from its folder, such as `runs/latest`.
 
         Raises InvalidInput for a folder without a run that reached its end.
         """
@@ -47,17 +47,19 @@ class RunResult:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        """The metrics of each step, a dict each: `step`, each call's metrics as `call.metric`, and `seconds`."""
+        """The metrics of each step, as a dict: `step`, each call's metrics as `call.metric`, and `seconds`."""
         return list(finished_lines("run_dir", self._folder / "metrics.jsonl"))
 
     @property
     def evaluations(self) -> list[dict[str, float]]:
-        """The metrics of each evaluation, a dict each; its `step` is the number of steps trained before it."""
+        """The metrics of each evaluation, as a dict; its `step` is the number of steps trained before it."""
         return list(finished_lines("run_dir", self._folder / "evaluation.jsonl"))
 
     @property
     def rollouts(self) -> list[Path]:
-        """The Parquet files of rollouts, one a step, in the order of steps; empty if the algorithm records none."""
+        """The Parquet files of rollouts, a file per step, in the order of steps; empty if the algorithm records no
+        rollouts.
+        """
         return self.rows("rollouts")
 
     def rows(self, folder: str) -> list[Path]:
@@ -67,10 +69,10 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run as its dry run found it: what would run, and how long a step would take.
+    """The result of a dry run: its plan, and the predicted time of a step.
 
-    `plan` is the plan's name, `plan_yaml` its text as a plan file, `text` what a dry run prints at a terminal.
-    `seconds_per_step` is predicted for a step once steps repeat; None if nothing is known of the hardware.
+    `plan` is the plan's name, `plan_yaml` its text as a plan file, `text` the output of a dry run at a terminal.
+    `seconds_per_step` is predicted for a step once steps repeat; None if the hardware is unknown.
     """
 
     plan: str
@@ -81,7 +83,7 @@ class PlannedRun:
 
     @classmethod
     def of(cls, prepared: PreparedRun) -> PlannedRun:
-        """Return what a prepared run says."""
+        """Return the plan and the predicted time of a prepared run."""
         augmented, prediction, steps = prepared.augmented, prepared.prediction, prepared.request.options.steps
         seconds = None if prediction is None else prediction.seconds_per_step
         plan = augmented.plan

@@ -1,7 +1,7 @@
 """Safe RLHF (Dai et al. 2023, arXiv:2310.12773): PPO on a reward while a cost stays under its limit.
 
-Nine calls to models: a cost model and a value model of costs stand beside those of the reward, and a Lagrange
-multiplier weighs one against the other.
+Nine calls to models: the reward's models have counterparts for the cost, a cost model and a value model, and a Lagrange
+multiplier weighs the cost against the reward.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def safe_rlhf(
     algo: SafeRLHF = SafeRLHF(),
     staleness: Staleness = 0,
 ) -> None:
-    """One iteration: respond, score, weigh cost against reward, train policy and both values; evaluate now and then."""
+    """One iteration: respond, score, weigh cost against reward, train policy and both values; evaluate at intervals."""
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling, staleness=staleness)
     scores, costs = score(reward, rollout), score(cost, rollout, name="cost_score")
     ref_logprobs = inference(ref, rollout, output="logprobs", temperature=algo.temperature)

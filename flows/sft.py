@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.rl.offline_settings import SFT
 
 @rlhf_flow("sft")
 def sft(chats: Chats, held_out: Chats, actor: Model, algo: SFT = SFT()) -> None:
-    """One iteration: train on a batch of chats; now and then, the loss on chats that are never trained on."""
+    """One iteration: train on a batch of chats; at intervals, the loss on held-out chats."""
     train_step(actor, nll(algo).on(chats, batch_size=algo.batch_size), optimizer=algo.optimizer, update=algo.update)
     every = algo.evaluate_every
     logprobs = inference(actor, held_out, output="logprobs", every=every, name="actor_evaluation")

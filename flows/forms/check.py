@@ -1,4 +1,4 @@
-"""The check of a flow's parameters against their types: the first mistake, in one line."""
+"""Checks a flow's parameters against their types and reports the first mistake in a single line."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SUBJECT = re.compile(r"^\w+ should (be|have) ")  # of a sentence in which pydan
 
 
 def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `parameters` as the types of `signature`; of a group of settings, what is not named keeps its default.
+    """Return `parameters` converted to the types of `signature`; unnamed settings of a group keep their defaults.
 
-    Raises InvalidInput for the first that is not what it says, and for those that are missing.
+    Raises InvalidInput for the first value of a wrong type, and for missing parameters.
     """
     checked = {}
     for name, value in parameters.items():
@@ -49,9 +49,9 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
 
 
 def completed(default: Any, value: Any) -> Any:
-    """Return a group of settings with what it does not name from `default`; anything else as it is.
+    """Return a group of settings, completed from `default`; any other value is returned unchanged.
 
-    So a flow's own `algo: PPO = PPO(batch_size=8)` stays one of 8 rows where a file says another key of `algo`.
+    For example, a flow's own `algo: PPO = PPO(batch_size=8)` keeps its 8 rows if a file sets another key of `algo`.
     """
     if not isinstance(default, BaseModel) or not isinstance(value, Mapping):
         return value
@@ -60,7 +60,7 @@ def completed(default: Any, value: Any) -> Any:
 
 
 def _validated(name: str, annotation: Any, value: Any) -> Any:
-    """Return a value as its type: strictly, and a plain one as the JSON in which a server would keep it."""
+    """Convert a value to its type strictly; a plain value is validated as JSON, since a server stores it so."""
     try:
         adapter = TypeAdapter[Any](annotation, config=STRICT)
     except PydanticUserError:  # a model, which has its own
@@ -77,7 +77,7 @@ def _validated(name: str, annotation: Any, value: Any) -> Any:
 
 
 def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any) -> InvalidInput:
-    """Return the first mistake that pydantic found in a parameter, given as `value`, as an InvalidInput."""
+    """Return the first mistake that pydantic found in the parameter `name`, set to `value`, as an InvalidInput."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InvalidInput):
@@ -97,7 +97,7 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
 
 
 def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
-    """Return how to correct an unknown key: what replaces it here, the closest of `keys`, or all."""
+    """Return the correction for an unknown key: its replacement here, the closest of `keys`, or all of them."""
     if foreign := answer(word[:MOST_CHARACTERS]):
         return f"here: {foreign}"
     near = get_close_matches(word[:MOST_CHARACTERS], keys)
@@ -105,14 +105,14 @@ def hint(word: str, keys: Sequence[str], noun: str = "keys") -> str:
 
 
 def _at(group: Any, path: Sequence[str]) -> Any:
-    """Return what is at a path within groups, given as mappings or as settings; None where it is not there."""
+    """Return the value at a path within groups, which are mappings or settings; None if the path does not exist."""
     for key in path:
         group = group.get(key) if isinstance(group, Mapping) else getattr(group, key, None)
     return group
 
 
 def _keys(annotation: Any, place: Sequence[int | str]) -> list[str]:
-    """Return the fields of the group of settings at a place within a type; none where it is no group."""
+    """Return the fields of the group of settings at a place within a type, or an empty list if it is not a group."""
     for key in (*place, None):
         kinds = (annotation, *get_args(annotation), *(one for part in get_args(annotation) for one in get_args(part)))
         groups = [one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)]

@@ -9,7 +9,7 @@ from prefect_rlhf.tasks.settings import Optimizer
 
 
 def check_critic(actor: Model, critic: Model | None, algo: PPO) -> None:
-    """Raise InvalidInput for a critic that is lacking or needless, and for settings that nothing would read."""
+    """Raise InvalidInput for a missing or needless critic, and for settings that have no effect."""
     shared, plain = "scalar" in actor.head, PPO()
     if critic is None and not shared:
         raise Missing("critic", "a model; or set actor.head: lm+scalar, for values of the actor's own trunk")

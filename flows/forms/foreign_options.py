@@ -207,7 +207,9 @@ OF_PPO: Mapping[str, str] = MappingProxyType({"algo.optimizer": "algo.actor_opti
 
 
 def answer(option: str) -> str:
-    """Return the parameters that replace an option of another trainer, or why there is none; empty for any other word.
+    """Return the parameters that replace an option of another trainer, or the reason why it has no replacement.
+
+    The text is empty for any other word.
 
     >>> answer("--num_generations")
     'algo.samples_per_prompt'
@@ -224,13 +226,13 @@ def answer(option: str) -> str:
 
 
 def _last_part(option: str) -> str:
-    """Return an option without its groups, if that names it: `n` and `type` alone are anybody's."""
+    """Return the last part of an option if it is distinctive: `n` and `type` alone could be any option."""
     last = option.rpartition(".")[2]
     return last if "_" in last else option
 
 
 def _where(name: str) -> str:
-    """Return what a name needs beside it: it is of a call in a plan, or PPO has another."""
+    """Return a note on a name: it belongs to a call in a plan, or PPO uses another name."""
     if name in OF_A_PLAN:
         return " of a call in a plan"
     for grpos, ppos in OF_PPO.items():

@@ -17,10 +17,10 @@ from prefect_rlhf.tasks.reporting.refusal import show_refusal
 
 
 class FormFlow(Flow[..., Any]):
-    """A Prefect flow that refuses a wrong parameter in one line, where Prefect would list types."""
+    """A Prefect flow that rejects a wrong parameter with a single line instead of Prefect's list of types."""
 
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Return the parameters as their types. Raises InvalidInput for the first mistake."""
+        """Return the parameters converted to their types. Raises InvalidInput for the first mistake."""
         checked = checked_parameters(inspect.signature(self.fn), parameters)
         return super().validate_parameters(checked)  # adds defaults; values that have their type stay as they are
 
@@ -31,10 +31,10 @@ def form_entry(
     run: Callable[[dict[str, Any]], Any],
     own: Sequence[inspect.Parameter] = (),
 ) -> Callable[..., Any]:
-    """Return the function that Prefect calls: named as `body`, it passes its keywords to `run`.
+    """Return the function that Prefect calls: it has the name of `body` and passes its keywords to `run`.
 
-    Its parameters are `own`, then the fields of `form`. A mistake that a person can mend ends it in a Failed state that
-    says why in one line, without a traceback. A person who stops it ends it in a Cancelled state.
+    Its parameters are `own`, then the fields of `form`. A mistake that a person can correct ends the run in a Failed
+    state with a message of a single line, without a traceback. A run that a person stops ends in a Cancelled state.
     """
 
     def entry(**parameters: Any) -> Any:

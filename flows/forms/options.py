@@ -1,4 +1,4 @@
-"""The parameters that every run has, whatever the algorithm: how long, by which plan, from which seed, to where."""
+"""The parameters of every run, for any algorithm: its length, plan, seed, checkpoints and output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MetricName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Form(Settings):
-    """Fields that a flow function has as keyword parameters, so that its form shows them."""
+    """Fields that a flow function takes as keyword parameters, so that its form shows them."""
 
     @classmethod
     def signature(cls) -> list[inspect.Parameter]:
@@ -40,13 +40,13 @@ class Form(Settings):
 
     @classmethod
     def described(cls, doc: str) -> str:
-        """Return `doc` with a section of arguments: there Prefect's form finds the descriptions of parameters."""
+        """Return `doc` with a section of arguments: Prefect's form takes the descriptions of parameters from it."""
         lines = [f"    {name}: {field.description}" for name, field in cls.model_fields.items()]
         return "\n".join([doc, "", "Args:", *lines])
 
 
 class RunOptions(Form):
-    """Options of every run, which each deployment's form shows after the algorithm's own parameters."""
+    """Options of every run; each deployment's form shows them after the algorithm's own parameters."""
 
     steps: int = Field(10, ge=1, le=MOST_STEPS, description="Iterations of the algorithm.")
     epochs: int | None = Field(

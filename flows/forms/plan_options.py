@@ -1,4 +1,4 @@
-"""The options of a plan that is only asked about: the form of `rlhf/plan`, and the flags of the command."""
+"""The options of a what-if plan: the form of `rlhf/plan`, and the flags of the command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Plain = Annotated[Any, WithJsonSchema(_GROUP)]
 
 
 class PlanOptions(Form):
-    """One question: which plan, for this algorithm with these models on that cluster?"""
+    """A planning question: the best plan for an algorithm with these models on that cluster."""
 
     algorithm: str = Field(
         "ppo", max_length=MOST_CHARACTERS, description="ppo, dpo, grpo, remax, reward, or module:function of your own."
@@ -89,5 +89,5 @@ class PlanOptions(Form):
 
 
 def plan_options(values: Mapping[str, Any]) -> PlanOptions:
-    """Return the options that `values` are. Raises InvalidInput for the first that is wrong."""
+    """Return `values` as options. Raises InvalidInput for the first mistake."""
     return PlanOptions(**checked_parameters(inspect.Signature(PlanOptions.signature()), values))

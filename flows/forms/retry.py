@@ -1,4 +1,4 @@
-"""Retries of a flow whose failures are returned as states, in one line: Prefect itself retries only what is raised."""
+"""Retries of a flow that returns its failures as states of a single line: Prefect itself retries only raised errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from prefect_rlhf.tasks.run_log import run_log
 
 
 def may_retry(error: RlhfError) -> bool:
-    """Whether the current flow run is to be tried again, by its `retries`; waits as long as its `retry_delay_seconds`.
+    """Whether the current flow run has `retries` left after this error; waits for its `retry_delay_seconds`.
 
-    A mistake is not tried again: a person has to mend it.
+    A mistake is not retried, because a person has to correct it.
     """
     context = FlowRunContext.get()
     if isinstance(error, MISTAKES) or context is None or context.flow_run is None:

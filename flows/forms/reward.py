@@ -1,4 +1,4 @@
-"""The parameter that scores responses: a reward model, or Python functions; which of them, its keys say."""
+"""The parameter that scores responses: a reward model or Python functions, distinguished by its keys."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Reward = Annotated[Annotated[Model, Tag("<model>")] | Annotated[HostRewards, Tag
 
 
 def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
-    """Return the settings with the weights of named rewards, where the advantage weighs them itself.
+    """Return the settings with the weights of named rewards, if the advantage applies the weights itself.
 
-    Raises InvalidInput for weights that are stated elsewhere than at the functions.
+    Raises InvalidInput for weights that are not stated at the functions.
     """
     if algo.reward_weights:
         raise NotUsed("algo.reward_weights", algo.reward_weights, "each of reward.functions states its own weight")
@@ -35,7 +35,7 @@ def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
 
 
 def check_reference(ref: Model | None, kl_coefficient: float) -> None:
-    """Raise InvalidInput for a reference model that is lacking, or that nothing would use."""
+    """Raise InvalidInput for a missing reference model, or for a reference model that is not used."""
     if ref is None and kl_coefficient > 0:
         raise Missing("ref", f"a model, since algo.kl.coefficient is {kl_coefficient:g}; or set that to 0")
     if ref is not None and kl_coefficient == 0:

@@ -1,1 +1,1 @@
-"""The hardware that costs are counted by: datasheets, profiles on disk, clusters in words."""
+"""The hardware of the cost model: datasheets, profiles on disk, clusters as text."""

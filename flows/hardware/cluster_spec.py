@@ -1,4 +1,4 @@
-"""A cluster in words, `16x8:h100`, and what a plan must know of it: shape, hardware of each node, network, profiles."""
+"""Clusters as text, such as `16x8:h100`, converted to shape, hardware of each node, network and profiles."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU, as a Cluster block says i
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """`num_nodes` equal nodes; `device` is the name of a datasheet, of the device `described` by hand, or `cpu`."""
+    """`num_nodes` equal nodes; `device` is the name of a datasheet, of the `described` device, or `cpu`."""
 
     num_nodes: int
     devices_per_node: int
@@ -36,19 +36,19 @@ class NodeGroup:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of one device, by its datasheet."""
+        """Memory of a device, from its datasheet."""
         return CPU_MEMORY_BYTES if self.device == "cpu" else self.sheet.memory_bytes
 
     @property
     def sheet(self) -> Datasheet:
-        """What is known of a device that is no CPU."""
+        """The datasheet of a device that is not a CPU."""
         return self.described or datasheet(self.device)
 
 
 def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGroup, ...]:
     """Return groups of equal nodes, in the order of the nodes; a kind may be the device `described` by hand.
 
-    Raises InvalidInput for what is no cluster, and for a described device that is in none of its nodes.
+    Raises InvalidInput for an invalid cluster, and for a described device that no node has.
 
     >>> [group.device for group in parse_cluster("1x8:a100-40+1x8:v100-32")]
     ['a100-40', 'v100-32']
@@ -77,10 +77,11 @@ def site_of(
     call_seconds: float | None = None,
     host_memory_gib: float | None = None,
 ) -> Site:
-    """Return what `groups` stand for. `memory_gib` is that of every device; without it, its datasheet's.
+    """Return the site that `groups` describe.
 
-    `call_seconds`: what a call takes its hosts besides its layers; without it, what our runtime is estimated to take.
-    `host_memory_gib`: what each node's host has for what plans offload; without it, as much as they want.
+    `memory_gib` is the memory of every device; by default, each has the memory of its datasheet. `call_seconds` is the
+    host overhead of a call, apart from its layers; by default, the estimate for our runtime. `host_memory_gib` is the
+    memory of each node's host for offloading; by default, it has no limit.
 
     Raises InvalidInput for a cluster that no plan could span.
     """
@@ -111,7 +112,7 @@ def site_of(
 
 
 def parse_network(text: str) -> Network:
-    """Return a network by name, or by Gbit/s of one node in one direction; for no text the one that is assumed.
+    """Return a network by its name, or by Gbit/s per node and direction; empty text is the default network.
 
     >>> parse_network("400").node_bytes_per_second
     50000000000.0

@@ -1,4 +1,4 @@
-"""The hardware of our own runs: datasheets with the constants of our runtime, and what a lease's nodes are."""
+"""The hardware of our own runs: datasheets with the constants of our runtime, and the nodes of a lease."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ CORE_SECONDS = 0.06
 
 
 def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -> CostSources:
-    """Return what each node of the lease's cluster is counted by.
+    """Return the cost sources of each node of the lease's cluster.
 
-    `device`, `cpu` or the name of a datasheet, is that of all nodes where the cluster names none. Nodes without GPUs
-    differ in their speeds alone.
+    `device`, `cpu` or the name of a datasheet, applies to all nodes if the cluster names no devices. Nodes without GPUs
+    differ only in their speeds.
     """
     cluster = leased.cluster
     network = NETWORK if cluster.num_nodes > 1 else None
@@ -66,7 +66,7 @@ def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -
 
 
 def _slowed(node: Hardware, speed: float) -> Hardware:
-    """Return a node whose devices compute and read their memory at a part of the speed."""
+    """Return a node whose devices compute and read their memory at a fraction of the speed."""
     if speed == 1.0:
         return node
     sheet = node.device
@@ -81,7 +81,7 @@ def _slowed(node: Hardware, speed: float) -> Hardware:
 
 
 def node_hardware(device: str | Datasheet, devices_per_node: int, network: Network | None) -> Hardware:
-    """Return a node whose devices are `cpu` or of a datasheet, which may be named, as our own runs use it."""
+    """Return a node with the constants of our runtime; its `device` is `cpu`, a datasheet, or a datasheet's name."""
     if device == "cpu":
         return replace(CPU, devices_per_node=devices_per_node, network=network)
     sheet = datasheet(device) if isinstance(device, str) else device
@@ -89,7 +89,7 @@ def node_hardware(device: str | Datasheet, devices_per_node: int, network: Netwo
 
 
 def orchestration_seconds(leased: Lease) -> float:
-    """Return what a task run costs the ranks of a lease."""
+    """Return the seconds that a task run costs the ranks of a lease."""
     has_a_core_free = leased.kind != "cpu" or leased.mesh.num_devices < (os.cpu_count() or 1)
     return ORCHESTRATION_SECONDS if has_a_core_free else CORE_SECONDS
 
@@ -97,7 +97,8 @@ def orchestration_seconds(leased: Lease) -> float:
 def gpu_name(field: str = "kind", otherwise: str = "node_kinds that do") -> str:
     """Return the product name of this machine's first GPU.
 
-    Raises InvalidInput of the field where none answers; where the machine cannot be asked, `otherwise` may say it too.
+    Raises InvalidInput for `field` if no GPU responds. If the driver's tool is missing, the error offers `otherwise` as
+    an alternative.
     """
     if shutil.which(QUERY[0]) is None:
         right = f"a machine with {QUERY[0]}, which says what GPUs there are, or {otherwise}"

@@ -1,4 +1,4 @@
-"""A kind of device that a person describes by hand, for clusters of devices that have no datasheet here."""
+"""A kind of device described by hand, for clusters of devices without a datasheet here."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FORM = "tflops=989, memory_gib=80, memory_gb_per_s=3350, link_gb_per_s=450"
 
 
 def read_device(text: str) -> Datasheet | None:
-    """Return the device that `text` describes, or that the YAML file of that name does; None for no text.
+    """Return the device that `text` describes, or the YAML file of that name; None for empty text.
 
-    Raises InvalidInput, at `device`, for a field that is unknown, missing, or no number above 0.
+    Raises InvalidInput, at `device`, for a field that is unknown, missing, or not a number above 0.
 
     >>> read_device("name=mine, tflops=100, memory_gib=24, memory_gb_per_s=900, link_gb_per_s=32").memory_bytes >> 30
     24

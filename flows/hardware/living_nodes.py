@@ -1,4 +1,4 @@
-"""The part of a lease whose nodes are there, on which a run goes on that may make do with fewer devices."""
+"""The part of a lease whose nodes are alive, for a run that accepts fewer devices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def on_living_nodes(leased: Lease, say: Callable[[str], object]) -> Lease:
-    """Return the lease, or its largest part whose nodes the Ray cluster still has, and tell `say` of it.
+    """Return the lease, or its largest part whose nodes the Ray cluster still has, and report that part to `say`.
 
-    The part has `min_devices` or more; where there is none, the lease stays as it is and the gang says what is missing.
-    Raises InvalidInput where Ray does not answer.
+    The part has at least `min_devices`. If no part has enough, the lease is unchanged and the gang reports the missing
+    nodes. Raises InvalidInput if Ray does not respond.
     """
     whole, least = leased.mesh, leased.min_devices
     if not least or whole.num_nodes == 1 or not leased.devices:
@@ -37,14 +37,14 @@ def on_living_nodes(leased: Lease, say: Callable[[str], object]) -> Lease:
 
 
 def _parts(mesh: DeviceMesh) -> Iterator[DeviceMesh]:
-    """Yield the whole nodes of a mesh that follow each other, most of them first."""
+    """Yield the contiguous parts of a mesh that consist of whole nodes, largest first."""
     for count in range(mesh.num_nodes, 0, -1):
         for first in range(mesh.num_nodes - count + 1):
             yield replace(mesh, first_node=mesh.first_node + first, num_nodes=count)
 
 
 def _are_there(leased: Lease, nodes: tuple[KnownNode, ...]) -> bool:
-    """Whether there are as many nodes of each kind as the lease has, with devices enough; who holds them, Ray knows."""
+    """Whether Ray still reports enough nodes of each leased kind. Ray itself tracks their reservations."""
     living = [node for node in nodes if node.alive]
     enough = [node for node in living if node.has(leased.kind) >= leased.mesh.devices_per_node]
     if not leased.node_devices:

@@ -1,4 +1,4 @@
-"""Measured times on disk: one file for each model shape, format, kind and number of devices."""
+"""Measured times on disk: a file for each model shape, format, kind and number of devices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOT_INSTALLED = "none"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """This machine as far as times depend on it; `device` is the name of its devices' datasheet, or `cpu`."""
+    """The properties of this machine that times depend on; `device` is the name of its devices' datasheet, or `cpu`."""
 
     kind: Backend
     device: str
@@ -36,7 +36,7 @@ class Machine:
 
     @classmethod
     def read(cls, kind: Backend, device: str = "") -> Machine:
-        """Read today's software, the processor, and the devices unless `device` names those of its like.
+        """Read the installed software, the processor, and the devices unless `device` names them.
 
         Raises InvalidInput for an unknown GPU.
         """
@@ -47,12 +47,12 @@ class Machine:
         return cls(kind, datasheet(device or gpu_name(), "kind").name, "", versions)
 
     def subject(self, shape: TransformerShape, dtype: Dtype, num_devices: int, num_nodes: int = 1) -> Subject:
-        """Return the subject of a profile: a model on `num_devices` devices, this machine's or its like."""
+        """Return the subject of a profile: a model on `num_devices` devices of a machine like this."""
         return Subject(shape, dtype, self.kind, self.device, num_devices, self.processor, self.versions, num_nodes)
 
 
 def installed_version(package: str) -> str:
-    """Return a package's version, `none` where it is not installed."""
+    """Return a package's version, or `none` if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -60,7 +60,7 @@ def installed_version(package: str) -> str:
 
 
 def processor() -> str:
-    """Return what this machine computes with."""
+    """Return this machine's processor and its number of cores."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -68,7 +68,7 @@ def processor() -> str:
 
 
 def profile_file(subject: Subject) -> Path:
-    """Return where the profile of `subject` is, whatever software it was made with."""
+    """Return the path of the profile of `subject`, for any version of the software."""
     question = (subject.shape, subject.dtype, subject.device, subject.num_devices, subject.processor)
     name = hashlib.sha256(repr(question).encode()).hexdigest()[:16]
     nodes = f"{subject.num_nodes}x" if subject.num_nodes > 1 else ""
@@ -81,7 +81,10 @@ def keep_profile(profile: Profile, file: Path) -> Path:
 
 
 def read_profile(subject: Subject) -> Profile | None:
-    """Read the profile of `subject`; None without one. Raises InvalidInput for other software and for a broken file."""
+    """Read the profile of `subject`; None if it does not exist.
+
+    Raises InvalidInput for a profile of other software and for a broken file.
+    """
     file = profile_file(subject)
     if not file.is_file():
         return None
@@ -97,10 +100,10 @@ def read_profile(subject: Subject) -> Profile | None:
 
 
 def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
-    """Return the times of a lease's devices: from profiles where every model has one, of each kind, else datasheets'.
+    """Return the times of a lease's devices: from profiles if they cover every model and kind, else from datasheets.
 
-    Reads files and asks the driver's tool, so once for a run or a question. Raises InvalidInput for an unknown GPU and
-    for a profile that does not hold any more.
+    It reads files and runs the driver's tool, so it is called once for a run or a question. Raises InvalidInput for an
+    unknown GPU and for an outdated profile.
     """
     if leased.kind == "cpu" and leased.node_devices:  # which a profile does not tell apart
         return cost_sources(leased, "cpu")
@@ -113,12 +116,12 @@ def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
 
 
 def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:
-    """Return how many devices of a node a mesh has, and how many nodes."""
+    """Return a mesh's number of devices per node and its number of nodes."""
     return mesh.devices_per_node, mesh.num_nodes
 
 
 def describe_sources(sources: CostSources) -> str:
-    """Return in words which times are used, for a log."""
+    """Return a log line that names the source of the times."""
     if not sources.profiles:
         return "times: the datasheet's; prefect-rlhf profile measures them"
     measured = (
