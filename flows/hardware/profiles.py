@@ -130,3 +130,13 @@ def describe_sources(sources: CostSources) -> str:
         for profile in sources.profiles
     )
     return f"times: measured, {', '.join(measured)}"
+
+
+def deviation_advice(sources: CostSources, kind: Backend) -> str | None:
+    """Return what a user can do if steps do not take the predicted seconds; None if the prediction is a guess.
+
+    It is a guess for CPUs without profiles: their datasheet describes no particular processor.
+    """
+    if sources.profiles:
+        return "plan: measure(3) compares plans by measured steps"
+    return None if kind == "cpu" else "prefect-rlhf profile measures the times"

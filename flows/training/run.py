@@ -16,7 +16,7 @@ from pydantic_core import to_jsonable_python
 from prefect_rlhf.blocks.lease import ONE_DEVICE, dry_lease, given_lease, lease, leased_devices
 from prefect_rlhf.flows.forms.options import RunOptions
 from prefect_rlhf.flows.hardware.living_nodes import on_living_nodes
-from prefect_rlhf.flows.hardware.profiles import describe_sources
+from prefect_rlhf.flows.hardware.profiles import describe_sources, deviation_advice
 from prefect_rlhf.flows.training.choose_plan import ChosenPlan, choose_plan
 from prefect_rlhf.flows.training.installed_engines import check_builds, check_engines
 from prefect_rlhf.flows.training.log import LogLine, engines_in_log, kept_lines, log_info, log_warning, write_kept
@@ -152,7 +152,9 @@ def run_algorithm(algorithm: Algorithm, arguments: Mapping[str, Any], options: R
         prepared = prepare_leased(algorithm, arguments, options, leased, is_restart=own is not None)
         tag_run(algorithm.name, arguments, options.plan, prepared.chosen.plan.name)
         limits = prepared.request.options.limits
-        report = RunReport(prepared.augmented, leased, prepared.prediction, limits)
+        prediction = prepared.prediction
+        advice = deviation_advice(prepared.request.cost_sources, leased.kind) if prediction else None
+        report = RunReport(prepared.augmented, leased, prediction, limits, advice)
         report.planned(dry_run=options.dry_run)
         if options.dry_run:
             steps = prepared.request.options.steps

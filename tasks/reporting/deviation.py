@@ -25,11 +25,10 @@ class Deviation:
     node: NodeComparison
 
     def __str__(self) -> str:
-        share, node = self.step_seconds / self.predicted_seconds - 1, self.node
+        share = self.step_seconds / self.predicted_seconds - 1
         return (
-            f"the last {STEPS} steps took {self.step_seconds:.3g} s each, {share:+.0%} on the predicted "
-            f"{self.predicted_seconds:.3g} s; most of it in {node.subject}: {node.measured_seconds:.3g} s, "
-            f"predicted {node.predicted_seconds:.3g} s"
+            f"steps take {self.step_seconds:.3g} s, {abs(share):.0%} {'more' if share > 0 else 'less'} than predicted, "
+            f"most of it in {self.node.subject}"
         )
 
 

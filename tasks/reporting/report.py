@@ -54,8 +54,14 @@ class RunReport:
         lease: Lease,
         predicted: Prediction | None = None,
         limits: Mapping[str, float] | None = None,
+        deviation_advice: str | None = None,
     ) -> None:
+        """Report a run of `augmented`. `deviation_advice` is what a reader can do if steps take other than predicted.
+
+        Without advice, no line mentions that they do.
+        """
         self.augmented, self.lease, self.predicted = augmented, lease, predicted
+        self._deviation_advice = deviation_advice
         self._log = run_log()
         self._lines = StepLines(
             augmented.num_steps, [call.name for call in augmented.graph.calls if call.every is not None]
@@ -135,12 +141,12 @@ class RunReport:
 
     def _say_deviation(self) -> None:
         """Say once that steps take more or less than predicted, and where; again when it is another node."""
-        if self.predicted is None or self._journal is None:
+        if self.predicted is None or self._journal is None or self._deviation_advice is None:
             return
         found = deviation(self.predicted, self._journal.last_steps(STEPS_COMPARED))
         node = found.node.subject if found is not None else ""
         if node and node != self._deviates:
-            self._log.warning("%s", found)
+            self._log.warning("%s; %s", found, self._deviation_advice)
         self._deviates = node
 
     def _after_last_step(self, metrics: Mapping[str, float]) -> None:
