@@ -1,1 +1,1 @@
-"""The gang: one process per device, its start, its calls, its failures and its end."""
+"""The gang of one process per device: start, calls, failures and end."""

@@ -1,4 +1,4 @@
-"""The calls that a gang's ranks are at: no two may share a resource of a rank."""
+"""The calls that a gang's ranks are running: two calls must not share a resource of a rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prefect_rlhf.placement.errors import RlhfError
 
 
 class CallsInFlight:
-    """A record of the call that each rank's resource is at. Waiting for a free rank is the caller's business."""
+    """A record of the call that occupies each resource of each rank. The caller has to wait for a free rank itself."""
 
     def __init__(self) -> None:
         self._doing: dict[tuple[int, Resource], str] = {}
@@ -19,13 +19,13 @@ class CallsInFlight:
 
     @contextmanager
     def noted(self, ranks: Iterable[int], resource: Resource, doing: str) -> Iterator[None]:
-        """Keep these ranks' resource for a call while the block runs. Raises RlhfError where another call has it."""
+        """Reserve a resource of these ranks while the block runs. Raises RlhfError if another call occupies it."""
         keys = [(rank, resource) for rank in ranks]
         with self._changing:
             for key in keys:
                 if key in self._doing:
-                    overlap = f"rank {key[0]} was asked for {doing} while it was at {self._doing[key]}"
-                    raise RlhfError(f"{overlap}: calls that share the {resource} of a rank come one after another")
+                    overlap = f"rank {key[0]} was asked for {doing} while it was running {self._doing[key]}"
+                    raise RlhfError(f"{overlap}: two calls cannot share the {resource} of a rank")
             self._doing |= dict.fromkeys(keys, doing)
         try:
             yield

@@ -1,4 +1,4 @@
-"""Failures among the replies of several ranks: the first to raise, with the rank it came from."""
+"""Failures among the replies of several ranks: the failure to raise, with its rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.errors import CollectiveFailed, InvalidInput, RankFa
 def raise_first_failure(
     replies: Mapping[int, Reply], doing: str, name: Callable[[int], str] = "rank {}".format
 ) -> None:
-    """Raise the failure that explains the others: a broken collective is the echo of another rank's trouble."""
+    """Raise the failure that explains the others: a broken collective only follows another rank's failure."""
     errors: dict[int, Exception] = {}
     for rank, reply in sorted(replies.items()):
         if reply.error:
@@ -24,7 +24,7 @@ def raise_first_failure(
 
 
 def _with_rank(error: Exception, rank: str, doing: str, traceback: str) -> Exception:
-    """Return the same error, saying where it happened; an InvalidInput says what to change, so it only gets a note."""
+    """Return the same error with its rank and call; an InvalidInput keeps its text and only gets a note."""
     if isinstance(error, RankFailed):
         failure = type(error)(f"{rank} failed in {doing}: {error}")
         failure.traceback = traceback

@@ -1,6 +1,6 @@
-"""Foreign errors become ours: this file alone knows how torch, vLLM and safetensors name their failures.
+"""Translation of foreign errors into ours: only this file knows the error classes of torch, vLLM and safetensors.
 
-Classes are named, not imported, so that naming vLLM's costs nothing where vLLM is not loaded.
+Classes are named, not imported, so that a mapping of vLLM's errors does not import vLLM.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Fault = Callable[[str], RlhfError]
 
 
 def bad_checkpoint(reason: str) -> InvalidInput:
-    """A safetensors file that does not read."""
+    """Return the error for an unreadable safetensors file."""
     return InvalidInput("checkpoint", reason, "complete safetensors files")
 
 
@@ -40,20 +40,20 @@ FAULTS: Mapping[str, Fault] = MappingProxyType(
         "safetensors._safetensors_rust.SafetensorError": bad_checkpoint,
     }
 )
-"""Class -> ours; a subclass is found through its base, the most specific class first."""
+"""Foreign class -> our error; a subclass is found through its base, the most specific class first."""
 
 PHRASES: Mapping[str, Fault] = MappingProxyType(
     {
-        "gloo/": CollectiveFailed,  # a peer's closed connection or silence is a plain RuntimeError with a source path
+        "gloo/": CollectiveFailed,  # gloo reports a closed or silent peer as a RuntimeError with a source path
         "can't allocate memory": OutOfDeviceMemory,  # torch's CPU allocator
         "EngineCore": EngineFailed,
     }
 )
-"""What a plain RuntimeError must say to mean more than its class does."""
+"""Text in a plain RuntimeError -> our error."""
 
 
 def as_ours(error: Exception) -> RlhfError:
-    """Return `error` itself when it is ours, else our name for it; the reason is its type, first line and own place.
+    """Return `error` if it is ours, else our error with its type, first line and place in a person's file.
 
     >>> as_ours(MemoryError("no room\\nfor it"))
     OutOfDeviceMemory('MemoryError: no room')
@@ -64,7 +64,7 @@ def as_ours(error: Exception) -> RlhfError:
 
 
 def class_name(kind: type) -> str:
-    """Return `module.Class`, as FAULTS has it."""
+    """Return `module.Class`, the form of the keys of FAULTS."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

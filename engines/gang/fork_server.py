@@ -1,8 +1,8 @@
 """The process that starts and reaps ranks: `python -m prefect_rlhf.engines.gang.fork_server SETTINGS`.
 
-The standard library's forkserver would import the controller's main module (Prefect) into every rank, and fixes the
-environment of all gangs at the first; this one does neither. Of the controller's file descriptors a rank inherits its
-own pipe and the lifeline, nothing else.
+The standard library's forkserver would import the controller's main module (Prefect) into every rank, and it fixes the
+environment of all gangs at the first start. This fork server does neither. A rank inherits only its own pipes and the
+lifeline from the controller's file descriptors; rank 0 also inherits the listener.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerSettings:
-    """File descriptors that the fork server inherits: `pipes[r]` are the r-th rank's, one for each resource of its
-    device, `listener` the socket of the world's store, on the node of rank 0, `held` the lock on `folder`; and the
-    modules that forked ranks find imported. The fork server removes `folder` when no rank is left.
+    """The file descriptors that the fork server inherits, its folder, and the modules that forked ranks find imported.
+
+    `pipes[r]` are the pipes of the r-th rank, one per resource of its device. `listener` is the socket of the world's
+    store, on the node of rank 0 only. `held` is the lock on `folder`. The fork server removes `folder` after the end of
+    the last rank.
     """
 
     method: StartMethod
@@ -50,7 +52,7 @@ class ForkServerSettings:
 
 
 def main(settings: ForkServerSettings) -> None:
-    """Start every rank, then report each one's death as a line `{"rank": r, "status": s}` until none is left."""
+    """Start every rank, then report the death of each as a line `{"rank": r, "status": s}` until all are dead."""
     if settings.method == "fork":
         with exiting_with(settings.lifeline):
             from prefect_rlhf.engines.gang.preload import preload
@@ -70,7 +72,7 @@ def main(settings: ForkServerSettings) -> None:
 
 
 def _start(settings: ForkServerSettings, rank: int) -> int:
-    """Fork a rank, or spawn a fresh interpreter: CUDA does not survive a fork, nor do libraries that touch it."""
+    """Fork a rank, or spawn a fresh interpreter: CUDA and libraries that use it do not survive a fork."""
     pipes, listener = settings.pipes[rank], settings.listener if rank == 0 else None
     inherited = {*pipes, settings.lifeline, *(() if listener is None else (listener,))}
     if settings.method == "spawn":
@@ -90,7 +92,7 @@ def _start(settings: ForkServerSettings, rank: int) -> int:
 
 
 def _kill_all_on_terminate(ranks: dict[int, int]) -> None:
-    """SIGTERM kills the ranks that are not reaped yet, so never a stranger that got a rank's old process id."""
+    """Let SIGTERM kill the ranks that are not reaped yet, so never another process that reuses a rank's pid."""
 
     def kill_all(signum: int, frame: FrameType | None) -> None:
         for pid in list(ranks):
@@ -102,4 +104,4 @@ def _kill_all_on_terminate(ranks: dict[int, int]) -> None:
 
 if __name__ == "__main__":
     main(ForkServerSettings(**json.loads(sys.argv[1])))
-    os._exit(0)  # the ranks are gone: no time for the destructors of what was only imported for them
+    os._exit(0)  # without the destructors of modules that were imported for the ranks only

@@ -1,4 +1,4 @@
-"""A gang of one rank in the controller's own process: one device, or a debugger, needs no other process."""
+"""A gang of a single rank in the controller's own process, for one device or for a debugger."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from prefect_rlhf.placement.mesh import Backend
 
 @final
 class InProcessGang:
-    """A world of one. Its deadlines are checked when calls return: nothing can stop them in the caller's own thread."""
+    """A world of one rank. It checks deadlines after calls: nothing can interrupt a call in the caller's own thread."""
 
     def __init__(
         self,
@@ -52,24 +52,24 @@ class InProcessGang:
         deadline_seconds: float,
         resource: Resource = "compute",
     ) -> dict[int, Any]:
-        """See `Gang.call`; past the deadline it raises RankSilent, late but all the same."""
+        """See `Gang.call`. Raises RankSilent for a call past its deadline, but only after the call has returned."""
         with self._in_flight.noted(arguments, resource, doing):
             target = self._target
             if target is None:
                 raise RankLost(f"no rank is left for {doing}: the gang was closed")
-            torch.set_num_threads(self._num_threads)  # it is kept for each thread, and any thread may call
+            torch.set_num_threads(self._num_threads)  # a setting per thread, and any thread may call
             began = time.monotonic()
             replies = {rank: reply_to(Request(method, values), target) for rank, values in arguments.items()}
-        if self._target is None:  # what the call raised in a world that is gone says nothing
+        if self._target is None:  # an error from a destroyed world does not explain the end
             raise RankLost(f"rank 0 was ended in {doing}: the gang was closed")
         raise_first_failure(replies, doing)
         if time.monotonic() - began > deadline_seconds:
             self.close()
-            raise RankSilent(f"rank 0 gave no answer within {deadline_seconds:g} s to {doing}")
+            raise RankSilent(f"rank 0 did not answer within {deadline_seconds:g} s to {doing}")
         return {rank: replies[rank].value for rank in arguments}
 
     def close(self) -> None:
-        """Forget the rank's object; leave the world if this gang made it. Idempotent."""
+        """Drop the rank's object; destroy the world if this gang created it. Idempotent."""
         self._target = None
         if self._owns_world and dist.is_initialized():
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""A pipe that nobody writes to: when the controller is gone, however it went, the kernel ends the pipe."""
+"""A pipe without writes: the kernel closes it at every kind of end of the controller."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ CONTROLLER_GONE = 90
 
 
 def exit_with(lifeline: int) -> None:
-    """From now on, end this process at once when `lifeline` ends, whatever the main thread computes."""
+    """From now on, end this process as soon as `lifeline` ends, even during a computation of the main thread."""
     threading.Thread(target=_await_end, args=(lifeline, None), daemon=True, name="lifeline").start()
 
 
 @contextmanager
 def exiting_with(lifeline: int) -> Iterator[None]:
-    """Do as `exit_with` while a block runs; afterwards this process has the threads it had before, so it may fork."""
+    """Do the same as `exit_with`, but only while a block runs. Afterwards the thread has ended, so the process may
+    fork.
+    """
     stopped, stop = os.pipe()
     thread = threading.Thread(target=_await_end, args=(lifeline, stopped), daemon=True, name="lifeline")
     thread.start()
@@ -35,4 +37,4 @@ def _await_end(lifeline: int, stopped: int | None) -> None:
     watched = [lifeline] if stopped is None else [lifeline, stopped]
     ready, _, _ = select.select(watched, [], [])
     if stopped not in ready:
-        os._exit(CONTROLLER_GONE)  # no clean-up: another thread may hang in a collective for ever
+        os._exit(CONTROLLER_GONE)  # no clean-up: another thread may hang in a collective forever

@@ -1,4 +1,4 @@
-"""A gang on this machine: one process per device, forked from one that has the engines imported (spawned on CUDA)."""
+"""A gang on this machine: one process per device, forked from a process with the engines imported (spawned on CUDA)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LOOPBACK = "127.0.0.1"
 class LocalGang(ProcessGang):
     """Rank processes on this machine, in one world of `torch.distributed` on the loopback interface.
 
-    Ranks carry PREFECT__FLOW_RUN_ID when the controller does, write to its standard error and output, and end within a
-    second when the controller ends, however it ends.
+    If the controller has PREFECT__FLOW_RUN_ID, the ranks have it too. They write to the controller's standard error and
+    output, and end within a second of the controller, however it ends.
     """
 
     def __init__(self, settings: GangSettings) -> None:
         with socket.create_server((LOOPBACK, 0)) as listener:
             processes = _launch(settings, listener)
             port = listener.getsockname()[1]
-        self.process_group = processes.ranks.fork_server.pid  # holds every process of this gang and nothing else
+        self.process_group = processes.ranks.fork_server.pid  # contains exactly the processes of this gang
         super().__init__(processes, {r: Start(r, r, LOOPBACK, port, settings) for r in range(settings.size)})
 
 
@@ -57,8 +57,8 @@ class _LocalProcesses:
 
 
 def _launch(settings: GangSettings, listener: socket.socket) -> _LocalProcesses:
-    """Start the ranks with one end of every pipe, of which a rank has one for each resource; keep the others."""
-    pairs = [[socket.socketpair() for _ in RESOURCES] for _ in range(settings.size)]  # of each rank
+    """Start the ranks with their ends of the pipes, one pipe per resource of a rank; keep the other ends."""
+    pairs = [[socket.socketpair() for _ in RESOURCES] for _ in range(settings.size)]  # by rank
     deaths, deaths_end = os.pipe()
     pipes = [[theirs.fileno() for _, theirs in of_rank] for of_rank in pairs]
     ranks = NodeRanks.start(settings.processes, pipes, deaths_end, listener.fileno(), os.environ)
@@ -70,7 +70,7 @@ def _launch(settings: GangSettings, listener: socket.socket) -> _LocalProcesses:
 
 
 def message_pipe(end: socket.socket) -> Connection[Any, Any]:
-    """Make a message pipe over `end` on which no send or receive blocks for longer than a stopped rank deserves."""
+    """Make a message pipe over `end`; no send or receive blocks for more than PIPE_SECONDS."""
     limit = struct.pack("ll", PIPE_SECONDS, 0)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -14,7 +14,7 @@ StartMethod = Literal["fork", "spawn"]
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """How rank processes start, what forked ones find imported, and what is added to their environment."""
+    """The start method of rank processes, the modules that forked ranks find imported, and additional environment."""
 
     method: StartMethod
     preload: tuple[str, ...]
@@ -23,11 +23,11 @@ class ProcessSettings:
 
 @dataclass(frozen=True, slots=True)
 class GangSettings:
-    """The rank processes of a gang: how many, what they are, and how they start.
+    """The rank processes of a gang: their number, their objects, and their start.
 
-    `rank_factory(rank, size)` makes the object whose methods are called; it is importable, so that it crosses.
-    `environment` is added to the ranks' environment, which is otherwise the controller's. Forked ranks find the modules
-    `preload` imported.
+    `rank_factory(rank, size)` makes the object that runs the methods. It is importable, so that it can be sent to
+    another process. `environment` is added to the controller's environment, which the ranks inherit. Forked ranks find
+    the modules in `preload` imported.
     """
 
     size: int
@@ -41,14 +41,14 @@ class GangSettings:
 
     @property
     def processes(self) -> ProcessSettings:
-        """What is known of the processes before they know what they are."""
+        """The settings of the processes before they receive their ranks."""
         method = self.method or ("spawn" if self.device == "cuda" else "fork")
         return ProcessSettings(method, self.preload, self.environment)
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first message to a rank: who it is, which device of its node it has, and where its world meets."""
+    """The first message to a rank: its number, its device within its node, and the address of its world's store."""
 
     rank: int
     device: int
@@ -67,7 +67,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """The result of the method, or why there is none; `traceback` and `warnings`, a line each, are for the log."""
+    """The result of the method, or its error; `traceback` and `warnings`, a line each, are for the log."""
 
     value: Any = None
     error: Exception | None = None

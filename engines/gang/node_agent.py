@@ -1,4 +1,4 @@
-"""What a gang runs on each of several nodes: it starts the node's ranks, and ends them when the controller is gone."""
+"""The agent of a gang on one of several nodes. It starts the node's ranks, and ends them when the controller ends."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from prefect_rlhf.engines.weights.read_peer_memory import NODE
 from prefect_rlhf.placement.augmented.node import RESOURCES
 
 CONTROL = len(RESOURCES)
-"""The kind of a node's own wire; those of its ranks are the places of their resources."""
+"""The kind of a node's own wire; the kind of a rank's wire is its resource's index in RESOURCES."""
 DISTRIBUTIONS = ("prefect-rlhf", "torch", "megatron-core")
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same on every node."""
+    """Return the versions that must be equal on all nodes."""
     return {"Python": platform.python_version(), **{name: version(name) for name in DISTRIBUTIONS}}
 
 
 class NodeAgent:
-    """The agent of the node at `address`, an address of this machine that other nodes reach."""
+    """The agent of the node at `address`, an address of this machine that other nodes can reach."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -40,12 +40,12 @@ class NodeAgent:
         return versions()
 
     def listen(self) -> Address:
-        """Return where this node can be reached by others. Raises OSError for an address that is not its own."""
+        """Return the address at which other nodes reach this node. Raises OSError if the address is not this node's."""
         self._listener = socket.create_server((self._address, 0))
         return self._address, self._listener.getsockname()[1]
 
     def unreached(self, addresses: Sequence[Address]) -> list[tuple[Address, str]]:
-        """Return those that this node cannot connect to, each with the reason."""
+        """Return the addresses to which this node cannot connect, each with the reason."""
         found = []
         for address in addresses:
             try:
@@ -55,7 +55,7 @@ class NodeAgent:
         return found
 
     def adopt(self, environment: Mapping[str, str]) -> None:
-        """Add variables to this process's environment, and so to its ranks'."""
+        """Add variables to the environment of this process, and so of its ranks."""
         os.environ.update(environment)
 
     def write_marker(self, shared: SharedFolder, name: str) -> str | None:
@@ -75,9 +75,9 @@ class NodeAgent:
         hello: Hello,
         python_path: Sequence[str],
     ) -> None:
-        """Start `ranks`, whose pipes lead to the controller. Rank 0 serves the world's store where `listen` said.
+        """Start `ranks`, with pipes to the controller. Rank 0 serves the world's store at the address of `listen`.
 
-        `python_path` is added to where they find modules. Raises OSError where the controller cannot be reached.
+        `python_path` is appended to the ranks' module search path. Raises OSError if the controller cannot be reached.
         """
         interface = interface_of(self._address)
         own = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface, NODE: str(node)}
@@ -95,20 +95,20 @@ class NodeAgent:
 
 
 def _end_with(control: socket.socket, ranks: NodeRanks) -> None:
-    """Wait until the controller closes its side or cannot be reached; then end the ranks, and tell it by closing."""
-    with suppress(OSError):  # it cannot be reached
+    """Wait until the controller closes its side or is unreachable; then end the ranks, and confirm by closing."""
+    with suppress(OSError):  # the controller cannot be reached
         control.recv(1)
     ranks.kill()
     control.close()
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the network interface that has an address. Raises OSError where none has.
+    """Return the name of the network interface with an address. Raises OSError if no interface has it.
 
     >>> interface_of("127.0.0.1")
     'lo'
     """
-    import psutil  # only here: no other node of a gang needs it
+    import psutil  # only here: a gang on a single machine does not need it
 
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):

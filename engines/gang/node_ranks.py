@@ -23,8 +23,10 @@ CLOSE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class NodeRanks:
-    """A fork server and its ranks, with a temporary folder. Closing `lifeline` ends them too, so they end with the
-    process that holds it."""
+    """A fork server and its ranks, with a temporary folder.
+
+    Closing `lifeline` ends them too, so they end with the process that holds it.
+    """
 
     fork_server: subprocess.Popen[bytes]
     lifeline: int
@@ -40,10 +42,10 @@ class NodeRanks:
         environment: Mapping[str, str],
         python_path: Iterable[str] = (),
     ) -> NodeRanks:
-        """Start a rank for each of `pipes`, which are its ends of one pipe for each resource of its device.
+        """Start a rank for each entry of `pipes`: the rank's ends of its pipes, one per resource of its device.
 
-        Deaths are reported on `deaths`. Modules are found where this process finds them, then on `python_path`. The
-        first rank serves the world's store on `listener`, where there is one.
+        The fork server reports deaths on `deaths`. Ranks search this process's module path, then `python_path`. The
+        first rank serves the world's store on `listener`, if it is given.
         """
         folder, held = make_own_folder()
         lifeline_end, lifeline = os.pipe()
@@ -61,7 +63,7 @@ class NodeRanks:
         fork_server = subprocess.Popen(
             server.command(),
             env={
-                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "torchinductor"),  # of all runs, so not in their folder
+                "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "torchinductor"),  # runs share it, so not in `folder`
                 **environment,
                 **settings.environment,
                 "PYTHONPATH": os.pathsep.join(paths),
@@ -69,7 +71,7 @@ class NodeRanks:
             },
             pass_fds=server.descriptors,
             stdin=subprocess.DEVNULL,
-            process_group=0,  # a terminal's Ctrl-C is for the controller alone
+            process_group=0,  # a terminal's Ctrl-C must only reach the controller
         )
         os.close(lifeline_end)
         os.close(held)
@@ -89,13 +91,13 @@ class NodeRanks:
 
 @dataclass(frozen=True, slots=True)
 class Deaths:
-    """What a fork server reports on `reports`: the status of each of its ranks that is dead, counted from 0."""
+    """A fork server's reports on `reports`: the wait status of each of its dead ranks, numbered from 0."""
 
     reports: int
     statuses: dict[int, int] = field(default_factory=dict)
 
     def how_it_died(self, rank: int) -> str:
-        """Say `was killed by SIGKILL` or `ended with status 1`; `was lost` where there is no report."""
+        """Return `was killed by SIGKILL` or `ended with status 1`, or `was lost` without a report."""
         try:
             self._read_until(rank)
         except OSError:
@@ -108,6 +110,6 @@ class Deaths:
     def _read_until(self, rank: int) -> None:
         while rank not in self.statuses and select.select([self.reports], [], [], 1.0)[0]:
             report = os.read(self.reports, 4096)
-            if not report:  # the fork server is gone
+            if not report:  # the fork server has ended
                 return
             self.statuses.update({death["rank"]: death["status"] for death in map(json.loads, report.splitlines())})

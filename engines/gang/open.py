@@ -1,4 +1,4 @@
-"""The choice of a gang: in this process for one rank, else a process for each; through Ray over several nodes."""
+"""The choice of a gang: in this process for one rank, a process per rank for more, and Ray for several nodes."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from prefect_rlhf.placement.plan import EngineKind
 
 RANK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
-        "GLOO_SOCKET_IFNAME": "lo",  # else gloo asks the resolver for the host's own name
+        "GLOO_SOCKET_IFNAME": "lo",  # otherwise gloo resolves the host's own name
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
 )
 NO_GPU: Mapping[str, str] = MappingProxyType({"CUDA_VISIBLE_DEVICES": ""})
-"""Megatron and vLLM ask torch for GPUs themselves, and would use those of a machine that has some."""
+"""Megatron and vLLM look for GPUs through torch themselves, and would use them in a run on CPU."""
 FORK_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", IN_RANK: "1"}
 )
-"""Of ranks that are processes of their own; thread pools do not survive the fork of a rank."""
+"""For ranks that are processes of their own; thread pools do not survive the fork of a rank."""
 
 
 def open_gang(
@@ -46,13 +46,14 @@ def open_gang(
     shared: Path | None = None,
     node_devices: Sequence[str] = (),
 ) -> Gang:
-    """Start ranks, so many on each node: in this process when it is one, else a process for each.
+    """Start the given number of ranks on each node: a single rank in this process, more ranks in a process each.
 
-    The node is this machine; `through_ray`, nodes are those of the Ray cluster of RAY_ADDRESS, all of them have to see
-    the folder `shared`, and `RayGang` says what `node_devices` are, what it tells `say` and what it raises. Only
-    `engines` are imported before there is work for them, so that others need not be installed.
+    The node is this machine. With `through_ray`, the nodes are those of the Ray cluster at RAY_ADDRESS, and all of them
+    need access to the folder `shared`. `RayGang` documents `node_devices`, the messages to `say` and the errors. Only
+    `engines` are imported in advance, so other engines need not be installed.
 
-    `environment` is added to the ranks'; close the gang when done. The device is CUDA where there is one.
+    `environment` is added to the ranks' environment. The caller closes the gang. The default device is CUDA if it is
+    available.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     ranks = {**RANK_ENVIRONMENT, **(NO_GPU if device == "cpu" else {}), **(environment or {})}

@@ -1,6 +1,6 @@
-"""A temporary folder of a node's rank processes: what their libraries leave in it goes when they have ended.
+"""A temporary folder of a node's rank processes. The files that their libraries leave there are removed at the end.
 
-Ranks end without exit handlers, so libraries that remove their temporary files in such a handler never do.
+Ranks end without exit handlers, so libraries that remove their temporary files in such a handler do not.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _YOUNG_SECONDS = 60.0  # the maker of a folder may not have locked it yet
 
 
 def make_own_folder() -> tuple[Path, int]:
-    """Make a folder, and return it with a descriptor whose lock says that it is in use.
+    """Make a folder, and return it with a descriptor whose lock marks it as in use.
 
-    Whoever inherits the descriptor holds the lock. Folders of this user that nobody holds are removed: their processes
-    were killed. Raises OutputFailed.
+    Every process that inherits the descriptor holds the lock. Unlocked folders of this user are removed: their
+    processes were killed. Raises OutputFailed.
     """
     _remove_left(Path(tempfile.gettempdir()))
     with writing(Path(tempfile.gettempdir())):
@@ -35,7 +35,7 @@ def make_own_folder() -> tuple[Path, int]:
 
 def _remove_left(temporary: Path) -> None:
     for folder in temporary.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # it is another user's, or in use, or another process has just removed it
+        with suppress(OSError):  # another user's folder, or in use, or removed meanwhile
             status = folder.lstat()
             if status.st_uid != os.geteuid() or time.time() - status.st_ctime < _YOUNG_SECONDS:
                 continue

@@ -1,4 +1,4 @@
-"""Imports that ranks need for the engines of their plan, made once in the process that ranks are forked from.
+"""Imports that ranks need for their plan's engines, made once in the process that forks the ranks.
 
 Importing must start no thread and run no tensor operation: neither survives a fork.
 """
@@ -30,7 +30,7 @@ _OF_ENGINE: Mapping[EngineKind, tuple[str, ...]] = MappingProxyType(
             "megatron.core.pipeline_parallel.schedules",
         ),
         "vllm": (
-            "prefect_rlhf.engines.vllm",  # settles the environment that vllm reads when it is imported
+            "prefect_rlhf.engines.vllm",  # sets the environment that vllm reads at its import
             "vllm",
             "vllm.v1.engine.core",
             "vllm.v1.worker.cpu_worker",
@@ -47,7 +47,7 @@ ENGINES: tuple[EngineKind, ...] = tuple(_OF_ENGINE)
 
 
 def modules_of(engines: Iterable[EngineKind]) -> tuple[str, ...]:
-    """Name what ranks with these engines import.
+    """Return the modules that ranks with these engines import.
 
     >>> [name for name in modules_of({"python"}) if name.startswith(("megatron", "vllm"))]
     []
@@ -56,7 +56,7 @@ def modules_of(engines: Iterable[EngineKind]) -> tuple[str, ...]:
 
 
 def preload(modules: Iterable[str]) -> None:
-    """Import what can be imported; a rank that needs what cannot says so itself."""
+    """Import the modules that can be imported; a rank that needs another module reports the error itself."""
     for module in modules:
         try:
             importlib.import_module(module)

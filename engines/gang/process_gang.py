@@ -1,4 +1,4 @@
-"""A gang of rank processes, wherever they run: orders out, replies and deaths in, no wait without an end."""
+"""A gang of rank processes on any machines: requests, replies and deaths. Every wait has a limit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from prefect_rlhf.placement.errors import RankLost, RankSilent, RlhfError
 
 _log = logging.getLogger(__name__)
 
-PIPE_SECONDS = 30  # a message that is this long in the pipe belongs to a rank that is stopped
-FAILURE_GRACE_SECONDS = 5.0  # after one rank failed, how long the others have to fail or to finish
+PIPE_SECONDS = 30  # a rank that has not read a message after this long is stopped
+FAILURE_GRACE_SECONDS = 5.0  # time for the other ranks to fail or finish after a rank has failed
 
 
 class RankProcesses(Protocol):
@@ -32,11 +32,11 @@ class RankProcesses(Protocol):
         ...
 
     def where(self, rank: int) -> str:
-        """Return what follows a rank's number in a message: ` on node 10.0.0.2`, or nothing on this machine."""
+        """Return the text after a rank's number in a message: ` on node 10.0.0.2`, or empty on this machine."""
         ...
 
     def how_it_died(self, rank: int) -> str:
-        """Say `was killed by SIGKILL`, `ended with status 1` or what else is known of a rank whose pipe ended."""
+        """Return `was killed by SIGKILL`, `ended with status 1` or a similar text for a rank whose pipe ended."""
         ...
 
     def kill(self) -> None:
@@ -48,7 +48,7 @@ class ProcessGang:
     """Rank processes behind the interface of a `Gang`."""
 
     def __init__(self, processes: RankProcesses, starts: Mapping[int, Start]) -> None:
-        """Take processes that wait for their `starts`. Raises what a rank says that cannot start."""
+        """Start processes that wait for their `starts`. Raises the error of a rank that cannot start."""
         self.size = len(starts)
         self._processes = processes
         self._in_flight = CallsInFlight()
@@ -72,7 +72,7 @@ class ProcessGang:
         deadline_seconds: float,
         resource: Resource = "compute",
     ) -> dict[int, Any]:
-        """See `Gang.call`. When a rank failed and another is stuck behind it, the gang is closed too."""
+        """See `Gang.call`. If a rank failed and another rank hangs because of it, the gang is closed too."""
         with self._in_flight.noted(arguments, resource, doing):
             return self._exchange(_requests(method, arguments), doing, deadline_seconds, resource)
 
@@ -83,7 +83,7 @@ class ProcessGang:
     def _exchange(
         self, messages: Mapping[int, bytes], doing: str, seconds: float, resource: Resource
     ) -> dict[int, Any]:
-        """Send each rank its message and return what they reply. Raises as `Gang.call` does."""
+        """Send each rank its message and return the values of the replies. Raises the errors of `Gang.call`."""
         if self._ended:
             raise RankLost(f"no rank is left for {doing}: {self._ended}")
         connections = {rank: self._processes.connections[resource][rank] for rank in messages}
@@ -104,7 +104,7 @@ class ProcessGang:
         try:
             connection.send_bytes(message)
         except BlockingIOError:
-            raise RankSilent(f"{self._name(rank)} took no order for {PIPE_SECONDS} s in {doing}") from None
+            raise RankSilent(f"{self._name(rank)} accepted no request for {PIPE_SECONDS} s in {doing}") from None
         except OSError:
             raise self._lost(rank, doing) from None
 
@@ -119,10 +119,10 @@ class ProcessGang:
         return reply
 
     def _collect(self, connections: Mapping[int, Connection[Any, Any]], doing: str, seconds: float) -> dict[int, Reply]:
-        """Receive every rank's reply; once one has failed, wait no longer than the grace time for the others.
+        """Receive every rank's reply; after a rank has failed, wait for the others for the grace time only.
 
-        Raises RankSilent past the deadline. Ranks that hang behind a failed one are its victims: the failure is the
-        news, and the gang is lost either way.
+        Raises RankSilent past the deadline. If other ranks hang because of a failed rank, the gang is ended and the
+        failure is returned: it is the cause.
         """
         # A failed rank leaves its peers in a collective that never ends. Their deadline may be minutes away, so the
         # first error shortens it to the grace time: enough for peers that fail by themselves, and the error shown is
@@ -131,11 +131,11 @@ class ProcessGang:
         waiting = {connections[rank].fileno(): rank for rank in connections}
         deadline = time.monotonic() + seconds
         replies: dict[int, Reply] = {}
-        with select.epoll() as poll:  # what it costs does not grow with those that are still at work
+        with select.epoll() as poll:  # its cost does not grow with the number of ranks that still compute
             for descriptor in waiting:
                 poll.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
             while waiting and (ready := poll.poll(max(0.0, deadline - time.monotonic()))):
-                for descriptor, _ in ready:  # readable, or closed on the other side, which the reading says
+                for descriptor, _ in ready:  # readable or closed; `_receive` raises RankLost for a closed pipe
                     rank = waiting.pop(descriptor)
                     replies[rank] = self._receive(connections[rank], rank, doing)
                     if replies[rank].error:
@@ -143,12 +143,12 @@ class ProcessGang:
         if waiting:
             silent = self._name(*sorted(waiting.values()))
             if not any(reply.error for reply in replies.values()):
-                raise RankSilent(f"{silent} gave no answer within {seconds:g} s to {doing}")
+                raise RankSilent(f"{silent} did not answer within {seconds:g} s to {doing}")
             self._end(f"{silent} hung in {doing} after another rank failed")
         return replies
 
     def _lost(self, rank: int, doing: str) -> RankLost:
-        with self._closing:  # whoever ended the gang knows why; its death reports are read by then
+        with self._closing:  # `_end` has closed the death reports, but has left its reason
             if self._ended:
                 return RankLost(f"{self._name(rank)} was ended in {doing}: {self._ended}")
             return RankLost(f"{self._name(rank)} {self._processes.how_it_died(rank)} in {doing}")
@@ -165,7 +165,7 @@ class ProcessGang:
 
 
 def _requests(method: str, arguments: Mapping[int, tuple[Any, ...]]) -> dict[int, bytes]:
-    """Pickle what each rank is asked; what is the same objects for many ranks, once."""
+    """Pickle the request of each rank; pickle arguments that several ranks share only once."""
     packed: dict[tuple[int, ...], bytes] = {}
     messages: dict[int, bytes] = {}
     for rank, values in arguments.items():

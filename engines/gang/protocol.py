@@ -11,8 +11,8 @@ from prefect_rlhf.placement.augmented.node import Resource
 class Gang(Protocol):
     """Rank processes that run methods of their `engines.rank.Rank`.
 
-    Thread-safe as long as no two calls in flight share a resource of a rank; whoever schedules the calls sees to that.
-    Calls of the host link and of the disk run beside one that computes, each in a thread of its own.
+    Thread-safe if no two calls in flight share a resource of a rank; the scheduler of the calls ensures that. Each
+    resource has a thread of its own, so calls of the host link and of the disk run concurrently with a computation.
     """
 
     size: int
@@ -29,7 +29,7 @@ class Gang(Protocol):
         """Run `method` on each rank of `arguments` at the same time; return each rank's result.
 
         Raises RankFailed (a rank raised: its reason, in one line), RankLost (a rank died) or RankSilent (no answer
-        before the deadline), each naming the rank and `doing`. After RankLost or RankSilent the gang is closed.
+        before the deadline). Each names the rank and `doing`. After RankLost or RankSilent the gang is closed.
         """
         ...
 

@@ -1,7 +1,7 @@
-"""A rank process: joins the world, then runs requests until the controller is gone.
+"""A rank process: it joins the world, then runs requests until the controller ends.
 
-One pipe for each resource of its device, each served in turn by a thread of its own: calls by the main thread, copies
-between device and host and writes to disk beside it.
+It has a pipe per resource of its device. The main thread runs the calls; a thread per other resource runs the copies
+between device and host and the writes to disk concurrently. Each thread runs its requests one after another.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from prefect_rlhf.engines.gang.faults import as_ours
 from prefect_rlhf.engines.gang.lifeline import exit_with
 from prefect_rlhf.engines.gang.messages import Reply, Request, Start
 
-_COLLECTIVE = timedelta(hours=2)  # one rank may wait long for another at work; the call's deadline is the real limit
+_COLLECTIVE = timedelta(hours=2)  # a rank may wait long for its peers; the call's deadline is the real limit
 
 LOGGER = "prefect_rlhf"  # this module may be __main__
-MOST_WARNINGS = 100  # newest ones that are kept for a reply
+MOST_WARNINGS = 100  # the newest warnings that are kept for a reply
 
 GONE = (EOFError, ConnectionError, TimeoutError)
-"""What a pipe says when the controller, or the node it is on, can no longer be reached."""
+"""Errors of a pipe if the controller, or its node, can no longer be reached."""
 
 
 class Warnings(logging.Handler):
-    """Keeps what this process warns of until a reply takes it to the controller, and says it here at once."""
+    """Keeps this process's warnings for the next reply to the controller, and prints them here at once."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -51,7 +51,7 @@ class Warnings(logging.Handler):
         sys.stderr.write(f"{record.getMessage()}\n")
 
     def taken(self) -> tuple[str, ...]:
-        """Return the lines since the last time; each is taken once, by whichever thread comes first."""
+        """Return the lines since the last call. Each line is returned once, to the first thread that calls."""
         lines = []
         with suppress(IndexError):
             while True:
@@ -65,19 +65,19 @@ WARNINGS = Warnings()
 def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
     """Serve `pipes`, in the order of RESOURCES.
 
-    Leaves by `os._exit`: no destructor of an engine may wait for ranks that are gone.
+    Ends by `os._exit`: no destructor of an engine may wait for ranks that have ended.
     """
     exit_with(lifeline)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
     connections: list[Connection[Reply, Request]] = [Connection(pipe) for pipe in pipes]
     logging.getLogger(LOGGER).addHandler(WARNINGS)
     status = 1
     try:
         serve(connections, listener)
         status = 0
-    except BaseException:  # noqa: BLE001  whatever it is, it must not unwind into the fork server's code
+    except BaseException:  # noqa: BLE001  no error may unwind into the fork server's code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -86,7 +86,7 @@ def run(pipes: Sequence[int], lifeline: int, listener: int | None) -> NoReturn:
 
 
 def serve(connections: Sequence[Connection[Reply, Request]], listener: int | None) -> None:
-    """Reply to the start with nothing or the reason it failed, then to every request, each pipe's in turn."""
+    """Reply to the start, with an error if it failed, then to the requests of each pipe in their order."""
     connection, *beside = connections
     try:
         start = pickle.loads(connection.recv_bytes())
@@ -97,38 +97,38 @@ def serve(connections: Sequence[Connection[Reply, Request]], listener: int | Non
         reply_to_all(connection, target)
     except GONE:
         return
-    except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: say why, then end
+    except Exception as error:  # noqa: BLE001  the start failed or a request does not unpickle: reply, then end
         send(connection, Reply(error=as_ours(error), traceback=traceback.format_exc()))
 
 
 def serve_beside(connection: Connection[Reply, Request], target: object, start: Start) -> None:
-    """Reply to the requests of another pipe, in a thread; end the rank if that cannot go on."""
+    """Reply to the requests of another pipe, in a thread; end the rank if the thread fails."""
     try:
         use_device(start)
         reply_to_all(connection, target)
     except GONE:
         return
-    except BaseException:  # noqa: BLE001  a thread that died quietly would leave the controller waiting
+    except BaseException:  # noqa: BLE001  if only the thread ended, the controller would wait for its reply
         traceback.print_exc()
         os._exit(1)
 
 
 def reply_to_all(connection: Connection[Reply, Request], target: object) -> NoReturn:
-    """Reply to every request in turn. Raises one of GONE when the controller is gone."""
+    """Reply to all requests in their order. Raises an error of GONE when the controller ends."""
     while True:
         request: Request = pickle.loads(connection.recv_bytes())
         send(connection, replace(reply_to(request, target), warnings=WARNINGS.taken()))
 
 
 def use_device(start: Start) -> None:
-    """Set what torch keeps for each thread: the number of its own threads, and the device."""
+    """Set torch's settings of a thread: the number of its own threads, and the device."""
     torch.set_num_threads(start.gang.num_threads)
     if start.gang.device == "cuda":
         torch.cuda.set_device(start.device % torch.cuda.device_count())
 
 
 def join(start: Start, listener: int | None) -> object:
-    """Become rank `start.rank` of one world over all ranks; return the object whose methods are called."""
+    """Become rank `start.rank` of the world of all ranks; return the object that runs the methods."""
     gang, rank = start.gang, start.rank
     use_device(start)
     backend = "cpu:gloo,cuda:nccl" if gang.device == "cuda" else "gloo"
@@ -139,15 +139,15 @@ def join(start: Start, listener: int | None) -> object:
 
 
 def reply_to(request: Request, target: object) -> Reply:
-    """Run the request; an error becomes one of ours, with its reason in one line."""
+    """Run the request; translate an error into ours, with a reason of one line."""
     try:
         return Reply(getattr(target, request.method)(*request.arguments))
-    except Exception as error:  # noqa: BLE001  every failure of a rank is told to the controller
+    except Exception as error:  # noqa: BLE001  every failure of a rank is reported to the controller
         return Reply(error=as_ours(error), traceback=traceback.format_exc())
 
 
 def send(connection: Connection[Reply, Request], message: Reply) -> None:
-    """Send a reply; in place of one that does not pickle the reason."""
+    """Send a reply, or the reason if it does not pickle."""
     try:
         data = pickle.dumps(message)
     except Exception as error:  # noqa: BLE001  pickling runs foreign code

@@ -1,7 +1,7 @@
-"""A gang over several machines: Ray places an agent on each node; orders and replies go straight to the ranks.
+"""A gang over several machines: Ray places an agent on each node; requests and replies go directly to the ranks.
 
-Ray is asked for where to run and for nothing else. So a call costs what it costs on one machine and a network's delay,
-and a node that is lost shows on its wires within seconds, whatever Ray knows of it.
+Ray only provides the places. So a call costs as much as on one machine plus the network's delay, and the loss of a node
+shows on its wires within seconds, whatever Ray reports.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from prefect_rlhf.placement.errors import InvalidInput, RankLost
 from prefect_rlhf.placement.install_command import install_command
 
 HEAD_AWAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": "604800"}
-"""Ray ends every process that has not reached the head for a minute, the controller's too; with this after a week."""
+"""Ray ends every process without contact to the head for a minute, also the controller; with this, for a week."""
 PASSED_ON = ("PREFECT", "RLHF", "HF_", "NCCL_", "GLOO_", "TORCH", "VLLM_", "AWS_", "GOOGLE_")
-"""Beginnings of the variables of the controller's environment that ranks of other nodes have too."""
+"""Prefixes of the controller's environment variables that ranks of other nodes receive too."""
 MARKER_SECONDS = 3 * PLACE_SECONDS
-"""Limit of writing and reading markers: a store that accepts and never answers is given up by then."""
+"""Limit of writing and reading markers: a store that accepts connections may never answer."""
 
 
 @final
 class RayGang(ProcessGang):
-    """Rank processes on nodes of a Ray cluster, in one world of `torch.distributed` over their own interfaces.
+    """Rank processes on nodes of a Ray cluster, in one world of `torch.distributed` over the nodes' own interfaces.
 
-    Ranks end within seconds when the controller ends or can no longer be reached, however that happens.
+    Ranks end within seconds after the controller ends or becomes unreachable, for any reason.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class RayGang(ProcessGang):
         shared: Path | None = None,
         node_devices: Sequence[str] = (),
     ) -> None:
-        """Start as many ranks on each node, in order; `address` is Ray's, by default that of RAY_ADDRESS.
+        """Start the given number of ranks on each node, in order; `address` is Ray's, by default RAY_ADDRESS.
 
-        `node_devices` are the kinds of device that each node has by its label; without them any node will do.
+        `node_devices` are the kinds of device that the nodes need by their labels; without it any node qualifies.
 
-        Tells `say` every minute that it waits, where others hold the nodes. Raises InvalidInput for a cluster that does
-        not answer, has too little, or whose nodes differ, cannot reach each other or do not all see the folder
-        `shared`; RankLost where a node is lost meanwhile.
+        While others hold the nodes, `say` receives a line every minute. Raises InvalidInput for a cluster that does not
+        answer, that is too small, or whose nodes differ, cannot reach each other or do not all share the folder
+        `shared`; RankLost if a node is lost meanwhile.
         """
         cluster = address or os.environ.get("RAY_ADDRESS", "auto")
         own = join_cluster(cluster)
@@ -87,9 +87,9 @@ class RayGang(ProcessGang):
 
 
 def join_cluster(address: str) -> str:
-    """Join the Ray cluster at `address`; return the address that its nodes know this machine by.
+    """Join the Ray cluster at `address`; return the address that its nodes use for this machine.
 
-    Raises InvalidInput where Ray is not installed or the cluster does not answer.
+    Raises InvalidInput if Ray is not installed or the cluster does not answer.
     """
     os.environ.update({name: value for name, value in HEAD_AWAY.items() if name not in os.environ})
     try:
@@ -113,7 +113,7 @@ def join_cluster(address: str) -> str:
 
 @contextmanager
 def _signal_handlers_kept() -> Iterator[None]:
-    """Keep this process's answers to SIGTERM and SIGINT, which Ray would make its own."""
+    """Keep this process's handlers of SIGTERM and SIGINT, which Ray would replace."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -145,7 +145,7 @@ def _launch(
         try:
             wires = hello.answer(listener, expected, time.monotonic() + CONNECT_SECONDS)
         except TimeoutError as error:
-            raise RankLost("a node's ranks did not connect to the controller") from error
+            raise RankLost(f"a node's ranks did not connect to the controller in {CONNECT_SECONDS:g} s") from error
     pipes = {
         resource: tuple(message_pipe(wires[rank, kind]) for rank in chain(*ranks))
         for kind, resource in enumerate(RESOURCES)
@@ -161,20 +161,23 @@ def _check_versions(placed: Placed) -> None:
     for address, theirs in zip(placed.addresses, placed.ask("versions"), strict=True):
         for name, here in own.items():
             if theirs[name] != here:
-                raise InvalidInput(f"node {address}", f"{name} {theirs[name]}", f"{here}, as the controller has")
+                raise InvalidInput(f"node {address}", f"{name} {theirs[name]}", f"{here}, the controller's version")
 
 
 def _check_reach(placed: Placed, addresses: Sequence[Address]) -> None:
     for node, lacking in zip(placed.addresses, placed.ask("unreached", lambda node: (addresses,)), strict=True):
         for (host, port), reason in lacking:
             expected = (
-                f"a network in which nodes reach each other on any port: {node} cannot reach {host}:{port} ({reason})"
+                f"a network whose nodes reach each other on any port: {node} cannot reach {host}:{port} ({reason})"
             )
             raise InvalidInput("cluster", ", ".join(placed.addresses), expected)
 
 
 def _check_shared(placed: Placed, shared: SharedFolder) -> None:
-    """Let this machine and each node write a marker into the folder, and all of them read all markers."""
+    """Make this machine and each node write a marker into the folder, and each read all markers.
+
+    Raises InvalidInput if a machine cannot.
+    """
     where = ("the controller's machine", *(f"node {address}" for address in placed.addresses))
     markers = [f".seen-by-all-{uuid.uuid4().hex}" for _ in where]
     ask = partial(placed.ask, seconds=MARKER_SECONDS)
@@ -189,7 +192,7 @@ def _check_shared(placed: Placed, shared: SharedFolder) -> None:
             if lacking is not None:
                 marker, reason = lacking
                 writer = where[markers.index(marker)]
-                expected = f"storage that all machines of the run share: {machine} does not see what {writer} writes"
+                expected = f"storage that all machines of the run share: {machine} does not see the file of {writer}"
                 raise InvalidInput(FIELD, shared.shown, f"{expected} ({reason})")
     finally:
         shared.remove(markers)
@@ -197,13 +200,13 @@ def _check_shared(placed: Placed, shared: SharedFolder) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _RayProcesses:
-    """The ranks of several nodes, each with the wires to it."""
+    """The ranks of several nodes, and the wires to each node."""
 
     placed: Placed
     connections: Mapping[Resource, tuple[Connection[Any, Any], ...]]
-    controls: tuple[socket.socket, ...]  # of each node
-    deaths: tuple[Deaths, ...]  # likewise
-    ranks: tuple[range, ...]  # likewise
+    controls: tuple[socket.socket, ...]  # by node
+    deaths: tuple[Deaths, ...]  # by node
+    ranks: tuple[range, ...]  # by node
 
     def where(self, rank: int) -> str:
         """See `RankProcesses.where`."""
@@ -215,7 +218,7 @@ class _RayProcesses:
         return self.deaths[node].how_it_died(rank - self.ranks[node].start)
 
     def kill(self) -> None:
-        """See `RankProcesses.kill`. A node that can no longer be reached ends its ranks by itself."""
+        """See `RankProcesses.kill`. A node that cannot be reached any more ends its ranks without a request."""
         deadline = time.monotonic() + 2 * CLOSE_SECONDS
         for wire in self.controls:
             with suppress(OSError):  # the node is gone
@@ -231,7 +234,7 @@ class _RayProcesses:
 
 
 def _await_end(wire: socket.socket, deadline: float) -> None:
-    """Wait until the node has closed its side: its ranks are gone."""
+    """Wait until the node has closed its side: its ranks have ended."""
     while select.select([wire], [], [], max(0.0, deadline - time.monotonic()))[0]:
         if not wire.recv(4096):
             return

@@ -1,4 +1,4 @@
-"""Places of a gang on the nodes of a Ray cluster: all or none, on nodes that are all different, with an agent each."""
+"""Places of a gang on different nodes of a Ray cluster, reserved all together, with an agent on each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from prefect_rlhf.engines.gang.wires import reach
 from prefect_rlhf.placement.errors import InvalidInput, RankLost
 
 PLACE_SECONDS = 60.0
-"""Limit of an agent's start and of its answers, and of the wait for nodes that the cluster does not have at all."""
+"""Limit of an agent's start and answers, and of the wait for nodes that the cluster lacks."""
 HELD_SECONDS = 86400.0
 """Limit of the wait for nodes that others hold."""
 DEVICE_LABEL = "prefect-rlhf/device"
-"""The label of Ray's nodes that says what kind of device they have."""
+"""The label of Ray's nodes for their kind of device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a node must have: `count` free CPUs or GPUs, and where `device` is said, that label."""
+    """The requirements on a node: `count` free CPUs or GPUs and, if `device` is set, that label."""
 
     count: int
     resource: str
@@ -30,11 +30,11 @@ class Place:
 
     @property
     def label(self) -> dict[str, str]:
-        """What Ray selects the node by."""
+        """The labels that Ray requires of the node."""
         return {DEVICE_LABEL: self.device} if self.device else {}
 
     def is_in(self, node: Mapping[str, Any]) -> bool:
-        """Whether a node, as Ray describes it, would do if nobody else held it."""
+        """Whether a node, in Ray's description, would qualify if all its devices were free."""
         if self.device not in ("", node["Labels"].get(DEVICE_LABEL)):
             return False
         return bool(node["Resources"].get(self.resource, 0) >= self.count)
@@ -44,7 +44,7 @@ class Place:
 
 
 def places_of(ranks_of_nodes: Sequence[int], device: str, node_devices: Sequence[str]) -> tuple[Place, ...]:
-    """Return what each node must have for so many ranks; without `node_devices` its kind does not matter."""
+    """Return the requirements on each node for its number of ranks; without `node_devices` any kind qualifies."""
     resource = "GPU" if device == "cuda" else "CPU"
     kinds = node_devices or ("",) * len(ranks_of_nodes)
     return tuple(Place(count, resource, kind) for count, kind in zip(ranks_of_nodes, kinds, strict=True))
@@ -52,7 +52,7 @@ def places_of(ranks_of_nodes: Sequence[int], device: str, node_devices: Sequence
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An agent on each of several nodes, and the reservation that keeps them there."""
+    """An agent on each of several nodes, and the reservation that keeps the places."""
 
     group: Any
     agents: tuple[Any, ...]
@@ -60,17 +60,17 @@ class Placed:
 
     @classmethod
     def on(cls, cluster: str, places: Sequence[Place], say: Callable[[str], object]) -> Placed:
-        """Reserve places on nodes that are all different.
+        """Reserve places on different nodes.
 
-        Raises InvalidInput where they are not there, RankLost where they were.
+        Raises InvalidInput if the cluster does not have such nodes, RankLost if it had them before.
         """
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        # STRICT_SPREAD puts every bundle on its own node, all or none: two runs that each hold half of their nodes
-        # would wait for each other for ever. The agents are scheduled into the group's bundles afterwards, so the
-        # reservation outlives an agent that fails to start, and `release` can return it.
+        # STRICT_SPREAD reserves every bundle on its own node, or no bundle at all: two runs that each hold half of
+        # their nodes would wait for each other forever. The agents are scheduled into the group's bundles afterwards,
+        # so the reservation outlives an agent that fails to start, and `release` can return it.
         group = placement_group(
             [{place.resource: place.count} for place in places],
             strategy="STRICT_SPREAD",
@@ -100,18 +100,18 @@ class Placed:
         arguments: Callable[[int], tuple[Any, ...]] = lambda node: (),
         seconds: float | None = None,
     ) -> list[Any]:
-        """Return every agent's answer; `arguments` are those of the agent of a node, `seconds` the limit."""
+        """Call a method of every agent and return the answers, with `arguments` by node and a limit of `seconds`."""
         asked = [getattr(agent, question).remote(*arguments(node)) for node, agent in enumerate(self.agents)]
         return _answers(", ".join(self.addresses), question, asked, seconds)
 
     def release(self) -> None:
-        """End the agents, and give their places back; a head that is gone has forgotten them."""
+        """End the agents and return their places. A head that is gone has forgotten the reservation."""
         import ray
         from ray.util.placement_group import remove_placement_group
 
         for agent in self.agents:
             ray.kill(agent, no_restart=True)
-        if _head_answers():  # else Ray would wait for it for a minute
+        if _head_answers():  # otherwise Ray would wait for the head for a minute
             with suppress(ray.exceptions.GetTimeoutError):
                 remove_placement_group(self.group)
 
@@ -128,10 +128,10 @@ def _head_answers() -> bool:
 
 
 def _await_nodes(group: Any, cluster: str, places: Sequence[Place], say: Callable[[str], object]) -> None:
-    """Wait until the places are reserved; those that others hold, for long, and those that are not there a minute.
+    """Wait until the places are reserved: HELD_SECONDS for places that others hold, a minute for missing nodes.
 
-    Raises InvalidInput then, RankLost where nodes are missing that the cluster has lost: they may be back for the next
-    attempt.
+    Raises InvalidInput afterwards, and RankLost if the cluster has lost nodes that the run needs: they may be back for
+    the next attempt.
     """
     import ray
 
@@ -143,7 +143,7 @@ def _await_nodes(group: Any, cluster: str, places: Sequence[Place], say: Callabl
         seen = f"{cluster}, whose nodes have {'; '.join(_in_words(node, places[0].resource) for node in nodes)}"
         if not _are_there(places, nodes):
             if _are_there(places, [*nodes, *_lost(known, places)]):
-                raise RankLost(f"the Ray cluster has lost a node that the run needs, one of {wanted}: it is {seen}")
+                raise RankLost(f"the Ray cluster has lost a node that the run needs ({wanted}): it is now {seen}")
             raise InvalidInput("cluster", seen, wanted)
         if time.monotonic() > until:
             raise InvalidInput("cluster", f"{seen}, held by others for {HELD_SECONDS:g} s", f"{wanted} free")
@@ -151,7 +151,7 @@ def _await_nodes(group: Any, cluster: str, places: Sequence[Place], say: Callabl
 
 
 def _lost(known: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> list[Mapping[str, Any]]:
-    """Return the nodes that are gone and not back, with as much as a place may want: Ray forgets what they had."""
+    """Return the nodes that are gone and not back, with the size of the largest place: Ray forgets their own."""
     there = {node["NodeManagerAddress"] for node in known if node["Alive"]}
     # Ray drops the resources of a dead node from its list, so its size is unknown. It is assumed to be as large
     # as the largest place: the error then asks for a restart, which is harmless, and not for another cluster.
@@ -166,7 +166,7 @@ def _in_words(node: Mapping[str, Any], resource: str) -> str:
 
 
 def _are_there(places: Sequence[Place], nodes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether each place has a node of its own; the largest choose first, and each takes the smallest that will do."""
+    """Whether each place has a node of its own; the largest places choose first, and take the smallest fitting node."""
     left = sorted(nodes, key=lambda node: node["Resources"].get(places[0].resource, 0))
     for place in sorted(places, key=lambda place: place.count, reverse=True):
         fitting = next((node for node in left if place.is_in(node)), None)
@@ -177,7 +177,7 @@ def _are_there(places: Sequence[Place], nodes: Sequence[Mapping[str, Any]]) -> b
 
 
 class _Agent(NodeAgent):
-    """A NodeAgent as a Ray actor, at the address by which Ray knows its node."""
+    """A NodeAgent as a Ray actor, at Ray's address of its node."""
 
     def __init__(self) -> None:
         import ray
@@ -190,7 +190,7 @@ class _Agent(NodeAgent):
 
 
 def _answers(of: str, question: str, asked: Sequence[Any], seconds: float | None = None) -> list[Any]:
-    """Wait for agents' answers. Raises RankLost for agents that are gone or silent, and what they raised."""
+    """Wait for agents' answers. Raises RankLost for an agent that is gone, is silent or raises an error."""
     import ray
 
     try:
@@ -198,5 +198,5 @@ def _answers(of: str, question: str, asked: Sequence[Any], seconds: float | None
     except ray.exceptions.RayTaskError as error:
         reason = str(error.cause).splitlines()[0]
         raise RankLost(f"a node of {of} failed in {question}: {reason}") from error
-    except ray.exceptions.RayError as error:  # the actor or its node died, or the time is over
-        raise RankLost(f"a node of {of} gave no answer to {question}: {type(error).__name__}") from error
+    except ray.exceptions.RayError as error:  # the actor or its node died, or the limit is over
+        raise RankLost(f"a node of {of} did not answer to {question}: {type(error).__name__}") from error

@@ -1,4 +1,4 @@
-"""Whether all machines of a run write to one folder, or one path of a store: each leaves a marker, and all read all."""
+"""Check that all machines of a run share a folder or a path of a store: each writes a marker, and each reads all."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from prefect_rlhf.engines.storage.stores import open_store
 from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.remote_path import CACHE_VARIABLE, remote_path
 
-FIELD = "output_dir"  # all that a run writes lies in it
+FIELD = "output_dir"  # it contains all files of a run
 
 
 @dataclass(frozen=True, slots=True)
 class SharedFolder:
     """A folder that every machine of a run has to write to; `url` is the remote path that it mirrors, if any.
 
-    A marker is a file whose content is its name. Why one cannot be written or read is returned, for others to say.
+    A marker is a file that contains its own name. If a write or a read fails, the methods return the reason, and the
+    caller raises the error.
     """
 
     folder: Path
@@ -27,7 +28,7 @@ class SharedFolder:
 
     @classmethod
     def of(cls, folder: Path) -> SharedFolder:
-        """Return a folder as this machine has it."""
+        """Return a folder with the remote path that it mirrors on this machine."""
         return cls(folder, remote_path(folder))
 
     @property
@@ -36,20 +37,21 @@ class SharedFolder:
         return self.url or str(self.folder)
 
     def write(self, name: str) -> str | None:
-        """Write a marker to the store, or into a folder that is there; return why that cannot be, None if it can."""
+        """Write a marker to the store or into an existing folder; return the reason if that fails, else None."""
         if remote_path(self.folder) != self.url:
-            return f"its home or {CACHE_VARIABLE} is another: {self.folder} mirrors {remote_path(self.folder)} there"
+            mirrored = remote_path(self.folder)
+            return f"its home or {CACHE_VARIABLE} differs: {self.folder} mirrors {mirrored} there"
         return _reason(self._write, name)
 
     def unread(self, names: Sequence[str]) -> tuple[str, str] | None:
-        """Return the first of these markers that this machine cannot read, and why; None where it reads all."""
+        """Return the first of these markers that this machine cannot read, and the reason; None if it reads all."""
         for name in names:
             if (reason := _reason(self._check, name)) is not None:
                 return name, reason
         return None
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove markers where they are, as far as that can be."""
+        """Remove existing markers; ignore errors."""
         for name in names:
             with suppress(OSError, InvalidInput):
                 self._remove(name)
@@ -83,11 +85,11 @@ class SharedFolder:
 
 
 def _reason(attempt: Callable[[str], None], name: str) -> str | None:
-    """Return why an attempt on a marker failed, None where it did not."""
+    """Return the reason if an operation on a marker failed, else None."""
     try:
         attempt(name)
     except InvalidInput as error:
-        return f"it takes {error.expected}"
+        return f"expected {error.expected}"
     except OSError as error:
         return error.strerror or type(error).__name__
     return None

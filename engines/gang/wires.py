@@ -1,4 +1,4 @@
-"""Pipes between machines: TCP connections that notice in seconds when the other side can no longer be reached."""
+"""Pipes between machines: TCP connections that detect an unreachable peer within seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Address = tuple[str, int]
 """Host and port."""
 
 CONNECT_SECONDS = 10.0
-_QUIET_SECONDS, _PROBES = 5, 3  # before the first probe and between two; unanswered ones until the other side is lost
+_QUIET_SECONDS, _PROBES = 5, 3  # silence before each probe; unanswered probes until the peer counts as lost
 _HELLO = struct.Struct("!16sII")
 
 
@@ -38,7 +38,7 @@ def _watch(wire: socket.socket) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first bytes on a wire: the gang's secret, so that no stranger is listened to, and which wire it is."""
+    """The first bytes on a wire: the gang's secret, which keeps strangers out, and the identity of the wire."""
 
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
@@ -49,9 +49,9 @@ class Hello:
         return wire
 
     def answer(self, listener: socket.socket, expected: Iterable[tuple[int, int]], deadline: float) -> Wires:
-        """Accept the wires of these (number, kind), others not. Raises TimeoutError at the (monotonic) deadline.
+        """Accept only the wires of these (number, kind). Raises TimeoutError at the (monotonic) deadline.
 
-        A stranger that says nothing delays none of them.
+        A silent stranger delays no wire.
         """
         missing, wires = set(expected), Wires()
         with closing(_introduced(listener, deadline)) as introduced:
@@ -68,7 +68,7 @@ class Hello:
         return wires
 
     def _named(self, said: bytes) -> tuple[int, int] | None:
-        """Return the number and kind that a wire says it is; None of a stranger."""
+        """Return the number and kind that a wire sent, or None for a stranger."""
         if len(said) < _HELLO.size:
             return None
         secret, number, kind = _HELLO.unpack(said)
@@ -76,11 +76,11 @@ class Hello:
 
 
 def _introduced(listener: socket.socket, deadline: float) -> Generator[tuple[socket.socket, bytes]]:
-    """Yield each wire with its first bytes, fewer if it has ended; the silent ones are closed in the end.
+    """Yield each wire with its first bytes, fewer if the wire has ended; close silent wires at the end.
 
     Raises TimeoutError at the deadline.
     """
-    silent: dict[socket.socket, bytearray] = {}  # and what they have said so far
+    silent: dict[socket.socket, bytearray] = {}  # wires with an incomplete hello, and its bytes so far
     listener.setblocking(False)
     with selectors.DefaultSelector() as waiting:
         waiting.register(listener, selectors.EVENT_READ)
@@ -103,7 +103,7 @@ def _introduced(listener: socket.socket, deadline: float) -> Generator[tuple[soc
 
 
 def _hear(wire: socket.socket, said: bytearray) -> bool:
-    """Read more of a wire's first bytes; return whether that was the last of them."""
+    """Read more of a wire's first bytes; return whether they are complete."""
     try:
         more = wire.recv(_HELLO.size - len(said))
     except BlockingIOError:

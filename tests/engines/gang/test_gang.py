@@ -291,10 +291,10 @@ def test_copies_to_the_host_and_writes_run_beside_a_call_on_the_same_rank(shared
 
 
 def assert_overlap_is_refused(gang):
-    """Of two calls at the same time on the same resource of a rank one is refused, the other goes on."""
+    """If two calls use the same resource of a rank at the same time, the second is refused and the first completes."""
     results = beside(gang, ("sleep", 1.0), ("compute", "sleep", 1.0))
     (refused,) = [result for result in results if isinstance(result, RlhfError)]
-    assert "rank 0 was asked for a test while it was at a test: calls that share the compute" in str(refused)
+    assert "rank 0 was asked for a test while it was running a test: two calls cannot share the compute" in str(refused)
     assert {rank: rank for rank in range(gang.size)} in results
 
 
@@ -305,7 +305,7 @@ def test_calls_that_overlap_on_a_rank_are_refused(gang):
 
 def test_a_silent_copy_ends_the_gang(gang):
     """The host link has the same deadlines, and names the same way, as calls that compute."""
-    with pytest.raises(RankSilent, match=f"ranks 0{NODE}, 1{NODE} gave no answer within 0.5 s to a test"):
+    with pytest.raises(RankSilent, match=f"ranks 0{NODE}, 1{NODE} did not answer within 0.5 s to a test"):
         call(gang, "sleep", 60.0, seconds=0.5, resource="host_link")
     assert_gone(gang)
 
@@ -359,11 +359,11 @@ def test_an_answer_that_does_not_pickle_is_an_error(shared):
 def test_a_silent_rank_ends_the_gang(gang):
     """Past the deadline the error names rank, call and limit, every process is gone, and later calls say why."""
     began = time.monotonic()
-    with pytest.raises(RankSilent, match=f"rank 1{NODE} gave no answer within 0.5 s to sleeping"):
+    with pytest.raises(RankSilent, match=f"rank 1{NODE} did not answer within 0.5 s to sleeping"):
         gang.call("sleep", {0: (0.0,), 1: (60.0,)}, doing="sleeping", deadline_seconds=0.5)
     assert time.monotonic() - began < 3
     assert_gone(gang)
-    with pytest.raises(RankLost, match=f"no rank is left for a test: rank 1{NODE} gave no answer"):
+    with pytest.raises(RankLost, match=f"no rank is left for a test: rank 1{NODE} did not answer"):
         call(gang, "place")
 
 
@@ -497,7 +497,7 @@ def test_one_rank_in_process_behaves_alike():
     assert_overlap_is_refused(InProcessGang(Probe))
     with pytest.raises(RankFailed, match="rank 0 failed in a test: ValueError: no"):
         call(gang, "raise_error", ValueError("no"))
-    with pytest.raises(RankSilent, match="rank 0 gave no answer within 0.1 s to a test"):
+    with pytest.raises(RankSilent, match="rank 0 did not answer within 0.1 s to a test"):
         call(gang, "sleep", 0.2, seconds=0.1)
     with pytest.raises(RankLost, match="the gang was closed"):
         call(gang, "place")

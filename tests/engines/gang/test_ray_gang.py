@@ -128,7 +128,7 @@ class TestTwoMachines:
         monkeypatch.setattr(ray_gang, "versions", lambda: {"Python": "3.11.7", "torch": "1.0"})
         said = refused(nodes, 1, 1)
         assert said.startswith(tuple(f"node {address}" for address in nodes.addresses))
-        assert "expected 1.0, as the controller has" in said
+        assert "expected 1.0, the controller's version" in said
 
     def test_a_firewall_between_two_nodes_is_named(self, nodes):
         """One that sends nothing gets no answers either; which of them is asked first, Ray decides."""
@@ -145,7 +145,7 @@ class TestTwoMachines:
         with small_disk(tmp_path / "own", 1 << 20) as folder:
             said = refused(nodes, 1, 1, shared=folder)
             assert f"output_dir: got '{folder}', expected storage that all machines of the run share" in said
-            assert "does not see what" in said and not list(folder.iterdir())
+            assert "does not see the file of" in said and not list(folder.iterdir())
         assert "cannot (No such file or directory)" in refused(nodes, 1, 1, shared=tmp_path / "none")
         with opened(nodes, 1, 1, shared=tmp_path) as gang:
             assert gang.size == 2 and not [path for path in tmp_path.iterdir() if path.is_file()]
@@ -161,7 +161,7 @@ class TestTwoMachines:
             finally:
                 nodes.unblock(0, address)
             assert f"output_dir: got '{url}/runs/amber', expected a folder that every node may write: " in said
-            assert f"node {nodes.addresses[0]} cannot (it takes a store that answers at http://{address}:" in said
+            assert f"node {nodes.addresses[0]} cannot (expected a store that answers at http://{address}:" in said
             with opened(nodes, 1, 1, shared=folder) as gang:
                 assert gang.size == 2 and names(url) == []
 

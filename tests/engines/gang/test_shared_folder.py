@@ -22,7 +22,7 @@ def test_a_marker_of_another_disk_and_one_of_another_content_are_unread(tmp_path
     assert shared.write("one") is None
     assert shared.unread(MARKERS) == ("two", "No such file or directory")
     (tmp_path / "two").write_text("of another run")
-    assert shared.unread(MARKERS) == ("two", "it takes its name as its content")
+    assert shared.unread(MARKERS) == ("two", "expected its name as its content")
 
 
 def test_a_folder_that_is_not_there_or_takes_nothing_is_said(tmp_path):
@@ -55,7 +55,7 @@ def test_a_marker_that_is_not_at_the_store_is_unread(remote):
     shared = SharedFolder.of(remote)
     assert shared.write("one") is None
     name, reason = shared.unread(MARKERS)
-    assert name == "two" and reason.startswith("it takes a path with something there")
+    assert name == "two" and reason.startswith("expected a path with something there")
 
 
 def test_a_store_without_a_route_is_said_with_its_address(monkeypatch, tmp_path):
