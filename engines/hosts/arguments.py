@@ -1,4 +1,4 @@
-"""The arguments with which each signature calls a function on rows, and the columns that a function names."""
+"""The arguments for each signature's call of a function on rows, and the columns that a function names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Row = Mapping[str, Any]
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _TRL_GIVES = ("prompts", "completions", "completion_ids", "log_extra", "log_metric")
 _TRL_HIDES = ("prompt", "response", "completion", "completion_ids")
-_OF_TRAINER = ("trainer_state", "environments")  # objects of TRL's trainer, of which there is none here
+_OF_TRAINER = ("trainer_state", "environments")  # objects of TRL's trainer, which does not exist here
 _ANSWER = re.compile(r"<answer>\s?(.*?)\s?</answer>", re.DOTALL)
 _FORMS: Mapping[Signature, Arguments] = {
     "row": ((None,), {}),
@@ -29,13 +29,13 @@ AS_WRITTEN: Mapping[Signature, str] = {
 
 
 def columns_named(function: Callable[..., Any], signature: Signature) -> tuple[str, ...]:
-    """Return the columns that a TRL function names without a default; of other signatures none.
+    """Return the columns that a TRL function names without a default; empty for other signatures.
 
-    Raises TypeError where the function cannot be called as its signature says.
+    Raises TypeError if the function cannot be called in the way of its signature.
     """
     try:
         parameters = inspect.signature(function)
-    except ValueError:  # of a builtin nothing is known
+    except ValueError:  # a builtin without a signature
         return ()
     if signature != "trl":
         args, kwargs = _FORMS[signature]
@@ -55,7 +55,10 @@ def columns_named(function: Callable[..., Any], signature: Signature) -> tuple[s
 def arguments(
     function: Callable[..., Any], signature: Signature, rows: Sequence[Row], log_metric: Callable[[str, float], None]
 ) -> Arguments:
-    """Return what to call a function with; all but TRL's are of one row. `log_metric` is TRL's argument of the name."""
+    """Return the arguments of a call; every signature except TRL's takes a single row.
+
+    `log_metric` is TRL's argument of that name.
+    """
     if signature == "trl":
         return (), _trl(function, rows, log_metric)
     (row,) = rows
@@ -67,7 +70,7 @@ def arguments(
 
 
 def _trl(function: Callable[..., Any], rows: Sequence[Row], log_metric: Callable[[str, float], None]) -> dict[str, Any]:
-    """Give what TRL 1.16 gives: columns as lists, completions as chats where prompts are."""
+    """Return the arguments of TRL 1.16: columns as lists, completions as chats if the prompts are chats."""
     columns = dict.fromkeys(name for row in rows for name in row if name not in _TRL_HIDES)
     given: dict[str, Any] = {name: [row.get(name) for row in rows] for name in columns}
     given["prompts"] = [row["prompt"] for row in rows]
@@ -86,11 +89,11 @@ def _trl(function: Callable[..., Any], rows: Sequence[Row], log_metric: Callable
 
 
 def _log_nothing(column: str, values: Sequence[Any]) -> None:
-    """TRL's `log_extra` adds a column to its table of completions; there is none here."""
+    """Do nothing: TRL's `log_extra` adds a column to its table of completions, which does not exist here."""
 
 
 def _verl(row: Row) -> dict[str, Any]:
-    """Give what verl 0.9.1 gives (`NaiveRewardManager.run_single`)."""
+    """Return the arguments of verl 0.9.1 (`NaiveRewardManager.run_single`)."""
     if "ground_truth" in row:
         truth = row["ground_truth"]
     elif "reward_model" in row:
@@ -107,7 +110,7 @@ def _verl(row: Row) -> dict[str, Any]:
 
 
 def _answer(response: str) -> str:
-    """Return what stands in the last `<answer>`; all of the response where none does."""
+    """Return the text in the last `<answer>`, or the whole response without such a tag."""
     found = _ANSWER.findall(response)
     return str(found[-1] if found else response).strip()
 

@@ -1,4 +1,4 @@
-"""One call of a person's function, sync or async, and what it returned judged row by row. Whatever it does is said."""
+"""A call of a user's function, sync or async, and a verdict per row on its result. Every failure is reported."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from prefect_rlhf.engines.hosts.scores import Verdict
 from prefect_rlhf.placement.in_short import in_short, one_line
 
 Verdicts = tuple[Verdict, ...]
-_FAIR = 0.1  # share of its time that an async call may lose to others
+_FAIR = 0.1  # share of an async call's time that other calls may block
 _BEAT_SECONDS = 0.02
 _NOTICED_SECONDS = 0.01
 
 
 class LoopDelay:
-    """How many seconds an event loop was held up by calls that do not let go of it."""
+    """Seconds for which calls have blocked an event loop."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -38,19 +38,19 @@ class LoopDelay:
 
 
 def call(function: LoadedFunction, rows: Sequence[Row], runner: asyncio.Runner) -> Verdicts:
-    """Call a function that is not declared async; where it returns an awaitable all the same, `runner` awaits it."""
+    """Call a function that is not declared async; if it returns an awaitable nevertheless, `runner` awaits it."""
     logged: dict[str, list[float]] = {}
     try:
         returned = _called(function, rows, logged)
         if inspect.isawaitable(returned):
             returned = runner.run(_awaited(returned))
         return _judged(function, rows, returned, logged)
-    except BaseException as error:  # noqa: BLE001  a person's function may raise anything, SystemExit too
+    except BaseException as error:  # noqa: BLE001  a user's function may raise anything, SystemExit too
         return _all_failed(rows, reason(error, function.place))
 
 
 async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: float, delay: LoopDelay) -> Verdicts:
-    """Call an async function; it has `seconds`, of which `delay` tells how many others took."""
+    """Call an async function with a limit of `seconds`; `delay` measures how many of them other calls blocked."""
     logged: dict[str, list[float]] = {}
     limit, before = asyncio.timeout(seconds), delay.seconds
     try:
@@ -66,7 +66,7 @@ async def call_async(function: LoadedFunction, rows: Sequence[Row], seconds: flo
 
 
 def late(seconds: float, place: str) -> str:
-    """Say that a call was not done in time.
+    """Return the error of a call that missed its deadline.
 
     >>> late(0.5, "mine.py:3 in f")
     'no value after 0.5 s (mine.py:3 in f)'
@@ -96,7 +96,7 @@ async def _awaited(returned: Any) -> Any:
 def _judged(
     function: LoadedFunction, rows: Sequence[Row], returned: Any, logged: Mapping[str, list[float]]
 ) -> Verdicts:
-    """Judge what a call returned; what TRL's `log_metric` was told counts for the first row."""
+    """Return a verdict per row on a call's result; values of TRL's `log_metric` count for the first row."""
     signature, place = function.of.signature, function.place
     if signature == "verl" and isinstance(returned, Mapping):
         if "score" not in returned:
@@ -117,7 +117,7 @@ def _judged(
 
 
 def _verdict(value: Any, place: str, *, none: bool, metrics: Mapping[str, float] | None = None) -> Verdict:
-    """Judge one value: a finite number, or None where that is allowed."""
+    """Return the verdict on a value: a finite number, or None if `none` allows it."""
     if value is None and none:
         return Verdict(metrics=metrics or {})
     if isinstance(value, str | bytes) or not _has_float(value):
@@ -133,7 +133,7 @@ def _has_float(value: Any) -> bool:
 
 
 def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
-    """Return the finite numbers of a mapping but its score."""
+    """Return the finite numbers of a mapping except its score."""
     numbers = {
         name: float(value)
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""Functions are refused before anything runs: imported in a process that is ended when that takes too long."""
+"""Check functions before a run: import them in a process, which is killed if the import takes too long."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from prefect_rlhf.placement.errors import InvalidInput
 def check_function(
     function: HostFunction, columns: Collection[str] | None = None, seconds: float = START_SECONDS
 ) -> None:
-    """Raise InvalidInput for a function that cannot be imported, is none, or takes other arguments.
+    """Raise InvalidInput if `function` cannot be imported, is not a function, or takes other arguments.
 
-    Also for one that needs what is not among `columns`, those of the dataset, where they are given.
+    With `columns`, those of the dataset, also if the function needs a column that is missing there.
     """
     with HostPool((function,), HostSettings(workers=1), seconds) as pool:
         (loaded,) = pool.load()

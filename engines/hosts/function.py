@@ -1,4 +1,4 @@
-"""A person's function that is called on rows: its name, where it is found, and the arguments that it takes."""
+"""A user's function that is called on rows: its name, its place, and the arguments that it takes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _QUESTION = ("question", "answer", "metadata")
 
 @dataclass(frozen=True, slots=True)
 class HostFunction:
-    """A function that is called on rows; pickles.
+    """A function that is called on rows. It can be pickled.
 
-    `function` is `"module:function"` or `"path/to/file.py:function"`, a path being from where the process runs. A row
-    is a mapping of `prompt` (text, or a list of messages), `response` (text) and every column of its dataset.
+    `function` is `"module:function"` or `"path/to/file.py:function"`; a path is relative to the working folder of the
+    process. A row is a mapping of `prompt` (text, or a list of messages), `response` (text) and every column of its
+    dataset.
 
     | signature | is called as | returns |
     |---|---|---|
@@ -31,10 +32,10 @@ class HostFunction:
     | verl | `f(data_source=, solution_str=, ground_truth=, extra_info=)` | a number, or a dict with a `score` |
     | reasoning_gym | `f(answer, entry)`; `"reasoning_gym:chain_sum"` is the `score_answer` of that task | a number |
 
-    Each may be `async`. What it returns for a row must depend on that row alone: rows are called in batches of any
-    size, in any order, and again after a failure. Before each call `random` (and numpy's, where it is imported) is
-    seeded by the function's name and the row's text, so draws are the same on every worker; those of `async`
-    functions, which take turns, are not unless they draw from a `random.Random` of their own.
+    Each may be `async`. The result for a row must depend on that row alone: rows are called in batches of any size, in
+    any order, and again after a failure. Before each call, `random` (and numpy's, if it is imported) is seeded by the
+    function's name and the row's text, so draws are the same on every worker. The draws of `async` functions, which run
+    concurrently, are not, unless they use a `random.Random` of their own.
     """
 
     name: str
@@ -55,7 +56,7 @@ class HostFunction:
 
     @property
     def field(self) -> str:
-        """Where errors say that it is."""
+        """The field that errors name."""
         return f"reward.{self.name}"
 
     @property
@@ -65,18 +66,18 @@ class HostFunction:
 
     @property
     def attribute(self) -> str:
-        """The function's name in its module, dotted where it is a method."""
+        """The function's name in its module, dotted for a method."""
         return self.function.rpartition(":")[2]
 
     @property
     def file(self) -> Path | None:
-        """The file that was named in place of a module."""
+        """The file, if a file was named instead of a module."""
         return Path(self.module) if self.module.endswith(".py") else None
 
     def lacking(self, named: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
-        """Return the columns that a call needs and rows of these `columns` lack.
+        """Return the columns that a call needs and that rows with these `columns` lack.
 
-        `named` are the arguments without a default by which a TRL function names columns.
+        `named` are the arguments without a default with which a TRL function names columns.
 
         >>> HostFunction("right", "mine:right", signature="verl").lacking((), ("prompt", "response", "data_source"))
         ('ground_truth',)

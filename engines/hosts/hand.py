@@ -1,4 +1,4 @@
-"""A worker at its work: what it has loaded, the calls that it was given, and until when it has to give a sign."""
+"""The pool's handle on a worker: functions loaded, calls in flight, and the deadline of its next message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GRACE = 1.0  # seconds for an async call to be ended by its own event loop firs
 
 
 class Hand:
-    """A worker process and the calls that it has; times are of the monotonic clock, in seconds."""
+    """A worker process and its calls; times are of the monotonic clock, in seconds."""
 
     def __init__(self, start: Start, start_seconds: float) -> None:
         self.process = WorkerProcess(start)
@@ -34,7 +34,7 @@ class Hand:
 
     @property
     def loaded(self) -> Sequence[Loaded] | None:
-        """What is known of the functions; None until all are imported."""
+        """The loaded functions; None until all are imported."""
         return self._loaded if len(self._loaded) == len(self._start.functions) else None
 
     @property
@@ -47,7 +47,7 @@ class Hand:
 
     @property
     def due(self) -> float:
-        """Until when the worker has to give a sign."""
+        """The deadline of the worker's next message."""
         if self.idle:
             return math.inf
         if not self._begun:
@@ -57,16 +57,16 @@ class Hand:
         return min(self._begun.values()) + self._start.deadline_seconds + grace
 
     def give(self, calls: Sequence[Call], rows: Sequence[Mapping[str, Any]]) -> None:
-        """Give an idle worker calls of one function. Raises InvalidInput for rows that cannot be sent."""
+        """Send calls of a function to an idle worker. Raises InvalidInput for rows that cannot be sent."""
         self._calls, self._since = dict(enumerate(calls)), time.monotonic()
         of_calls = {number: tuple(rows[row] for row in call.rows) for number, call in self._calls.items()}
         try:
             self.process.give(Job(calls[0].function, of_calls))
-        except Exception as error:  # a foreign object raises what it likes when it is pickled
-            raise InvalidInput("rows", described(error), "columns of plain Python values, which pickle") from error
+        except Exception as error:  # pickling a foreign object may raise anything
+            raise InvalidInput("rows", described(error), "columns of plain Python values that pickle") from error
 
     def hear(self, work: Work | None) -> None:
-        """Take in what the worker has said since. Raises InvalidInput for a function that it refuses."""
+        """Process the worker's new messages. Raises InvalidInput for a function that it refuses."""
         for said in self.process.hear():
             if not self._may_come(said):
                 self.process.nonsense = in_short(said)
@@ -75,9 +75,9 @@ class Hand:
             self._take(said, work)
 
     def lost(self, work: Work | None, how: str) -> None:
-        """Take in that the worker is lost. Raises InvalidInput where it was importing."""
+        """Record the loss of the worker. Raises InvalidInput if it was importing a function."""
         printed = self.process.printed()
-        last_words = f"; it printed last {in_short(one_line(printed))}" if printed else ""
+        last_words = f"; its last output: {in_short(one_line(printed))}" if printed else ""
         if self.loaded is None:
             function = self._start.functions[self._loading]
             raise InvalidInput(function.field, function.function, f"a module that can be imported: {how}{last_words}")
@@ -90,9 +90,9 @@ class Hand:
         work.lose(begun, not_begun, at(how, place) + last_words)
 
     def lost_late(self, work: Work | None) -> None:
-        """Take in that the worker gave no sign in time, and was killed."""
+        """Record that the worker sent no message before its deadline and was killed."""
         if self.loaded is None or not self._begun:
-            return self.lost(work, f"no sign from its process for {self._start_seconds:g} s")
+            return self.lost(work, f"no message from its process for {self._start_seconds:g} s")
         calls = [self._calls[number] for number in self._begun]
         for function in {call.function for call in calls if len(call.rows) > 1}:
             if work is not None:
@@ -100,7 +100,7 @@ class Hand:
         return self.lost(work, late(self._start.deadline_seconds, ""))
 
     def _may_come(self, said: Said) -> bool:
-        """Return whether a worker says this now; a person's function may write such a line too."""
+        """Return whether a worker may send this now; a user's function may write such a line too."""
         if isinstance(said, Begun):
             return said.call in self._calls and said.call not in self._begun
         if isinstance(said, Done):

@@ -1,7 +1,7 @@
 """The end of a worker with its pool's process: the kernel kills the worker's group when the pool's pipe is closed.
 
-By a signal of the kernel's, not by a thread, as in ranks: a person's function may hold the interpreter for ever. What
-has left the group, such as a daemon, is ended by the worker's reaper (`reaper.py`), which reads the same pipe.
+The kernel does it by a signal. A thread, as in ranks, would not do: a user's function may hold the interpreter forever.
+The worker's reaper (`reaper.py`) reads the same pipe and ends processes that have left the group, such as a daemon.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import signal
 
 
 def die_with(lifeline: int) -> None:
-    """From now on, the group of this process is killed when `lifeline` has a byte or nobody holds its other end."""
+    """From now on, kill the group of this process when `lifeline` has a byte or no process holds its other end."""
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgid(0))
     fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([lifeline], [], [], 0)[0]:  # it ended before
+    if select.select([lifeline], [], [], 0)[0]:  # it ended before O_ASYNC was set, so no signal comes
         os.killpg(0, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A person's function, imported in the process that calls it, or refused with what would be right."""
+"""A user's function, imported in the process that calls it, or refused with the expected value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prefect_rlhf.placement.modules import import_from
 
 @dataclass(frozen=True, slots=True)
 class LoadedFunction:
-    """An imported function: how to call it, whether it is async, what columns it names, and where it stands."""
+    """An imported function: its callable, whether it is async, the columns that it names, and its file and line."""
 
     of: HostFunction
     call: Callable[..., Any]
@@ -30,7 +30,7 @@ class LoadedFunction:
 
 
 def load(function: HostFunction) -> LoadedFunction:
-    """Import a function. Raises InvalidInput where that fails, or where it takes other arguments."""
+    """Import a function. Raises InvalidInput if that fails, or if the function takes other arguments."""
     found = _attribute(function, _module(function))
     place = place_of(found)
     if not callable(found) or inspect.isclass(found):
@@ -45,16 +45,16 @@ def load(function: HostFunction) -> LoadedFunction:
 
 
 def reason(error: BaseException, place: str) -> str:
-    """Describe an error in one line; of one with no line of a person's own, the function's place stands for it."""
+    """Describe an error in one line; an error without a place in a user's file gets the function's place."""
     try:
         text, own = described(error), own_place(error)
-    except Exception:  # noqa: BLE001  a foreign error may raise while it is written
+    except Exception:  # noqa: BLE001  the text of a foreign error may itself raise
         text, own = type(error).__name__, ""
     return text if own else at(text, place)
 
 
 def at(text: str, place: str) -> str:
-    """Add a place to a text, where there is one.
+    """Append a place to a text, if it is known.
 
     >>> at("it ended", "mine.py:3 in f")
     'it ended (mine.py:3 in f)'
@@ -63,7 +63,7 @@ def at(text: str, place: str) -> str:
 
 
 def place_of(function: object) -> str:
-    """Return `file:line in name` of where a function is defined; empty where that is not known."""
+    """Return `file:line in name` of a function's definition; empty if that is not known."""
     if not callable(function):
         return ""
     plain = inspect.unwrap(_whole(function))
@@ -74,10 +74,10 @@ def place_of(function: object) -> str:
 def _module(function: HostFunction) -> ModuleType:
     file = function.file
     if file is not None and not file.is_file():
-        raise InvalidInput(function.field, function.function, f"a file that is there, {file.absolute()} is not")
+        raise InvalidInput(function.field, function.function, f"an existing file; {file.absolute()} does not exist")
     try:
         return import_from(file.stem, str(file.absolute())) if file is not None else import_module(function.module)
-    except BaseException as error:  # noqa: BLE001  a person's module may raise anything, SystemExit too
+    except BaseException as error:  # noqa: BLE001  a user's module may raise anything, SystemExit too
         expected = f"a module that can be imported: {reason(error, '')}"
         raise InvalidInput(function.field, function.function, expected) from error
 
@@ -91,13 +91,13 @@ def _attribute(function: HostFunction, module: ModuleType) -> object:
                 return task
             names = get_close_matches(name, [n for n in dir(found) if not n.startswith("_")], n=3, cutoff=0.4)
             near = f"; it has {', '.join(names)}" if names else ""
-            raise InvalidInput(function.field, function.function, f"a function that is in {function.module}{near}")
+            raise InvalidInput(function.field, function.function, f"a function in {function.module}{near}")
         found = getattr(found, name)
     return found
 
 
 def _reasoning_gym_task(function: HostFunction) -> Callable[..., Any] | None:
-    """Return how a task of `reasoning_gym` scores, where `reasoning_gym:task` was named; None where it was not."""
+    """Return the scoring function of the task in `reasoning_gym:task`; None for another function."""
     if function.signature != "reasoning_gym" or function.module != "reasoning_gym":
         return None
     factory = import_module("reasoning_gym.factory")

@@ -1,6 +1,6 @@
-"""What the pool and its workers say to each other: pickles to a worker, one line of JSON back for each thing done.
+"""Messages between the pool and its workers: pickles to a worker, lines of JSON back, a line per event.
 
-A worker that dies in the middle of a line leaves half a line, which is dropped; nothing that it says is unpickled.
+If a worker dies within a line, the incomplete line is dropped. A worker's messages are never unpickled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH = struct.Struct(">Q")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first thing that a worker is sent. `path` is searched for modules; `concurrent` async calls run at a time."""
+    """The first message to a worker. `path` is searched for modules; `concurrent` async calls run at a time."""
 
     functions: tuple[HostFunction, ...]
     path: tuple[str, ...]
@@ -32,7 +32,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Calls of one function: by their numbers, the rows that each is of."""
+    """Calls of a function: the rows of each call, by the call's number."""
 
     function: int
     calls: Mapping[int, tuple[Mapping[str, Any], ...]]
@@ -47,7 +47,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A function cannot be used: what was seen, and what would be right."""
+    """A function cannot be used: the value seen, and the expected value."""
 
     function: int
     seen: str
@@ -73,7 +73,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A call ended: a verdict for each of its rows."""
+    """A call has ended: a verdict for each of its rows."""
 
     call: int
     verdicts: tuple[Verdict, ...]
@@ -84,13 +84,13 @@ Value = TypeVar("Value")
 
 
 def packed(message: Start | Job) -> bytes:
-    """Return a message to a worker as bytes, its length first. Raises what pickling a foreign object raises."""
+    """Return a message to a worker as bytes, its length first. Raises the error of an object that does not pickle."""
     data = pickle.dumps(message, protocol=5)
     return _LENGTH.pack(len(data)) + data
 
 
 def received(stream: IO[bytes]) -> Any:
-    """Return the next message to this worker. Raises EOFError when there will be none."""
+    """Return the next message to this worker. Raises EOFError at the end of the stream."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         raise EOFError
@@ -98,7 +98,7 @@ def received(stream: IO[bytes]) -> Any:
 
 
 def line_of(said: Said) -> bytes:
-    """Return what a worker says as a line.
+    """Return a worker's message as a line.
 
     >>> line_of(Begun(3))
     b'["Begun", {"call": 3}]\\n'
@@ -107,7 +107,7 @@ def line_of(said: Said) -> bytes:
 
 
 def said_in(line: bytes) -> Said:
-    """Read such a line. Raises ValueError for any other one: a person's function may write to the same socket.
+    """Read such a line. Raises ValueError for another line: a user's function may write to the same socket.
 
     >>> said_in(line_of(Done(3, (Verdict(0.1),)))) == Done(3, (Verdict(0.1),))
     True

@@ -1,4 +1,4 @@
-"""The pool: gives calls to workers, ends those that hang, and gathers what the functions gave for each row."""
+"""The pool: sends calls to workers, kills workers that hang, and collects the functions' values for each row."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.in_short import one_line
 
 START_SECONDS = 60.0
-"""Seconds in which a worker has to import a function, and to read what it is sent."""
+"""Seconds for a worker to import a function, and to read a message."""
 CONCURRENT = 16
-"""Async calls that one worker makes at a time."""
-_LOOK_SECONDS = 0.5  # between looks at whether a process lives whose channel something else holds open
+"""Async calls that a worker runs at a time."""
+_LOOK_SECONDS = 0.5  # between checks that a process lives: its own children may keep its channel open
 
 Rows = Sequence[Mapping[str, Any]]
 
 
 class HostPool:
-    """Processes in which functions are called on rows. They start at the first use, and end with `close`, with the
-    process that has the pool, however that ends, and after an error. To be used by one thread at a time."""
+    """Processes that call functions on rows.
+
+    They start at the first use. They end with `close`, after an error, and at every kind of end of the pool's process.
+    Not thread-safe.
+    """
 
     def __init__(
         self, functions: Sequence[HostFunction], settings: HostSettings, start_seconds: float = START_SECONDS
@@ -52,7 +55,7 @@ class HostPool:
         self.close()
 
     def score(self, rows: Rows, doing: str) -> HostScores:
-        """Call every function on every row; `doing` says in errors what it is for.
+        """Call every function on every row; `doing` names the purpose in errors.
 
         Raises InvalidInput for a function that cannot be called at all or a column that the rows lack, and
         HostFunctionFailed once more than `most_failed` of the rows have failed.
@@ -73,7 +76,7 @@ class HostPool:
         return HostScores(work.values(self.settings.value_of_failed), work.failures(), seconds, work.metrics())
 
     def load(self) -> Sequence[Loaded]:
-        """Import the functions in a first worker, unless one has. Raises InvalidInput for one that it refuses."""
+        """Import the functions in a first worker, unless a worker has. Raises InvalidInput for a refused function."""
         try:
             while True:
                 for hand in self._hands:
@@ -86,7 +89,7 @@ class HostPool:
             raise
 
     def close(self) -> None:
-        """Kill every worker. The pool may be used again."""
+        """Kill every worker. The pool can be used again."""
         hands, self._hands = self._hands, []
         for hand in hands:
             hand.process.kill()
@@ -105,20 +108,20 @@ class HostPool:
                 raise self._too_many(work.failures(), len(rows), doing)
 
     def _staff(self, calls: int) -> None:
-        """Have as many workers as there are calls to make, and no more than the settings say."""
+        """Start workers until each of `calls` and each running call has one, at most `settings.workers`."""
         start = Start(self.functions, search_path(), self.settings.deadline_seconds, CONCURRENT)
         busy = sum(hand.busy for hand in self._hands)
         while len(self._hands) < min(self.settings.workers, busy + calls):
             self._hands.append(Hand(start, self._start_seconds))
 
     def _turn(self, work: Work | None) -> None:
-        """Wait until a worker says something, or is due, or some time; then take in all that happened."""
+        """Wait for a worker's message, a worker's deadline or some time; then process all events."""
         _exchange(self._hands, min([hand.due for hand in self._hands]) - time.monotonic())
         for hand in tuple(self._hands):
             hand.hear(work)
             how = hand.process.ended()
             if how:
-                hand.hear(work)  # what it said last
+                hand.hear(work)  # its last messages
                 self._dismiss(hand)
                 hand.lost(work, how)
             elif hand.due < time.monotonic():
@@ -144,7 +147,7 @@ class HostPool:
 
 
 def _exchange(hands: Sequence[Hand], seconds: float) -> None:
-    """Wait for workers, so many seconds at most; send what they take and read what they print."""
+    """Wait for workers, at most `seconds`; send as much as they accept and read their output."""
     poller, outputs, senders = select.poll(), {}, {}
     for process in (hand.process for hand in hands):
         if not process.hung_up:

@@ -1,6 +1,6 @@
-"""A worker as the pool sees it: its process, what it says, what it prints, and its end. Only `reap` waits for it.
+"""A worker from the pool's side: its process, messages, printed output and end. Only `reap` waits for it.
 
-The process that the pool knows is the worker's reaper, which ends as the worker ends and leaves nothing below it.
+The pool starts the worker's reaper: a process that ends in the same way as the worker and leaves no process below it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from prefect_rlhf.placement.in_short import in_short
 from prefect_rlhf.placement.modules import IN_RANK
 
 KEPT_OUTPUT = 4096
-"""Bytes of what a worker printed last that are kept; the rest is read and dropped, so that printing never blocks."""
+"""Bytes of a worker's latest output that are kept; the rest is read and dropped, so that printing never blocks."""
 _REAP_SECONDS = 10.0
-_HANG_UP_SECONDS = 2.0  # from the end of a process's channel to its own
+_HANG_UP_SECONDS = 2.0  # from the end of a process's channel to the end of the process
 _AT_ONCE = 1 << 16
-_MOST_AT_ONCE = 1 << 24  # bytes that are read before others have their turn
+_MOST_AT_ONCE = 1 << 24  # bytes from a worker before the pool looks at the others
 _LONGEST_LINE = 1 << 26
 _COMMAND = (sys.executable, "-P", "-u", "-X", "faulthandler", "-m", f"{__package__}.worker")
 _ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # a worker is one CPU
+    "OMP_NUM_THREADS": "1",  # a worker uses a single CPU
     "OPENBLAS_NUM_THREADS": "1",
     "CUDA_VISIBLE_DEVICES": "",  # and holds no device
-    "PYTHONHASHSEED": "0",  # sets have one order on every worker
+    "PYTHONHASHSEED": "0",  # sets have the same order on every worker
     IN_RANK: "1",
 }
 
@@ -43,7 +43,7 @@ class WorkerProcess:
     def __init__(self, start: Start) -> None:
         self.channel, theirs = socket.socketpair()
         self.output, printed = os.pipe()
-        lifeline, self._life = os.pipe()  # its own: whom the kernel kills is a property of the end that is read
+        lifeline, self._life = os.pipe()  # a pipe per worker: the kernel stores the group to kill with the read end
         command = [*_COMMAND, str(theirs.fileno()), str(lifeline)]
         try:
             self._process = subprocess.Popen(
@@ -65,27 +65,27 @@ class WorkerProcess:
         self.channel.setblocking(False)
         os.set_blocking(self.output, False)
         self.hung_up = self.silent = False
-        self.nonsense = ""  # what it wrote that is no message, or none that may come now; nothing after it is read
+        self.nonsense = ""  # a line that is not a message, or not at this time; reading stops there
         self._heard, self._tail, self._unsent = b"", b"", bytearray(packed(start))
 
     @property
     def unsent(self) -> bool:
-        """Whether there is more to send when the channel takes it."""
+        """Whether data is left to send when the channel accepts more."""
         return bool(self._unsent) and not self.hung_up
 
     def give(self, job: Job) -> None:
-        """Send a job, as far as the channel takes it."""
+        """Queue a job, and send as much as the channel accepts."""
         self._unsent += packed(job)
         self.send()
 
     def send(self) -> None:
-        """Send what is unsent, as far as the channel takes it."""
-        with suppress(BlockingIOError, ConnectionError):  # of a worker that is gone its end tells
+        """Send as much of the unsent data as the channel accepts."""
+        with suppress(BlockingIOError, ConnectionError):  # `ended` reports a worker that is gone
             while self._unsent:
                 del self._unsent[: self.channel.send(memoryview(self._unsent)[:_AT_ONCE])]
 
     def hear(self) -> Iterator[Said]:
-        """Return what the worker has said since, at most some of it."""
+        """Yield the worker's new messages, up to a limit of bytes."""
         most = len(self._heard) + _MOST_AT_ONCE
         while not self.hung_up and not self.nonsense and len(self._heard) < most:
             try:
@@ -110,16 +110,16 @@ class WorkerProcess:
             self.nonsense = f"a line of more than {_LONGEST_LINE >> 20} MiB"
 
     def drain(self) -> None:
-        """Read what the worker has printed since, at most some of it."""
+        """Read the worker's new output, up to a limit of bytes."""
         with suppress(BlockingIOError):
             data = os.read(self.output, _AT_ONCE)
             self.silent = not data
             self._tail = (self._tail + data)[-KEPT_OUTPUT:]
 
     def ended(self) -> str:
-        """Say how the process ended, or is to be ended; empty while it runs. It is not reaped."""
+        """Return why the process has ended or must be ended; empty while it runs. It is not reaped."""
         if self.nonsense:
-            return f"its process wrote what is no message to the socket of its results: {self.nonsense}"
+            return f"its process wrote a line that is not a message to the socket of its results: {self.nonsense}"
         patience = time.monotonic() + (_HANG_UP_SECONDS if self.hung_up else 0.0)
         try:
             while (end := self._end()) is None and time.monotonic() < patience:
@@ -127,31 +127,31 @@ class WorkerProcess:
         except ChildProcessError:
             return "its process is gone"
         if end is None:
-            return "its process hung up" if self.hung_up else ""
+            return "its process closed the socket of its results" if self.hung_up else ""
         if end.si_code == os.CLD_EXITED:
             return f"its process ended with status {end.si_status}"
         return f"its process died by {_signal(end.si_status)}"
 
     def printed(self) -> str:
-        """Return what the worker printed last."""
+        """Return the end of the worker's output."""
         return self._tail.decode(errors="replace").strip()
 
     def kill(self) -> None:
-        """Have the process killed and all that it started; `reap` follows."""
+        """Make the reaper kill the worker and every process that it started; call `reap` afterwards."""
         with suppress(BrokenPipeError):  # it has ended
             os.write(self._life, b".")
 
     def reap(self) -> None:
-        """Wait for the killed process, close its channels, and log what it printed last."""
+        """Wait for the killed process, close its channels, and log the end of its output."""
         try:
             self._process.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:
-            logging.getLogger(__name__).warning("process %d does not die", self._process.pid)
+            logging.getLogger(__name__).warning("process %d did not end after SIGKILL", self._process.pid)
             self._process.kill()
         self.drain()
         self._close()
         if self._tail:
-            logging.getLogger(__name__).debug("a host process printed last:\n%s", self.printed())
+            logging.getLogger(__name__).debug("last output of a host process:\n%s", self.printed())
 
     def _end(self) -> os.waitid_result | None:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -163,7 +163,7 @@ class WorkerProcess:
 
 
 def search_path() -> tuple[str, ...]:
-    """Return the folders in which this process finds modules, that it runs in among them."""
+    """Return this process's module search path and its working folder."""
     here = str(Path.cwd())
     return tuple(dict.fromkeys([*(folder or here for folder in sys.path), here]))
 

@@ -1,7 +1,7 @@
-"""The process above a worker: it ends with the worker or with the pool's process, and kills what the worker started.
+"""The process above a worker: it ends with the worker or with the pool's process, and kills the worker's children.
 
-The kernel gives it every process that lost its parent below it (a subreaper, prctl(2)), so a daemon in a session of its
-own is found too. The worker is forked from it, so the worker's own process has no other duty.
+It is a subreaper (prctl(2)): the kernel makes it the parent of every orphan below it, so it also finds a daemon in a
+session of its own. The worker is forked from it, so the worker's own process has no other duty.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _REAP_SECONDS = 5.0  # a killed process is gone in milliseconds unless the kerne
 def fork_below_reaper(channel: int, lifeline: int) -> None:
     """Return in a child in a process group of its own. This process becomes its reaper, and never returns.
 
-    The reaper lets go of the descriptor `channel`. It kills all processes below it when something can be read from the
-    pipe `lifeline`, its end included, or when the child has ended, and then ends as the child ended.
+    The reaper closes its descriptor `channel`. It kills all processes below it when the pipe `lifeline` has data or
+    ends, or when the child has ended. Then it ends with the child's status.
     """
     _prctl(_SET_CHILD_SUBREAPER, 1)
     woken, wake = os.pipe()
@@ -42,12 +42,12 @@ def fork_below_reaper(channel: int, lifeline: int) -> None:
     os.close(wake)
     os.setpgid(0, 0)
     _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != reaper:  # it ended before
+    if os.getppid() != reaper:  # it ended before the prctl, which then sends no signal
         os._exit(1)
 
 
 def _watch(child: int, lifeline: int, woken: int) -> int:
-    """Wait for the end of the child or of the lifeline, then kill all below; return the child's exit code."""
+    """Wait for the end of the child or of the lifeline, then kill all processes below; return the child's exit code."""
     codes: dict[int, int] = {}
     while child not in codes:
         ready, _, _ = select.select([lifeline, woken], [], [])
@@ -66,7 +66,7 @@ def _watch(child: int, lifeline: int, woken: int) -> int:
 
 
 def _collected(*, must_have: bool = False) -> Iterator[tuple[int, int]]:
-    """Yield the id and exit code of each child that has ended. Raises ChildProcessError without a child if it must."""
+    """Yield the pid and exit code of each ended child. With `must_have`, raise ChildProcessError without a child."""
     try:
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:
             yield ended[0], os.waitstatus_to_exitcode(ended[1])
@@ -76,19 +76,19 @@ def _collected(*, must_have: bool = False) -> Iterator[tuple[int, int]]:
 
 
 def _children() -> Iterator[int]:
-    """Yield the ids of the children of this process, orphans below it included."""
+    """Yield the pids of the children of this process, including adopted orphans."""
     for process in Path("/proc").iterdir():
-        with suppress(OSError, ValueError):  # it ended, or is no process
+        with suppress(OSError, ValueError):  # it has ended, or is not a process
             parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])  # after the name: state, parent
             if parent == os.getpid():
                 yield int(process.name)
 
 
 def _end_as(code: int) -> NoReturn:
-    """End with an exit code, by the signal -code if it is negative."""
+    """End with an exit code, or by signal -code if it is negative."""
     if code < 0:
         faulthandler.disable()  # the child has reported its own crash
-        with suppress(OSError):  # of a signal that cannot be set
+        with suppress(OSError):  # SIGKILL has no handler to set
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(abs(code))

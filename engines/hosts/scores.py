@@ -1,4 +1,4 @@
-"""What calling host functions on rows gives: values by function, and the rows that failed."""
+"""The results of host functions on rows: values by function, and the rows that failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class RowFailure:
-    """A function that failed on a row: the row's place among those scored, and why it failed the last time."""
+    """A function that failed on a row: the row's index among the scored rows, and the reason of the last failure."""
 
     row: int
     function: str
@@ -18,10 +18,10 @@ class RowFailure:
 
 @dataclass(frozen=True, slots=True)
 class HostScores:
-    """Values of `values[function name][row]`, in the order of the rows.
+    """Values `values[function name][row]`, in the order of the rows.
 
     None: the function does not apply to the row. NaN: it failed, and the row gets weight 0. `metrics` has the means of
-    the other numbers that functions gave, under `function name/number's name`. `seconds` is wall time.
+    the other numbers that functions returned, under `function name/number's name`. `seconds` is wall time.
     """
 
     values: Mapping[str, tuple[float | None, ...]]
@@ -32,9 +32,9 @@ class HostScores:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one call gave for one row: a value, or the reason why there is none; and other numbers by their names.
+    """The result of a call for one row: a value or the reason of its failure, and other numbers by name.
 
-    `held_up`: it failed for want of time that another call took of its event loop.
+    `held_up`: it missed its deadline because another call blocked its event loop.
     """
 
     value: float | None = None
@@ -44,7 +44,7 @@ class Verdict:
 
 
 def mean(numbers: list[float]) -> float:
-    """Return the mean, the same whatever the order.
+    """Return the mean, which does not depend on the order.
 
     >>> mean([1.0, 2.0])
     1.5

@@ -1,4 +1,4 @@
-"""How host functions are run: how many processes, how long a row may take, and what becomes of rows that fail."""
+"""How host functions run: the number of processes, the time limit per row, and the treatment of failed rows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class HostSettings:
     """Settings of a `HostPool`.
 
     workers: processes, each of one CPU.
-    deadline_seconds: seconds of wall time that a call for one row may take, its module being imported already.
-    retries: how many times a row is tried again before it fails.
-    failed_value: the value of a row that failed; None: it is NaN, and the row gets weight 0.
-    most_failed: share of the rows of one `score`, 0 to 1, that may fail; above it the call raises.
+    deadline_seconds: limit of a row's call, in seconds of wall time; the import of its module does not count.
+    retries: how many times a failed row is tried again.
+    failed_value: the value of a failed row; None: it is NaN, and the row gets weight 0.
+    most_failed: largest share of the rows of a `score`, 0 to 1, that may fail; above it the call raises.
     """
 
     workers: int

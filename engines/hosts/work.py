@@ -1,7 +1,7 @@
-"""What is left to do of one `score`, and what becomes of a call that failed: values only, no process.
+"""The open calls of a `score`, and the treatment of failed calls: only values, no processes.
 
-A row's failure counts only where the row was called alone, with nothing beside it in its process: of a batch that
-failed, and of async calls that a process died with, each row is called again by itself first.
+A row's failure counts only if the row was called alone, without other calls in its process. After the failure of a
+batch, or the death of a process with several async calls, each row is called again on its own.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from prefect_rlhf.engines.hosts.function import HostFunction
 from prefect_rlhf.engines.hosts.scores import RowFailure, Verdict, mean
 
 BATCH_ROWS = 16
-"""Rows that a batched function is given at once: a constant, so that calls are the same for any number of workers."""
-_MOST_SYNC, _MOST_ASYNC = 16, 64  # calls that a worker is sent at once
+"""Rows per call of a batched function: a constant, so that calls are the same for any number of workers."""
+_MOST_SYNC, _MOST_ASYNC = 16, 64  # calls in a message to a worker
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function for some rows. `tries` went wrong before; `alone` it is to have a process for itself."""
+    """A call of a function for some rows. `tries` earlier calls failed; an `alone` call needs a process for itself."""
 
     function: int
     rows: tuple[int, ...]
@@ -30,7 +30,7 @@ class Call:
 
 
 class Work:
-    """The calls of one `score` that are to be made, and the verdicts of those that were."""
+    """The open calls of a `score`, and the verdicts of the finished calls."""
 
     def __init__(self, functions: Sequence[HostFunction], rows: int, retries: int) -> None:
         self.rows, self._retries, self._names = rows, retries, [function.name for function in functions]
@@ -48,11 +48,11 @@ class Work:
 
     @property
     def waiting(self) -> int:
-        """How many calls wait for a worker."""
+        """The number of calls that wait for a worker."""
         return sum(map(len, self._waiting))
 
     def take(self, workers: int, asynchronous: Sequence[bool]) -> tuple[Call, ...]:
-        """Take calls of one function for a worker: few enough that each of `workers` gets some."""
+        """Take calls of a function for a worker, few enough that each of `workers` gets some."""
         for number, waiting in enumerate(self._waiting):
             if not waiting:
                 continue
@@ -65,7 +65,7 @@ class Work:
         return ()
 
     def settle(self, call: Call, verdicts: Sequence[Verdict]) -> None:
-        """Take in what a call gave; what failed is called again, or fails for good."""
+        """Record the verdicts of a call; a failed row is called again, or fails for good."""
         for row, verdict in zip(call.rows, verdicts, strict=True):
             if verdict.failed and len(call.rows) > 1:
                 self._again(Call(call.function, (row,)))
@@ -80,9 +80,9 @@ class Work:
                     self.failed_rows.add(row)
 
     def lose(self, begun: Sequence[Call], not_begun: Sequence[Call], why: str) -> None:
-        """Take in that a process was lost, with calls that had begun and calls that had not.
+        """Record the loss of a process with calls that had begun and calls that had not.
 
-        Where none had, it is the next one's fault if that one had the process for itself.
+        If no call had begun, the next call is to blame, provided that it had the process for itself.
         """
         suspects, others = (begun, not_begun) if begun else (not_begun[:1], not_begun[1:])
         for call in others:
@@ -94,14 +94,14 @@ class Work:
                 self._again(replace(call, alone=True))
 
     def split(self, function: int) -> None:
-        """From now on call a function for one row at a time: a batch of it was not done in time."""
+        """From now on, call a function on a row at a time: a batch of it missed its deadline."""
         waiting = self._waiting[function]
         self._waiting[function] = deque(
             Call(function, (row,)) if len(call.rows) > 1 else call for call in waiting for row in call.rows
         )
 
     def failures(self) -> tuple[RowFailure, ...]:
-        """Return what failed so far, by function, then by row."""
+        """Return the failures so far, by function, then by row."""
         return tuple(
             RowFailure(row, name, verdict.failed)
             for name, verdicts in zip(self._names, self._verdicts, strict=True)
@@ -110,14 +110,14 @@ class Work:
         )
 
     def values(self, of_failed: float) -> Mapping[str, tuple[float | None, ...]]:
-        """Return the values by function, once all is done."""
+        """Return the values by function, after all calls."""
         return {
             name: tuple(of_failed if v is None or v.failed else v.value for v in verdicts)
             for name, verdicts in zip(self._names, self._verdicts, strict=True)
         }
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the means of the other numbers that functions gave, over the rows that have them."""
+        """Return the means of the other numbers that functions returned, over the rows that have them."""
         numbers: dict[str, list[float]] = {}
         for name, verdicts in zip(self._names, self._verdicts, strict=True):
             for verdict in verdicts:

@@ -1,7 +1,7 @@
-"""A worker process: imports a person's functions, then calls them on the rows that it is sent, until it is killed.
+"""A worker process: it imports a user's functions, then calls them on the rows of each job, until it is killed.
 
-The process that the pool starts becomes the reaper of everything below it, the first of which is the worker.
-Calls are made in the main thread, where signals may be used; async ones share one event loop.
+The process that the pool starts becomes the reaper of all processes below it; the worker is its first child. Calls are
+made in the main thread, where signals may be used; async calls share an event loop.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Say = Callable[[Said], None]
 def main(channel: int, lifeline: int) -> None:
     """Serve a channel, a socket's descriptor, until its other end is closed."""
     for descriptor in (channel, lifeline):
-        os.set_inheritable(descriptor, False)  # not by what a person's function starts
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is told, and leaves no file
+        os.set_inheritable(descriptor, False)  # processes of a user's function must not keep them open
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is reported, and leaves no core file
     fork_below_reaper(channel, lifeline)
     die_with(lifeline)
     connection = socket.socket(fileno=channel)
@@ -51,7 +51,7 @@ def main(channel: int, lifeline: int) -> None:
 
 
 def serve(start: Start, next_job: Callable[[], Job], say: Say) -> NoReturn:
-    """Import, then do one job after another. Raises EOFError when there are no more."""
+    """Import the functions, then do the jobs one after another. Raises EOFError after the last job."""
     sys.path += [folder for folder in start.path if folder not in sys.path]
     functions = load_all(start, say)
     with asyncio.Runner() as runner:
@@ -65,7 +65,7 @@ def serve(start: Start, next_job: Callable[[], Job], say: Say) -> NoReturn:
 
 
 def load_all(start: Start, say: Say) -> Sequence[LoadedFunction]:
-    """Import every function. Raises EOFError where one is refused: then there is nothing to do."""
+    """Import every function. Raises EOFError if a function is refused: then no work is left."""
     functions = []
     for number, function in enumerate(start.functions):
         say(Loading(number))
@@ -80,14 +80,14 @@ def load_all(start: Start, say: Say) -> Sequence[LoadedFunction]:
 
 
 def do(function: LoadedFunction, job: Job, runner: asyncio.Runner, say: Say) -> None:
-    """Make the calls of a job one after another; whoever waits for them knows how long they may take."""
+    """Make the calls of a job one after another; the pool enforces their deadlines."""
     for number, rows in job.calls.items():
         say(Begun(number))
         say(Done(number, call(function, rows, runner)))
 
 
 async def do_async(function: LoadedFunction, job: Job, start: Start, say: Say) -> None:
-    """Make the calls of a job, some at a time."""
+    """Make the calls of a job, `start.concurrent` at a time."""
     free, delay = asyncio.Semaphore(start.concurrent), LoopDelay()
 
     async def make(number: int) -> None:
@@ -104,4 +104,4 @@ async def do_async(function: LoadedFunction, job: Job, start: Start, say: Say) -
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), int(sys.argv[2]))
-    os._exit(0)  # a person's threads and exit handlers hold nothing up
+    os._exit(0)  # without waiting for a user's threads and exit handlers

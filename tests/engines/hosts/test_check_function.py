@@ -14,8 +14,8 @@ PERSON = FOLDER / "of_a_person.py"
     ("written", "signature", "expected"),
     [
         ("no_such_module:f", "row", "a module that can be imported: ModuleNotFoundError: No module named 'no_such_mod"),
-        ("no/such/file.py:f", "row", "a file that is there, "),
-        (f"{PERSON}:lenght", "row", f"a function that is in {PERSON}; it has length"),
+        ("no/such/file.py:f", "row", "an existing file; "),
+        (f"{PERSON}:lenght", "row", f"a function in {PERSON}; it has length"),
         (f"{PERSON}:A_NUMBER", "row", "a function, not a value of type int"),
         (f"{PERSON}:Judge", "row", "a function, not a class"),
         (
@@ -47,10 +47,10 @@ def test_a_function_that_cannot_be_called_is_refused(written, signature, expecte
         ("import sys\nsys.exit(3)", "SystemExit: 3 ({file}:2 in <module>)"),
         (
             "import os\nprint('no licence')\nos._exit(3)",
-            "its process ended with status 3; it printed last 'no licence'",
+            "its process ended with status 3; its last output: 'no licence'",
         ),
         ("import os\nos.kill(os.getpid(), 9)", "its process died by SIGKILL"),
-        ("while True: pass", "no sign from its process for 2 s"),
+        ("while True: pass", "no message from its process for 2 s"),
     ],
     ids=["raises", "syntax", "sys.exit", "os._exit", "SIGKILL", "hangs"],
 )

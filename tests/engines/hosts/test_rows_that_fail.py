@@ -28,7 +28,7 @@ REASONS = {
     "text": f"returned '1.0' of type str, not a number ({HERE})",
     "list": f"returned [1.0] of type list, not a number ({HERE})",
     "no pickle": "of type function, not a number",
-    "print and die": f"its process died by SIGABRT ({HERE}); it printed last 'no memory left at all Fatal Python",
+    "print and die": f"its process died by SIGABRT ({HERE}); its last output: 'no memory left at all Fatal Python",
 }
 
 
@@ -61,7 +61,9 @@ def test_a_function_that_writes_to_the_socket_of_its_results_fails_its_row_alone
     with HostPool([function("writes_nonsense")], QUICK) as pool:
         scores = pool.score([row("good"), row(name), row("good")], "a test")
     assert [failure.row for failure in scores.failures] == [1]
-    assert scores.failures[0].reason.startswith("its process wrote what is no message to the socket of its results: ")
+    assert scores.failures[0].reason.startswith(
+        "its process wrote a line that is not a message to the socket of its results: "
+    )
     assert "\n" not in scores.failures[0].reason and len(scores.failures[0].reason) < 600
 
 
