@@ -270,9 +270,14 @@ def test_each_decision_has_a_number_of_its_own():
 
 
 def test_no_page_is_without_a_reader():
-    """The README reaches every page."""
-    readme = (PROJECT / "README.md").read_text()
-    assert all(f"docs/{page.name}" in readme for page in PAGES[1:])
+    """The README links to the index, and the index to every page."""
+    assert "(docs/index.md)" in (PROJECT / "README.md").read_text()
+    index = PROJECT / "docs" / "index.md"
+    assert [page.name for page in PAGES[1:] if page != index and f"({page.name})" not in index.read_text()] == []
+
+
+def test_the_readme_is_short():
+    assert len((PROJECT / "README.md").read_text().splitlines()) <= 100
 
 
 def test_a_file_that_pages_name_is_in_the_table_of_files(folder):
