@@ -1,7 +1,7 @@
-"""The shard files of a checkpoint: one per rank, each tensor a region of one parameter's main weights or moments.
+"""The shard files of a checkpoint: one per rank. Each tensor is a region of a parameter's main weights or moments.
 
-A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`, with a JSON index beside it
-that holds a checksum of each. The controller reads indexes, the ranks read tensors.
+A shard is a safetensors file whose tensors are named `exp_avg model.norm.weight [0:64]`. A JSON index next to it holds
+a checksum of each tensor. The controller reads indexes, the ranks read tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from prefect_rlhf.placement.layout.regions import Region, intersection, num_elem
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE = "what was written; an earlier checkpoint may be whole"
+WHOLE = "a shard as it was written; an earlier checkpoint may be intact"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class StoredPart:
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """The content of one shard file. `num_updates` counts the optimizer's steps so far."""
+    """The content of a shard file. `num_updates` counts the optimizer's steps so far."""
 
     file: Path
     num_updates: int
@@ -67,7 +67,7 @@ def part_key(kind: str, parameter: str, region: Region) -> str:
 def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[StatePart]) -> Path:
     """Write a shard and its index, through to the disk; return the shard's file. The parts are in host memory.
 
-    Raises OutputFailed, which names the file, for a disk that is full.
+    Raises OutputFailed, which names the file, if the disk is full.
     """
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def write_shard(folder: Path, number: int, num_updates: int, parts: Iterable[Sta
 
 
 def read_index(index: Path, role: str) -> ShardIndex:
-    """Read the index of a shard; its file must be there, as long as it was. Raises InvalidInput in one line."""
+    """Read the index of a shard. Its file must exist with the recorded length. Raises InvalidInput in one line."""
     file = index.with_suffix(".safetensors")
     field = f"checkpoint.{role}"
     try:
@@ -101,7 +101,7 @@ def read_index(index: Path, role: str) -> ShardIndex:
     except OSError as error:
         raise InvalidInput(field, f"no file {index}", WHOLE) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidInput(field, f"{index} that is no index", WHOLE) from error
+        raise InvalidInput(field, f"{index}, which is not an index", WHOLE) from error
     if not file.is_file():
         raise InvalidInput(field, f"no file {file} (of {_some(shard.parts)})", WHOLE)
     if file.stat().st_size != shard.num_bytes:
@@ -111,11 +111,11 @@ def read_index(index: Path, role: str) -> ShardIndex:
 
 
 def check_coverage(role: str, indexes: Sequence[ShardIndex], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise InvalidInput unless the shards hold every element of every parameter once, and are of one moment."""
+    """Raise InvalidInput unless the shards hold every element of every parameter once, after the same step."""
     field = f"checkpoint.{role}"
     updates = sorted({index.num_updates for index in indexes})
     if len(updates) != 1:
-        raise InvalidInput(field, f"shards after {updates} optimizer steps", "shards of one moment")
+        raise InvalidInput(field, f"shards after {updates} optimizer steps", "shards of the same step")
     held: dict[tuple[str, str], int] = defaultdict(int)
     for part in (part for index in indexes for part in index.parts):
         held[part.kind, part.parameter] += num_elements(part.region)
@@ -123,11 +123,16 @@ def check_coverage(role: str, indexes: Sequence[ShardIndex], shapes: Mapping[str
         for name, shape in shapes.items():
             expected = num_elements(tuple((0, size) for size in shape))
             if held[kind, name] != expected:
-                raise InvalidInput(field, f"{held[kind, name]} elements of {kind} {name}", f"{expected}, its shape's")
+                raise InvalidInput(
+                    field, f"{held[kind, name]} elements of {kind} {name}", f"the {expected} of its shape"
+                )
 
 
 def check_shard(index: Path, role: str) -> int:
-    """Compare every tensor of a shard with its checksum; return the bytes read. Raises InvalidInput at the first."""
+    """Compare every tensor of a shard with its checksum; return the bytes read.
+
+    Raises InvalidInput at the first difference.
+    """
     shard = read_index(index, role)
     try:
         with safe_open(shard.file, framework="pt") as stored:
@@ -135,13 +140,13 @@ def check_shard(index: Path, role: str) -> int:
                 if checksum(stored.get_tensor(part.key)) != part.checksum:
                     raise InvalidInput(f"checkpoint.{role}", f"other content of {part.key} in {shard.file}", WHOLE)
     except SafetensorError as error:
-        seen = f"{shard.file} that does not open (of {_some(shard.parts)}; {error})"
+        seen = f"{shard.file}, which does not open (of {_some(shard.parts)}; {error})"
         raise InvalidInput(f"checkpoint.{role}", seen, WHOLE) from error
     return shard.num_bytes
 
 
 class StoredState:
-    """All shards of one role, to be read by any region of any parameter."""
+    """All shards of a role. Any region of any parameter can be read."""
 
     def __init__(self, folder: Path) -> None:
         self._role = folder.name
@@ -153,7 +158,10 @@ class StoredState:
             self._parts[part.kind, part.parameter].append(part)
 
     def read(self, kind: str, parameter: str, region: Region) -> Tensor:
-        """Read a region in float32 on the CPU, from all shards that hold some of it; only its bytes are read."""
+        """Read a region in float32 on the CPU from all shards that hold a part of it; read no other bytes.
+
+        Raises InvalidInput if the shards lack elements.
+        """
         import torch  # only here: the controller reads indexes, a dry run without torch, too
 
         whole, filled = torch.empty([stop - start for start, stop in region]), 0
@@ -164,7 +172,7 @@ class StoredState:
                 filled += num_elements(common)
         if filled != num_elements(region):
             seen = f"{filled} of {num_elements(region)} elements of {kind} {parameter}"
-            raise InvalidInput(f"checkpoint.{self._role}", seen, "all of them")
+            raise InvalidInput(f"checkpoint.{self._role}", seen, "all elements")
         return whole
 
     def _slice(self, part: StoredPart, region: Region) -> Tensor:
@@ -180,12 +188,12 @@ def shard_indexes(folder: Path) -> list[Path]:
 
 
 def checksum(values: Tensor) -> str:
-    """Hash the bytes of a contiguous CPU tensor that no engine owns: numpy keeps a storage from being resized."""
+    """Hash the bytes of a contiguous CPU tensor that no engine owns: numpy prevents a resize of its storage."""
     return blake2b(values.contiguous().numpy().data, digest_size=8).hexdigest()
 
 
 def write_json(file: Path, content: object) -> None:
-    """Write through to the disk. Raises OutputFailed, which names the file, for a disk that is full."""
+    """Write through to the disk. Raises OutputFailed, which names the file, if the disk is full."""
     with writing(file):
         file.write_text(json.dumps(content, indent=1) + "\n")
         flush_to_disk(file)
@@ -198,7 +206,7 @@ def _parse(file: Path, key: str, value: str) -> StoredPart:
 
 
 def _some(parts: Sequence[StoredPart]) -> str:
-    """Say in few words what is lost with a file."""
+    """Return a short list of the parameters that are lost with a file."""
     names = list(dict.fromkeys(part.parameter for part in parts))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{names[0]}{more}" if names else "nothing"
+    return f"{names[0]}{more}" if names else "no parameter"

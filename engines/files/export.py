@@ -30,7 +30,7 @@ def export(engine: Engine, spec: ModelSpec, layout: Layout, path: Path, tokenize
 
 
 def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:
-    """Choose for each distinct region the rank that sends it: the writer itself if possible, else the lowest.
+    """Choose the rank that sends each distinct region: the writer itself if possible, else the lowest rank.
 
     >>> holders({0: ((0, 2),), 1: ((2, 4),), 2: ((0, 2),), 3: ((2, 4),)}, writer=0)
     {((0, 2),): 0, ((2, 4),): 1}
@@ -44,7 +44,7 @@ def holders(regions: Mapping[int, Region], writer: int) -> dict[Region, int]:
 def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Iterator[tuple[str, Tensor]]:
     for name, regions in layout.regions.items():
         parts = holders(regions, writer)
-        dtype = next(iter(shards.values())).view.dtype  # a stage that holds none of `name` still knows the format
+        dtype = next(iter(shards.values())).view.dtype  # a stage without a part of `name` has the same format
         device = next(iter(shards.values())).view.device
         received = {
             region: torch.empty([stop - start for start, stop in region], dtype=dtype, device=device)
@@ -58,7 +58,7 @@ def _gathered(shards: Mapping[str, Shard], layout: Layout, writer: int) -> Itera
 def _assembled(
     shape: tuple[int, ...], parts: Mapping[Region, int], received: Mapping[Region, Tensor], own: Shard | None
 ) -> Tensor:
-    """Assemble a parameter in memory of its own: a storage that numpy has seen cannot be resized, so not offloaded."""
+    """Assemble a parameter in memory of its own: numpy prevents a resize of a storage, and so its offload."""
     pieces = {region: received[region] if region in received else _values(own) for region in parts}
     whole = torch.empty(shape, dtype=next(iter(pieces.values())).dtype)
     origin = tuple((0, size) for size in shape)

@@ -1,4 +1,4 @@
-"""Hugging Face folders: read what a role needs to know of one, and write one.
+"""Hugging Face folders: read the facts that a role needs, and write a folder.
 
 `read_model_spec` reads config.json and the headers of the safetensors files, no weights, and needs no torch.
 """
@@ -31,7 +31,7 @@ from prefect_rlhf.placement.remote_path import is_remote
 if TYPE_CHECKING:
     from torch import Tensor
 
-UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may leave aside
+UNUSED = {"lm_head.weight", "score.weight"}  # heads that a role may not need
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -66,9 +66,9 @@ def read_model_spec(
 
 
 def read_shape(role: str, path: str | Path) -> TransformerShape:
-    """Read the shape in a folder's config.json, and nothing else of the folder: of any model that can be planned.
+    """Read only the shape in a folder's config.json, for any model that can be planned.
 
-    Raises InvalidInput for one that cannot.
+    Raises InvalidInput for another model.
     """
     folder = Path(path)
     if is_remote(str(path)):
@@ -85,9 +85,9 @@ def write_folder(
 ) -> None:
     """Write a folder that plain `transformers` loads: config.json, safetensors files, the tokenizer's files.
 
-    `tensors` come one by one under their Hugging Face names, whole, in any order, and are written as `spec.dtype`. A
-    scalar head beside a language model's has a file of its own, which only `stored_tensors` reads, so that others load
-    the language model. The folder appears under its name only when it is complete.
+    `tensors` are whole, with Hugging Face names, in any order; they are written as `spec.dtype`. A scalar head next to
+    a language model's head has a file of its own, which only `stored_tensors` reads, so that other libraries load the
+    language model. The folder appears under its name only when it is complete.
     """
     shapes = {p.name: p.shape for p in parameters(spec)}
     tokenizer_folder = readable(str(tokenizer), "tokenizer")
@@ -105,12 +105,12 @@ def write_folder(
 
 
 def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
-    """Check that every parameter is stored with the shape that config.json implies, and no other tensor."""
+    """Check that the folder has every parameter with the shape that config.json implies, and no other tensor."""
     field, family = f"{spec.role}.path", FAMILIES[spec.shape.family]
     known = {parameter.name for parameter in parameters(spec)} | UNUSED
     for name in stored:
         if name not in known and not name.endswith(".rotary_emb.inv_freq"):
-            raise InvalidInput(field, f"tensor {name} in {spec.path}", f"parameters of {family.name} and no others")
+            raise InvalidInput(field, f"tensor {name} in {spec.path}", f"only parameters of {family.name}")
     for name, shape in ((parameter.name, parameter.shape) for parameter in parameters(spec)):
         if name == "score.weight" and name not in stored:
             if not spec.new_head:
@@ -118,18 +118,18 @@ def _check_tensors(spec: ModelSpec, stored: dict[str, StoredTensor]) -> None:
                     field, spec.path, "a checkpoint with a scalar head (score.weight), or new_head: true"
                 )
         elif name not in stored:
-            raise InvalidInput(field, f"no tensor {name} in {spec.path}", "a checkpoint that holds it")
+            raise InvalidInput(field, f"no tensor {name} in {spec.path}", "a checkpoint with this tensor")
         elif stored[name].shape != shape:
             seen = f"{name} of shape {stored[name].shape} in {spec.path}"
             raise InvalidInput(field, seen, f"shape {shape}, as config.json says")
     tied = "lm" in spec.head and spec.shape.tied_embeddings and "lm_head.weight" in stored
     if tied and not equal_bytes(stored["lm_head.weight"], stored["model.embed_tokens.weight"]):
         seen = f"lm_head.weight unlike model.embed_tokens.weight in {spec.path}"
-        raise InvalidInput(field, seen, "equal ones, or tie_word_embeddings: false in config.json")
+        raise InvalidInput(field, seen, "equal tensors, or tie_word_embeddings: false in config.json")
 
 
 def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
-    """Make config.json: the one that the model came with, but for its head, its format and the tokenizer's ids."""
+    """Make config.json: the model's own file, with its head, its format and the tokenizer's ids replaced."""
     folder = readable(spec.path, f"{spec.role}.path") if is_remote(spec.path) else Path(spec.path)
     source = _stored_config(folder) or _plain_config(spec)
     ids = {key: value for key, value in _stored_config(tokenizer).items() if key in TOKEN_IDS}
@@ -142,13 +142,13 @@ def _config_of(spec: ModelSpec, tokenizer: Path) -> dict[str, Any]:
 
 
 def _stored_config(folder: Path) -> dict[str, Any]:
-    """Read a folder's config.json; empty where there is none."""
+    """Read a folder's config.json; empty without such a file."""
     file = folder / "config.json"
     return read_json_object("config.json", file) if file.is_file() else {}
 
 
 def _plain_config(spec: ModelSpec) -> dict[str, Any]:
-    """Make a config.json out of a shape, for a model that came with none."""
+    """Make a config.json from a shape, for a model without such a file."""
     shape, family = spec.shape, FAMILIES[spec.shape.family]
     rope: dict[str, Any] = {"rope_theta": shape.rope_theta, "rope_type": "default"}
     if (scaling := shape.rope_scaling) is not None:
@@ -174,7 +174,7 @@ def _plain_config(spec: ModelSpec) -> dict[str, Any]:
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
         "rope_parameters": rope,
-        "rope_theta": shape.rope_theta,  # where transformers before 5 looks
+        "rope_theta": shape.rope_theta,  # transformers before version 5 reads this key
         "rms_norm_eps": shape.rms_norm_eps,
         "tie_word_embeddings": shape.tied_embeddings,
         **family.written,

@@ -1,4 +1,4 @@
-"""The shape in a Hugging Face config.json: of any decoder that can be planned, whether engines run it or not."""
+"""The shape in a Hugging Face config.json, for any decoder that can be planned, whether engines run it or not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_EXPERTS = 10_000
 
 
 def read_config(folder: Path, role: str) -> dict[str, Any]:
-    """Return a folder's config.json. Raises InvalidInput where there is none that is a JSON object."""
+    """Return a folder's config.json. Raises InvalidInput if it is missing or not a JSON object."""
     if not folder.is_dir():
         expected = "a Hugging Face folder on this machine, as `hf download MODEL --local-dir FOLDER` makes it"
         raise InvalidInput(f"{role}.path", str(folder), expected)
@@ -41,9 +41,9 @@ def read_config(folder: Path, role: str) -> dict[str, Any]:
 
 
 def planned_shape(config: dict[str, Any], field: str) -> TransformerShape:
-    """Return the shape of a model that can be planned; for a model that sees pictures, of its text model.
+    """Return the shape of a model that can be planned; for a model that reads images, of its text model.
 
-    Raises InvalidInput for a mixture of experts of another family, and for a config that is no known decoder.
+    Raises InvalidInput for a mixture of experts of another family, and for a config of an unknown decoder.
     """
     if isinstance(config.get("text_config"), dict) and config.get("model_type") == "gemma3":
         config, field = {"model_type": "gemma3_text"} | config["text_config"], f"{field}.text_config"
@@ -66,7 +66,7 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
     """Return the shape of a config, with the family's values for absent keys."""
     heads = _size(config, "num_attention_heads", field, MOST_WIDE, family.heads)
     hidden = _size(config, "hidden_size", field, MOST_WIDE)
-    unsaid_kv_heads = heads if "num_key_value_heads" in config else family.kv_heads  # null is as many as heads
+    unsaid_kv_heads = heads if "num_key_value_heads" in config else family.kv_heads  # null means heads
     kv_heads = _size(config, "num_key_value_heads", field, MOST_WIDE, unsaid_kv_heads or heads)
     if heads % kv_heads:
         raise InvalidInput(f"{field}.num_key_value_heads", kv_heads, f"a divisor of the {heads} attention heads")
@@ -101,7 +101,7 @@ def shape_of(config: dict[str, Any], field: str, family: Family, reasons: str = 
 
 
 def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
-    """Yield the parts of a config that our engines do not compute: no setting that changes the function is skipped."""
+    """Yield an error for each part of a config that our engines do not compute; skip no setting with an effect."""
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else architectures
     if first is architectures or first not in family.architectures:
@@ -118,7 +118,7 @@ def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[Inva
     if not family.head_dim_is_free:
         width, even = config.get("head_dim"), _even_head(config)
         if width is not None and width != even:
-            yield InvalidInput(f"{field}.head_dim", width, f"{even}, hidden_size over heads: vLLM takes no other")
+            yield InvalidInput(f"{field}.head_dim", width, f"{even}, hidden_size over heads: vLLM refuses others")
     known = READ | HARMLESS | GENERATION | family.keys
     if config.get("use_sliding_window") is False:
         known |= {"sliding_window", "max_window_layers"}
@@ -129,7 +129,7 @@ def not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[Inva
 
 
 def refuse_other_weights(config: dict[str, Any], field: str) -> None:
-    """Raise InvalidInput for quantised weights, and for code of its own."""
+    """Raise InvalidInput for quantised weights, and for a model with code of its own."""
     for key, what in {"quantization_config": "no quantised weights", "auto_map": "no code of its own"}.items():
         if config.get(key):
             raise InvalidInput(f"{field}.{key}", config[key], f"{what}; only plain weights of a known family run")
@@ -141,8 +141,8 @@ def _family(config: dict[str, Any], field: str, among: Mapping[str, Family], wha
     if family is None or family.experts is None:
         for key in EXPERTS:
             if isinstance(count := config.get(key), int) and count > 1:
-                mixtures = " and ".join(one.model_type for one in FAMILIES.values() if one.experts)
-                right = f"a dense model: of mixtures of experts {mixtures} are planned, and none runs"
+                mixtures = " and ".join(mixture.model_type for mixture in FAMILIES.values() if mixture.experts)
+                right = f"a dense model: mixtures of experts of {mixtures} can be planned, but do not run"
                 raise InvalidInput(f"{field}.{key}", count, right)
     if family is None:
         raise InvalidInput(f"{field}.model_type", kind, f"{what}: {', '.join(among)}")
@@ -162,10 +162,12 @@ def _biases(config: dict[str, Any], field: str, family: Family) -> tuple[str, ..
 
 
 def _epsilon(config: dict[str, Any], field: str) -> float:
-    """Return what norms add. Raises InvalidInput for a whole number, for which transformers refuses the file."""
+    """Return the epsilon of norms. Raises InvalidInput for a whole number: transformers refuses such a file."""
     value = _fraction({"rms_norm_eps": 1e-6} | config, "rms_norm_eps", field, 0.0, 1.0)
     if isinstance(config.get("rms_norm_eps"), int):
-        raise InvalidInput(f"{field}.rms_norm_eps", config["rms_norm_eps"], f"{value}: transformers takes no whole one")
+        raise InvalidInput(
+            f"{field}.rms_norm_eps", config["rms_norm_eps"], f"{value}: transformers refuses a whole number"
+        )
     return value
 
 
@@ -175,13 +177,13 @@ def _even_head(config: dict[str, Any]) -> int | None:
 
 
 def _window_not_run(config: dict[str, Any], field: str, family: Family) -> Iterator[InvalidInput]:
-    """Yield a window that some layer has and that is shorter than the context."""
+    """Yield an error for an active window that is shorter than the context."""
     if family.window is None:
         return
     kinds = config.get("layer_types") if "layer_types" in family.window.others else None
     num_layers = _size(config, "num_hidden_layers", field, MOST_LAYERS)
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != num_layers):
-        yield InvalidInput(f"{field}.layer_types", kinds, f"null, or a list of {num_layers}, one for each layer")
+        yield InvalidInput(f"{field}.layer_types", kinds, f"null, or a list with the kinds of {num_layers} layers")
     elif kinds and any(kind != "full_attention" for kind in kinds):
         other = next(kind for kind in kinds if kind != "full_attention")
         yield InvalidInput(f"{field}.layer_types", other, "full_attention in every layer")
@@ -192,11 +194,13 @@ def _window_not_run(config: dict[str, Any], field: str, family: Family) -> Itera
         return
     context = _size(config, "max_position_embeddings", field, MOST_TOKENS, family.context)
     if _size(config, "sliding_window", field, MOST_TOKENS, family.window.default) < context:
-        yield InvalidInput(f"{field}.sliding_window", window, f"null, or {context}, the context: none is active")
+        yield InvalidInput(
+            f"{field}.sliding_window", window, f"null, or {context}, the context: no shorter window runs"
+        )
 
 
 def _window(config: dict[str, Any], field: str, family: Family, num_layers: int) -> SlidingWindow | None:
-    """Return the layers that see a window of tokens, in a family that has windows; None if all see all tokens."""
+    """Return the layers with a window of tokens, in a family with windows; None if all layers attend to all tokens."""
     local = family.local_layers
     if local is None:
         return None
@@ -218,14 +222,14 @@ def _local_rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _experts(config: dict[str, Any], field: str, family: Family) -> Experts | None:
-    """Return the experts of every layer. Raises InvalidInput if layers differ, or tokens share an expert."""
+    """Return the experts of every layer. Raises InvalidInput if layers differ or experts are shared by all tokens."""
     keys = family.experts
     if keys is None:
         return None
     for key, right in keys.uniform.items():
         if config.get(key) is not None and config[key] != right:
             raise InvalidInput(
-                f"{field}.{key}", config[key], f"{right!r}: plans have experts in every layer or in none"
+                f"{field}.{key}", config[key], f"{right!r}: plans have experts in every layer or in no layer"
             )
     for key in SHARED_EXPERTS:
         if not is_off(config.get(key)):
@@ -236,7 +240,7 @@ def _experts(config: dict[str, Any], field: str, family: Family) -> Experts | No
 
 
 def _score_width(config: dict[str, Any], field: str, family: Family, head_dim: int) -> int | None:
-    """Return the width by whose root scores are divided; None for a head's own."""
+    """Return the width whose root divides the attention scores; None for the head's own width."""
     if "query_pre_attn_scalar" not in family.reads:
         return None
     width = _size(config, "query_pre_attn_scalar", field, MOST_WIDE, family.head_dim)
@@ -244,7 +248,7 @@ def _score_width(config: dict[str, Any], field: str, family: Family, head_dim: i
 
 
 def _rope_not_run(config: dict[str, Any], field: str) -> Iterator[InvalidInput]:
-    """Yield rotary settings beyond the plain settings and Llama 3.1's."""
+    """Yield errors for rotary settings other than the default and Llama 3.1's."""
     rope = _rope_settings(config, field)
     if (kind := _rope_kind(rope)) not in ("default", "llama3"):
         yield InvalidInput(f"{field}.rope_type", kind, "'default' or 'llama3' rotary embeddings")
@@ -275,7 +279,7 @@ def _rope_kind(rope: Mapping[str, Any]) -> Any:
 
 
 def _rope_scaling(config: dict[str, Any], field: str) -> RopeScaling | None:
-    """Return what `rope_type: llama3` says; None of any other."""
+    """Return the scaling of `rope_type: llama3`; None for another type."""
     rope = _rope_settings(config, field)
     if _rope_kind(rope) != "llama3":
         return None

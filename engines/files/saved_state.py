@@ -1,6 +1,6 @@
-"""What a stateful computation leaves for the next step, as JSON beside its type: to be read by people and loaded back.
+"""A stateful computation's state for the next step, as JSON with its type: people can read it, and it can be loaded.
 
-No pickle: a checkpoint that runs code when it is loaded is not one to pass on.
+No pickle: a checkpoint that runs code when it is loaded is unsafe to share.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _UNFIT = (PydanticUserError, PydanticSerializationError)  # of types that pydant
 
 
 class SavedState(TypedDict):
-    """`type` is the name of a plain type, or the one under which a dataclass is registered."""
+    """`type` is the name of a plain type or of a registered dataclass."""
 
     type: str
     value: Any
 
 
 def encode(state: object, call: str) -> SavedState:
-    """Return `state` as JSON values. Raises InvalidInput, naming `call`, unless they give the very same state back.
+    """Return `state` as JSON values. Raises InvalidInput, naming `call`, unless they restore an equal state.
 
     >>> encode({"coefficient": 0.1}, "rewards")
     {'type': 'dict', 'value': {'coefficient': 0.1}}
@@ -46,7 +46,7 @@ def encode(state: object, call: str) -> SavedState:
 
 
 def decode(saved: SavedState) -> Any:
-    """Return the state that `encode` was given. Raises GraphError for a type that no module so far registered.
+    """Return the state that was passed to `encode`. Raises GraphError for a type that no imported module registers.
 
     >>> decode({"type": "dict", "value": {"coefficient": 0.1}})
     {'coefficient': 0.1}

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder: their contents (headers alone), slices of tensors, and writing them.
+"""The safetensors files of a checkpoint folder: read their headers, read slices of tensors, and write files.
 
 Importable without torch; only reading makes tensors.
 """
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 APART = "scalar_head.safetensors"
-"""A file beside those of a plain model, with what only we read. The index does not name it, so vLLM passes it over."""
+"""An additional file that only we read. The index does not name it, so vLLM ignores it."""
 FORMAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 FORMATS = {"float32": "F32", "bfloat16": "BF16"}
 _COMPARED_AT_ONCE = 1 << 24
-MAX_FILE_BYTES = 5 * 10**9  # as most models on the Hub have it
+MAX_FILE_BYTES = 5 * 10**9  # the limit of most models on the Hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,15 @@ def _stored_tensor(file: Path, field: str, name: str, entry: Any, data_bytes: in
         dtype, shape, (begin, end) = str(entry["dtype"]), tuple(map(int, entry["shape"])), entry["data_offsets"]
         length = int(end) - int(begin)
     except (TypeError, ValueError, KeyError) as error:
-        raise InvalidInput(field, file.name, f"a safetensors file; its header is none for tensor {name}") from error
+        raise InvalidInput(field, file.name, f"a safetensors file; its header of tensor {name} is invalid") from error
     if begin < 0 or end > data_bytes:
         raise InvalidInput(field, file.name, f"a whole file; it ends inside tensor {name}")
     if dtype not in FORMAT_BYTES:
         raise InvalidInput(field, f"{name} of type {dtype}", "a tensor of type F32, BF16 or F16")
     if length != prod(shape) * FORMAT_BYTES[dtype]:
-        raise InvalidInput(field, f"{name} of shape {shape} in {length} bytes of {file.name}", "as many as it needs")
+        raise InvalidInput(
+            field, f"{name} of shape {shape} in {length} bytes of {file.name}", "as many bytes as the shape needs"
+        )
     return StoredTensor(file, shape, file.stat().st_size - data_bytes + begin, length)
 
 
@@ -106,7 +108,7 @@ class OpenTensors:
     def read(self, name: str, region: Region) -> Tensor:
         """Read the part `region` of a tensor, on the CPU, in the stored format; only its bytes are read.
 
-        Raises InvalidInput for a tensor that is not there, and for one with values that are no finite numbers.
+        Raises InvalidInput for a missing tensor, and for a tensor with NaN or infinite values.
         """
         if name not in self._tensors:
             raise InvalidInput(self._field, f"no tensor {name}", "a checkpoint that holds it")
@@ -155,7 +157,7 @@ def write_folder_of_tensors(
 
 
 def _parts(shapes: Mapping[str, tuple[int, ...]], dtype: str, max_bytes: int) -> list[dict[str, tuple[int, ...]]]:
-    """Cut the tensors, in their order, before each that would not fit any more."""
+    """Split the tensors, in their order, into files of at most `max_bytes`; a larger tensor has a file of its own."""
     parts: list[dict[str, tuple[int, ...]]] = [{}]
     filled = 0
     for name, shape in shapes.items():
@@ -187,7 +189,7 @@ def _write(
             out.write(_bytes_of(tensor, dtype))
             missing.discard(name)
     if missing:
-        raise ValueError(f"no tensor came for {sorted(missing)[0]}")
+        raise ValueError(f"no tensor was passed for {sorted(missing)[0]}")
 
 
 def _files(folder: Path, field: str) -> list[Path]:
@@ -207,7 +209,7 @@ def _files(folder: Path, field: str) -> list[Path]:
 
 
 def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
-    """Read the tensor entries of one file, and how many bytes of data follow them."""
+    """Read a file's header of tensors, and the number of bytes of data after it."""
     size = file.stat().st_size
     with file.open("rb") as stored:
         start = stored.read(8)
@@ -219,7 +221,7 @@ def _read_header(file: Path, field: str) -> tuple[dict[str, Any], int]:
         except ValueError as error:
             raise InvalidInput(field, file.name, "a safetensors file; its header is not JSON") from error
     if not isinstance(header, dict):
-        raise InvalidInput(field, file.name, "a safetensors file; its header is no JSON object")
+        raise InvalidInput(field, file.name, "a safetensors file; its header is not a JSON object")
     header.pop("__metadata__", None)
     return header, size - 8 - length
 

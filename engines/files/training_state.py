@@ -26,10 +26,10 @@ from prefect_rlhf.placement.strategy import Coordinate
 
 @final
 class HostCopy:
-    """A rank's share of an instance's training state in host memory, taken between two steps and written behind them.
+    """A rank's share of an instance's training state in host memory, copied between two steps and written afterwards.
 
-    Its memory is taken at the first copy and kept: 12 bytes for each parameter that the rank writes, of weights that
-    replicas share out only its part. On a GPU it is pinned.
+    The memory is allocated at the first copy and kept: 12 bytes for each parameter that the rank writes. If the weights
+    are sharded over replicas, that is only its own part. With a GPU the memory is pinned.
     """
 
     def __init__(self, command: BuildCommand, rank: int) -> None:
@@ -40,9 +40,9 @@ class HostCopy:
         self._unwritten: tuple[int, list[StatePart]] | None = None  # optimizer steps so far, and the copies
 
     def take(self, engine: TrainingEngine) -> int:
-        """Copy what this rank writes; return the bytes. When it returns, training may go on.
+        """Copy the state that this rank writes; return the bytes. After the return, training may continue.
 
-        Raises RlhfError while the copy before is not written.
+        Raises RlhfError if the previous copy is not written yet.
         """
         if self._unwritten is not None:
             raise RlhfError(f"{self._command.instance.name}: its last copy in host memory is not yet on disk")
@@ -64,7 +64,7 @@ class HostCopy:
         Raises OutputFailed, which names the file, if the disk is full.
         """
         if self._unwritten is None:
-            raise RlhfError(f"{self._command.instance.name}: nothing was copied that is not yet on disk")
+            raise RlhfError(f"{self._command.instance.name}: no copy in host memory is left to write")
         file = write_shard(folder, self._number, *self._unwritten)
         self._unwritten = None
         return file
@@ -77,10 +77,10 @@ class HostCopy:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """Copy a flat tensor into host memory; from a device without waiting for the end.
+    """Copy a flat tensor into host memory; from a device, do not wait for the end.
 
-    On the CPU by a single thread: several would wait for each other after each of hundreds of parts, ten times as long
-    if the processors are busy.
+    On the CPU a single thread copies: several threads would wait for each other after each of hundreds of parts, which
+    takes ten times as long if the processors are busy.
     """
     if source.device.type == "cpu":
         ctypes.memmove(target.data_ptr(), source.data_ptr(), source.nbytes)
@@ -89,7 +89,7 @@ def _copy(target: Tensor, source: Tensor) -> None:
 
 
 def restore(engine: TrainingEngine, folder: Path) -> None:
-    """Fill the engine's weights, main weights and moments from a role's folder, as if it had trained that far itself.
+    """Fill the engine's weights, main weights and moments from a role's folder, as if the engine had trained so far.
 
     Compute weights are the main weights rounded to their format, as the optimizer makes them.
     """
@@ -106,10 +106,10 @@ def restore(engine: TrainingEngine, folder: Path) -> None:
 def _first_held(
     parts: Iterator[StatePart], layout: Layout, members: Mapping[int, Coordinate], rank: int
 ) -> Iterator[StatePart]:
-    """Select the parts that this rank holds first.
+    """Select the parts for which this rank is the first holder.
 
-    Tensor-parallel ranks all hold a norm, the first and last stage a tied embedding; a replica's twins have its dp
-    coordinate, since the optimizer divides each of these over dp in the same way.
+    Tensor-parallel ranks all hold a norm, and the first and last stage hold a tied embedding. Twins in a replica have
+    its dp coordinate, since the optimizer divides each of these over dp in the same way.
     """
     for part in parts:
         regions = layout.regions[part.parameter]

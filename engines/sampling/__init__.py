@@ -1,1 +1,1 @@
-"""Drawing tokens: the sampler, the seeds and the ends of responses, one rule for every engine."""
+"""Token sampling: the sampler, the seeds and the ends of responses. The rules are the same for every engine."""

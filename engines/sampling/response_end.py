@@ -1,4 +1,4 @@
-"""The end of a response: at which tokens, and after how many; the same for every engine that generates."""
+"""The end of a response: its end tokens and its longest length, the same for every engine that generates."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from prefect_rlhf.placement.foreign_file import read_json_object
 
 
 def end_tokens(path: str) -> tuple[int, ...]:
-    """Read the end-of-sequence tokens that the folder names: those of generation_config.json, else of config.json.
+    """Read a folder's end-of-sequence tokens from generation_config.json, or else from config.json.
 
-    Raises InvalidInput for a file that names none and is no JSON object, and for tokens that are no whole numbers.
+    Returns no tokens if neither file names them. Raises InvalidInput for a file that is not a JSON object and for
+    tokens that are not whole numbers.
     """
     for name in ("generation_config.json", "config.json"):
         file = Path(path, name)
@@ -22,7 +23,7 @@ def end_tokens(path: str) -> tuple[int, ...]:
             continue
         tokens = ids if isinstance(ids, list) else [ids]
         if not all(type(token) is int for token in tokens):
-            raise InvalidInput(f"{file}: eos_token_id", ids, "a token's number, or a list of such")
+            raise InvalidInput(f"{file}: eos_token_id", ids, "a token id, or a list of token ids")
         return tuple(tokens)
     return ()
 
@@ -34,5 +35,5 @@ def check_lengths(prompts: Sequence[Sequence[int]], sampling: SamplingSettings, 
         raise InvalidInput("prompt tokens", shortest, "at least 1")
     limit = max_length - sampling.max_new_tokens
     if longest > limit:
-        expected = f"at most {limit} of {max_length}, before {sampling.max_new_tokens} new ones"
+        expected = f"at most {limit}: {max_length} less {sampling.max_new_tokens} new tokens"
         raise InvalidInput("prompt tokens", longest, expected)

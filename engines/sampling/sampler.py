@@ -1,7 +1,7 @@
-"""Taking a token from logits: one rule for every engine that generates, in two passes over the vocabulary.
+"""Choice of a token from logits: the same rule for every engine that generates, in two passes over the vocabulary.
 
-A sampled token is where a number from the row's own random stream falls in the row's cumulative distribution; the k-th
-token of a response takes the stream's k-th number, whatever the row is batched with and wherever it runs.
+A uniform number from the row's own random stream selects the token in the row's cumulative distribution. The k-th token
+of a response uses the stream's k-th number, independently of the batch and the place of the row.
 
 Shapes: B rows, V vocabulary, N blocks of K tokens, T new tokens.
 """
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  as everybody calls it
+from torch.nn import functional as F  # noqa: N812  its usual name
 
 SUMMED_TOGETHER = 256  # tokens of a block
 
 
 class Choice(NamedTuple):
-    """Tokens that were taken, their log-probabilities (float32), and what they were taken from.
+    """The chosen tokens, their log-probabilities (float32), and the probability of the tokens to choose from.
 
-    Log-probabilities are those of the whole vocabulary at the temperature, as training and the reference model compute
-    them, whatever top_k, top_p and min_p leave out. `kept_mass_B` is the probability of all tokens that they keep, None
-    where they keep all.
+    Log-probabilities are of the whole vocabulary at the temperature, as training and the reference model compute them,
+    including tokens that top_k, top_p and min_p exclude. `kept_mass_B` is the total probability of the tokens
+    that they keep, None if they keep all tokens.
     """
 
     tokens_B: Tensor
@@ -39,9 +39,9 @@ def choose(
     top_k_B1: Tensor | int = 0,
     min_p_B1: Tensor | float = 0.0,
 ) -> Choice:
-    """Take a token of each row: of those that min_p keeps the `top_k` likeliest, and of those the nucleus.
+    """Choose a token for each row: min_p filters first, then `top_k`, then the nucleus of `top_p`.
 
-    Without uniforms the choice is greedy, from the model's own distribution: nothing else plays a part.
+    Without uniforms the choice is greedy, from the model's own distribution; the settings are not used.
 
     >>> tokens, logprobs, _ = choose(torch.tensor([[1.0, 3.0]]).log(), None)
     >>> tokens.tolist(), round(logprobs.exp().item(), 4)
@@ -73,7 +73,7 @@ def _with_logprobs(probs_BV: Tensor, tokens_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    """Find the tokens at the uniforms' places in the cumulative distributions: first the block, then inside it.
+    """Return the tokens at the uniforms' positions in the cumulative distributions: first the block, then the token.
 
     Rows need not sum to 1.
 
@@ -81,7 +81,7 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
     [0, 2, 2]
     """
     num_missing = -probs_BV.shape[1] % SUMMED_TOGETHER
-    if num_missing:  # padding copies even when it adds nothing
+    if num_missing:  # F.pad makes a copy even with a padding of 0
         probs_BV = F.pad(probs_BV, (0, num_missing))
     probs_BNK = probs_BV.view(len(probs_BV), -1, SUMMED_TOGETHER)
     sums_BN = probs_BNK.sum(-1).double()
@@ -92,7 +92,7 @@ def draw(probs_BV: Tensor, uniforms_B: Tensor) -> Tensor:
 
 
 def likeliest(probs_BV: Tensor, top_k_B1: Tensor | int) -> Tensor:
-    """Return the probabilities with 0 for all that are less likely than the `top_k`-th; a row's 0 keeps all.
+    """Return the probabilities, with 0 for tokens less likely than the `top_k`-th; `top_k` 0 keeps a row's tokens.
 
     Fan et al. 2018, Hierarchical Neural Story Generation, section 5.4.
 
@@ -107,7 +107,7 @@ def likeliest(probs_BV: Tensor, top_k_B1: Tensor | int) -> Tensor:
 
 
 def nucleus(probs_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
-    """Return the probabilities with 0 for all but the fewest likeliest tokens that have `top_p` of all there is.
+    """Return the probabilities, with 0 outside the smallest set of likeliest tokens with `top_p` of the row's sum.
 
     Holtzman et al. 2020, The Curious Case of Neural Text Degeneration, section 3.1.
 
@@ -116,18 +116,18 @@ def nucleus(probs_BV: Tensor, top_p_B1: Tensor | float) -> Tensor:
     """
     ascending_BV, order_BV = probs_BV.sort(-1)
     running_BV = ascending_BV.cumsum(-1)
-    dropped_BV = running_BV <= (1 - top_p_B1) * running_BV[:, -1:]  # this token and all less likely ones
+    dropped_BV = running_BV <= (1 - top_p_B1) * running_BV[:, -1:]  # this token and all less likely tokens
     dropped_BV[:, -1] = False
     return probs_BV.masked_fill(dropped_BV.scatter(1, order_BV, dropped_BV), 0.0)
 
 
 def row_stream(seed: int) -> torch.Generator:
-    """Return the random stream of one row, on the host whatever the device."""
+    """Return the random stream of a row, on the host for every device."""
     return torch.Generator().manual_seed(stream_seed(seed))
 
 
 def stream_seed(seed: int) -> int:
-    """Return the seed as torch's generators take it: they know no more than 63 bits.
+    """Return the seed for torch's generators, which accept only 63 bits.
 
     >>> stream_seed(-1) == stream_seed(2**63 - 1)
     True
@@ -143,7 +143,7 @@ def uniforms(seeds: Sequence[int], num_tokens: int) -> Tensor:
 
 
 def _find(weights_BN: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the first index at which the running sum exceeds the target (so its weight is not 0), and what is left."""
+    """Return the first index whose running sum exceeds the target (its weight is not 0), and the remaining target."""
     ends_BN = weights_BN.cumsum(-1)
     last_B = ends_BN[:, -1]
     targets_B = torch.minimum(targets_B, torch.nextafter(last_B, torch.zeros_like(last_B)))  # rounding may pass the end

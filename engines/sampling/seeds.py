@@ -1,4 +1,4 @@
-"""Seeds by meaning: the numbers a row is drawn with depend on what it is, never on where it runs."""
+"""Seeds from the identity of a row: its random numbers do not depend on the device or the batch that draws them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from prefect_rlhf.engines.commands import CallCommand
 def row_seeds(command: CallCommand) -> list[int]:
     """Return a seed of 63 bits for each row of a generate.
 
-    It is made of the run's seed, the step, the dataset's row, the sample, and the name of the call's stream.
+    It is a hash of the run's seed, the step, the dataset's row, the sample, and the name of the call's stream.
     """
     seeds = []
     call, stream = command.call, (command.call.draws,) if command.call.draws else ()

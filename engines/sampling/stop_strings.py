@@ -1,4 +1,4 @@
-"""Strings that end a response: found in what the newest tokens spell, the same for every engine that generates."""
+"""Strings that end a response, searched in the text of its newest tokens; the same for every engine that generates."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 from prefect_rlhf.placement.errors import InvalidInput
 
-MARGIN = 8  # tokens before the longest string, which may hold a part of a character, or lose the space before a word
+MARGIN = 8  # further tokens: the first may hold a part of a character, or lose the space before a word
 
 
 class StopStrings:
-    """Strings in the words of a model folder's tokenizer; special tokens are spelt out.
+    """Strings to find with the tokenizer of a model folder; special tokens are spelled out.
 
-    A response ends with the token that completes one of them. That token stays, with what it spells beyond the string,
-    so that tokens and log-probabilities remain those that were drawn.
+    A response ends with the token that completes a string. The token stays, with any text beyond the string, so that
+    tokens and log-probabilities remain as they were drawn.
     """
 
     def __init__(self, strings: Sequence[str], folder: str) -> None:
@@ -23,23 +23,23 @@ class StopStrings:
         self.window = max(len(string.encode()) for string in self._strings) + MARGIN
 
     def ended(self, responses: Sequence[Sequence[int]]) -> list[bool]:
-        """Return whether each response has one of the strings in its latest `window` tokens, each a byte at least."""
+        """Return whether each response has a string in its latest `window` tokens; a token is at least a byte."""
         latest = [list(response[-self.window :]) for response in responses]
         texts = self._tokenizer.batch_decode(latest, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return [any(string in text for string in self._strings) for text in texts]
 
 
 def stop_strings(strings: Sequence[str], folder: str) -> StopStrings | None:
-    """Return what finds them, or None where there are none. Raises InvalidInput for a folder without a tokenizer."""
+    """Return a finder of the strings, or None without strings. Raises InvalidInput for a folder without a tokenizer."""
     return StopStrings(strings, folder) if strings else None
 
 
 @lru_cache(maxsize=4)
 def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer  # only here: most runs have no such strings
+    from transformers import AutoTokenizer  # only here: most runs have no stop strings
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001  whatever it dislikes about the file, the person must change the file
-        expected = f"a tokenizer beside the model {folder}, which spells its tokens ({error!s:.120})"
+    except Exception as error:  # noqa: BLE001  every error means that a person must change the file
+        expected = f"a tokenizer in the model folder {folder}, to decode its tokens ({error!s:.120})"
         raise InvalidInput("sampling.stop", "strings", expected) from error

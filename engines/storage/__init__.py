@@ -1,1 +1,1 @@
-"""Storage that is on no disk of this machine: object stores and web servers, and their mirrors on disk."""
+"""Storage outside this machine's disks: object stores and web servers, and their mirrors on disk."""

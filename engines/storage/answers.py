@@ -1,4 +1,4 @@
-"""What the answers of a store mean: what is missing, and whether it may come by itself."""
+"""The meaning of a store's errors: the missing part, and whether waiting may help."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from prefect_rlhf.placement.remote_path import scheme_of
 
 S3_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 GCS_EMULATOR = "CLOUD_STORAGE_EMULATOR_ENDPOINT"
-NO_BUCKET = "status code: 404"  # in what GCS says
+NO_BUCKET = "status code: 404"  # in GCS's text
 EXTRAS = {"s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", "gs": "GOOGLE_APPLICATION_CREDENTIALS"}
-BUCKET, CREDENTIALS, ANSWER = "a bucket that is there", "credentials", "a store that answers"
-_WORDS = (  # in the errors of stores, and what is wrong then
+BUCKET, CREDENTIALS, ANSWER = "an existing bucket", "credentials", "a store that answers"
+_WORDS = (  # texts in the errors of stores, and the missing part
     (("NO_SUCH_BUCKET", "NoSuchBucket", NO_BUCKET), BUCKET),
     (("ACCESS_DENIED", "UNAUTHENTICATED", "PERMISSION_DENIED", "access token", "HTTP status 403", "HTTP status 401",
       "INVALID_ACCESS_KEY", "SIGNATURE_DOES_NOT_MATCH", "Forbidden"), CREDENTIALS),
@@ -27,7 +27,7 @@ _WORDS = (  # in the errors of stores, and what is wrong then
 
 @contextmanager
 def explained(url: str, field: str) -> Iterator[None]:
-    """Raise what a store answers to a reader as InvalidInput at `field`: what was asked for, and what is missing."""
+    """Translate a store's error to a reader into InvalidInput at `field`, with the path and the missing part."""
     try:
         yield
     except Exception as error:
@@ -38,38 +38,39 @@ def explained(url: str, field: str) -> Iterator[None]:
 
 @contextmanager
 def uploading(url: str) -> Iterator[None]:
-    """Raise what a store answers to a writer as OutputFailed, which names the remote path."""
+    """Translate a store's error to a writer into OutputFailed, which names the remote path."""
     try:
         yield
     except Exception as error:
         if (expected := expected_of(error, url)) is None:
             raise
-        raise OutputFailed(f"{url} cannot be written: it takes {expected}") from error
+        raise OutputFailed(f"{url} cannot be written: expected {expected}") from error
 
 
 def expected_of(error: Exception, url: str) -> str | None:
-    """Return what would be right, with the store's words; None for an error that is no answer of a store."""
+    """Return the expected value, with the store's own text; None for an error that does not come from a store."""
     if not _is_answer(error, url):
         return None
     text, found, scheme = _text(error), _missing(error), scheme_of(url)
     if found == CREDENTIALS:
-        found = f"credentials that may use it, in the environment ({EXTRAS.get(scheme, f'as {scheme} wants them')})"
+        names = EXTRAS.get(scheme, f"in the variables of {scheme}")
+        found = f"credentials with access to it, in the environment ({names})"
     elif found == ANSWER:
         found = f"{found} at {_endpoint(scheme)}"
     elif isinstance(error, FileNotFoundError):
-        found = "a path with something there"
+        found = "a path that exists"
     elif isinstance(error, NotImplementedError):
         found = f"a scheme that allows this: {scheme} does not"
     return f"{found or 'a path that its store can serve'} ({text:.200})"
 
 
 def is_away(error: Exception) -> bool:
-    """Say whether an error is one of a store that does not answer now and may later, such as a refused connection."""
+    """Return whether a store does not answer now but may answer later, such as after a refused connection."""
     return not isinstance(error, RlhfError) and _missing(error) == ANSWER
 
 
 def _is_answer(error: Exception, url: str) -> bool:
-    """Say whether an error is of a store or of its library; of an archive's library it may be any."""
+    """Return whether an error comes from a store or its library; an archive's library may raise any error."""
     if isinstance(error, RlhfError):
         return False
     known = isinstance(error, OSError | ValueError | NotImplementedError) or type(error).__module__ != "builtins"

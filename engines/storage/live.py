@@ -1,7 +1,7 @@
-"""Folders of a mirror that a process of this machine writes: nothing of them is replaced or removed by another process.
+"""Folders of a mirror that a process of this machine writes: other processes must not replace or remove their files.
 
-What a live run has on disk may be newer than what its store has. A lock says that the run is live; the kernel frees it
-when the process ends, however it ends.
+The disk of a live run may have newer files than its store. A lock marks the run as live; the kernel frees it when the
+process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from prefect_rlhf.placement.remote_path import cache_folder, remote_path, shown
 
 LOCKS = "locks"  # folder in the cache
 WAIT_SECONDS = 20.0
-"""How long a run waits for an earlier process of its own to end."""
+"""The longest wait of a run for the end of its own earlier process."""
 
 
 def lock_file(name: str) -> Path:
-    """Return the file, in a folder that is there, whose lock stands for `name` on this machine."""
+    """Return the file whose lock stands for `name` on this machine; create its folder if needed."""
     locks = cache_folder() / LOCKS
     locks.mkdir(parents=True, exist_ok=True)
     return locks / blake2b(name.encode(), digest_size=12).hexdigest()
@@ -30,7 +30,7 @@ def lock_file(name: str) -> Path:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """While the block runs, other processes of this machine leave the folder as it is, if it mirrors a remote one.
+    """While the block runs, keep other processes of this machine from changing the folder, if it is a mirror.
 
     Raises InvalidInput, at output_dir, if another process holds it and does not end within WAIT_SECONDS.
     """
@@ -41,14 +41,14 @@ def writing_to(folder: Path) -> Iterator[None]:
         deadline = time.monotonic() + WAIT_SECONDS
         while not _locked(lock.fileno(), fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                expected = "a folder that no other process writes; another one of this run has not ended"
+                expected = "a folder that no other process writes; an earlier process of this run has not ended"
                 raise InvalidInput("output_dir", shown(folder), expected)
             time.sleep(0.1)
         yield
 
 
 def is_live(path: Path) -> bool:
-    """Return whether a process of this machine writes a file or folder of a mirror, or a folder that it is in."""
+    """Return whether a process of this machine writes to a mirror's file or folder, or to a folder above it."""
     url = remote_path(path)
     above = [] if url is None else [one for one in (path, *path.parents) if remote_path(one) is not None]
     return any(_is_held(one) for one in above)

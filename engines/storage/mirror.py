@@ -1,6 +1,6 @@
-"""Mirrors of remote paths on this machine: a copy to read, made once by whichever process comes first.
+"""Mirrors of remote paths on this machine: copies to read, made once by the first process that needs them.
 
-A file of the mirror is current when its size and its time are those of the store, which are asked before each use.
+A file of the mirror is current if its size and its time are the store's; they are requested before each use.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from prefect_rlhf.placement.remote_path import is_remote, local_path, remote_pat
 
 COPY_BYTES = 4 << 20
 
-Wanted = Callable[[str], bool]  # of a file's name below the path
+Wanted = Callable[[str], bool]  # its argument is a file's name below the path
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a store. `name` is its place below the path that was asked for, empty for that path itself."""
+    """A file of a store. `name` is its path below the requested path, empty for that path itself."""
 
     path: str
     name: str
     size: int | None
-    time_ns: int | None  # since 1970, of its last change; None where the store does not say
+    time_ns: int | None  # of its last change, since 1970; None if the store does not report it
 
 
 def readable(text: str, field: str) -> Path:
-    """Return a path that this machine can read: the text's own, of a remote one its mirror, which is made current.
+    """Return a local path to read: `text` itself, or the updated mirror of a remote path.
 
-    Raises InvalidInput, at `field`, for a remote path where nothing is, or whose store refuses it or does not answer.
+    Raises InvalidInput, at `field`, if the remote path is empty, or if its store refuses it or does not answer.
     """
     return fetch(text, field) if is_remote(text) else Path(text)
 
 
 def on_this_machine(folder: Path) -> Path:
-    """Return a folder of a run; of one that mirrors a store's, which another machine may have written, its content."""
+    """Return a run's folder; for a mirror, first update it from the store, which another machine may have written."""
     url = remote_path(folder)
     return folder if url is None else readable(url, "resume_from")
 
 
 def fetch(url: str, field: str, wanted: Wanted = lambda name: True, *, may_be_absent: bool = False) -> Path:
-    """Make the wanted part of a remote path's mirror as the store has it now, and return the mirror.
+    """Update the wanted part of a remote path's mirror from the store, and return the mirror.
 
-    In a folder that a live process of this machine writes, files are added; none is replaced or removed.
-    Raises InvalidInput as `readable` does; not for a path with nothing there that `may_be_absent`.
+    In a folder that a live process of this machine writes, files are added, but never replaced or removed. Raises
+    InvalidInput as `readable` does; with `may_be_absent`, not for an empty path.
     """
     mirror = local_path(url, field)
     store = open_store(url, field)
@@ -74,9 +74,9 @@ def fetch(url: str, field: str, wanted: Wanted = lambda name: True, *, may_be_ab
 
 
 def list_files(store: Store) -> list[RemoteFile]:
-    """Return every file at or below the store's path, in the order of their names.
+    """Return every file at or below the store's path, sorted by name.
 
-    Raises FileNotFoundError where nothing is, and InvalidInput for a name that means a place outside the path.
+    Raises FileNotFoundError if no file exists, and InvalidInput for a name that leads outside the path.
     """
     from pyarrow.fs import FileSelector, FileType
 
@@ -95,14 +95,14 @@ def list_files(store: Store) -> list[RemoteFile]:
 
 
 def _name_below(store: Store, path: str) -> str:
-    """Return the name of a listed file below the store's path, which becomes its place in the mirror.
+    """Return the name of a listed file below the store's path, which becomes its path in the mirror.
 
     The names in a listing are the store's own: an archive may have `../` in them.
     """
     name = path.removeprefix(store.path).removeprefix("/")
     parts = name.split("/")
     if {"", ".", ".."} & {*parts} or "\0" in name:
-        raise InvalidInput(store.field, store.url, f"file names without empty parts, . and ..; one is {in_short(name)}")
+        raise InvalidInput(store.field, store.url, f"file names without empty parts, . and ..; not {in_short(name)}")
     return name
 
 
@@ -129,7 +129,7 @@ def _is_current(file: RemoteFile, target: Path) -> bool:
 
 
 def _remove_others(mirror: Path, names: set[str], wanted: Wanted) -> None:
-    """Remove files of the mirror that the store has no more."""
+    """Remove files of the mirror that the store no longer has."""
     for file in mirror.rglob("*") if mirror.is_dir() else ():
         name = file.relative_to(mirror).as_posix()
         if file.is_file() and wanted(name) and name not in names and not is_live(file):
@@ -138,7 +138,7 @@ def _remove_others(mirror: Path, names: set[str], wanted: Wanted) -> None:
 
 @contextmanager
 def _alone(url: str) -> Iterator[None]:
-    """Let one process of the machine at a time copy what is at a remote path."""
+    """Let only a single process of the machine at a time copy the files of a remote path."""
     with lock_file(url).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Patience with a store that is away: what was asked of it is asked again for a while, with growing pauses."""
+"""Retries of requests to a store that is away, for a limited time and with growing pauses."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import TypeVar
 from prefect_rlhf.engines.storage.answers import expected_of, is_away
 
 PATIENCE_SECONDS = 60.0
-"""How long a store is waited for, from the first request that it did not answer; pyarrow's own tries are within."""
+"""The longest wait for a store, from the first request without an answer; pyarrow's own retries count."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
 
 Answer = TypeVar("Answer")
 
 _log = logging.getLogger(__name__)
-_given_up: set[str] = set()  # stores that were waited for in vain and have not answered since
+_given_up: set[str] = set()  # stores that did not answer within PATIENCE_SECONDS, nor since
 
 
 def patiently(url: str, request: Callable[[], Answer]) -> Answer:
-    """Return the answer to a request to a remote path's store, which is made again while the store is away.
+    """Return the answer to a request to a remote path's store; repeat the request while the store is away.
 
-    Each wait is a line of the log. Raises what the request raises: at once where waiting cannot help, or where the
-    store was waited for in vain before and has not answered since, and else after PATIENCE_SECONDS.
+    Each wait is a line of the log. Raises the error of the request: at once if waiting cannot help or if an earlier
+    wait for the store failed and it has not answered since, otherwise after PATIENCE_SECONDS.
     """
     scheme, _, rest = url.partition("://")
     store = f"{scheme}://{rest.partition('/')[0]}"
@@ -39,7 +39,9 @@ def patiently(url: str, request: Callable[[], Answer]) -> Answer:
                 _given_up.add(store)
                 raise
             pause = min(pause, left, LONGEST_PAUSE_SECONDS)
-            _log.warning("%s: waits %.0f s, at most %.0f in all, for %s", url, pause, left, expected_of(error, url))
+            _log.warning(
+                "%s: waiting %.0f s, at most %.0f s in total, for %s", url, pause, left, expected_of(error, url)
+            )
             time.sleep(pause)
             pause *= 2
         else:

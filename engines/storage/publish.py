@@ -1,6 +1,6 @@
-"""Files of a mirror to its store: what is written on this machine appears there, one file of it last.
+"""Upload of a mirror's files to its store. A chosen file of a folder is uploaded last.
 
-An object store has neither renames nor folders, so whoever reads a folder looks for the file that comes last.
+An object store has neither renames nor folders, so readers of a folder look for the file that is uploaded last.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from prefect_rlhf.engines.storage.patience import patiently
 from prefect_rlhf.engines.storage.stores import Store, open_store
 from prefect_rlhf.placement.remote_path import remote_path
 
-FIELD = "output_dir"  # all that a run writes lies in it
+FIELD = "output_dir"  # it contains all files of a run
 
 
 def publish(path: Path, last: str | None = None, to: Path | None = None) -> int:
-    """Upload a file, or a folder with all below it, if it belongs to a mirror; return the bytes.
+    """Upload a file, or a folder with all files below it, if it belongs to a mirror; return the bytes.
 
-    Of a folder the file named `last` is removed at the store first and comes after all others. `to` is its place in the
-    mirror if it is not `path` yet. Raises OutputFailed, which names the remote path.
+    In a folder, the file named `last` is first deleted at the store and then uploaded after all others. `to` is its
+    path in the mirror if `path` is not yet there. Raises OutputFailed, which names the remote path.
     """
     url = remote_path(to or path)
     if url is None:
@@ -43,7 +43,7 @@ def publish(path: Path, last: str | None = None, to: Path | None = None) -> int:
 
 
 def withdraw(path: Path, first: str | None = None) -> None:
-    """Delete what a file or folder of a mirror is at the store, the file named `first` before all others."""
+    """Delete a mirror's file or folder at the store, the file named `first` before all others."""
     url = remote_path(path)
     if url is None:
         return
@@ -56,7 +56,7 @@ def withdraw(path: Path, first: str | None = None) -> None:
 
 
 def names_at_store(path: Path) -> set[str]:
-    """Return the names of all files that a folder of a mirror has at the store; none of one that mirrors nothing."""
+    """Return the names of all files of a mirror's folder at the store; empty for a folder that is not a mirror."""
     url = remote_path(path)
     if url is None:
         return set()
@@ -66,7 +66,7 @@ def names_at_store(path: Path) -> set[str]:
 
 
 def check_writable(url: str) -> None:
-    """Write and delete a file of a few bytes. Raises InvalidInput, at output_dir, where that cannot be."""
+    """Write and delete a file of a few bytes. Raises InvalidInput, at output_dir, if that fails."""
     with explained(url, FIELD):
         store = open_store(url, FIELD)
         path = f"{store.path}/.writable-{uuid.uuid4().hex}"
@@ -87,7 +87,7 @@ def _files(store: Store) -> list[RemoteFile]:
 
 
 def _upload(store: Store, file: Path, name: str) -> None:
-    """Write a file, and give it the time that the store says: so it is known as current here."""
+    """Upload a file, and give the local file the store's time, so that the mirror counts as current."""
     path = f"{store.path}/{name}" if name else store.path
     with file.open("rb") as source, store.files.open_output_stream(path) as out:
         shutil.copyfileobj(source, out, COPY_BYTES)
@@ -105,6 +105,6 @@ def _delete(store: Store, name: str) -> None:
 
 
 def _delete_path(store: Store, path: str) -> None:
-    """Delete a file, which may be gone already: by an earlier request whose answer did not arrive."""
+    """Delete a file, if it exists: an earlier request may have deleted it although its answer did not arrive."""
     with suppress(FileNotFoundError):
         store.files.delete_file(path)

@@ -1,6 +1,6 @@
-"""The store behind a remote path: pyarrow's own file system for s3:// and gs://, fsspec's for all other schemes.
+"""The store of a remote path: pyarrow's own file system for s3:// and gs://, fsspec's for all other schemes.
 
-Credentials and endpoints are those of the environment. Every request has a time limit.
+Credentials and endpoints are read from the environment. Every request has a time limit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ S3_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A file system of pyarrow's interface, and a path in it: that of the remote path `url`, given as `field`."""
+    """A file system with pyarrow's interface, and a path in it, for the remote path `url` given as `field`."""
 
     files: Any
     path: str
@@ -33,9 +33,9 @@ class Store:
 
 
 def open_store(url: str, field: str) -> Store:
-    """Return the store of a remote path. Nothing is asked of it, but of AWS where a bucket is when no variable says so.
+    """Return the store of a remote path. The only request is to AWS for a bucket's region, if no variable sets it.
 
-    Raises InvalidInput, at `field`, for a scheme that nobody here knows, and for an archive that does not open.
+    Raises InvalidInput, at `field`, for an unknown scheme and for an archive that does not open.
     """
     scheme, rest = scheme_of(url), url.partition("://")[2].rstrip("/")
     if scheme in ("s3", "gs"):
@@ -50,7 +50,7 @@ def _first_set(names: tuple[str, ...]) -> str | None:
 
 @lru_cache(maxsize=16)
 def _s3(bucket: str) -> Any:
-    from pyarrow import fs  # only here and below: the libraries of stores are large
+    from pyarrow import fs  # only in these functions: the libraries of stores are large
 
     endpoint, region = _first_set(S3_ENDPOINTS), _first_set(S3_REGIONS)
     if region is None and endpoint is None:

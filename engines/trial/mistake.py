@@ -1,22 +1,22 @@
-"""Which errors of a person's function are mistakes in its code, whatever rows it is given."""
+"""The errors of a user's function that are mistakes in its code, for every possible row."""
 
 from __future__ import annotations
 
 from prefect_rlhf.placement.errors import RankFailed
 
 KINDS = (AttributeError, NameError, TypeError, ImportError)
-"""Errors of names, types and signatures. Made-up rows have the types that real ones have, so values play no part."""
+"""Errors of names, types and signatures. Made-up rows have the types of real rows, so their values do not matter."""
 
 
 class Mistake(RankFailed):
-    """A person's function failed for a reason that no values can cure."""
+    """A user's function failed for a reason that no other values can avoid."""
 
 
 def is_mistake(error: Exception) -> bool:
     """Whether an error does not depend on values.
 
-    It may where None is the reason (a pattern that was not found in a made-up response), and where a name is bound in
-    some branches alone.
+    It may depend on them if the reason is None (a pattern that was not found in a made-up response), or if a name is
+    bound in some branches only.
 
     >>> is_mistake(TypeError("f() takes 1 positional argument but 2 were given")), is_mistake(KeyError("b"))
     (True, False)

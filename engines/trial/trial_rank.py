@@ -1,7 +1,7 @@
-"""A rank that makes up what models would give, and runs the computations and losses of a graph on it.
+"""A rank that makes up the models' results, and runs the computations and losses of a graph on them.
 
-Prompts and pairs are the dataset's own first rows; a response repeats tokens of its prompt, so that every token is one
-of the tokenizer's. Values are arbitrary but possible: log-probabilities are negative, scores and lengths differ.
+Prompts and pairs are the dataset's own first rows. A response repeats tokens of its prompt, so that every token exists
+in the tokenizer. Values are arbitrary but possible: log-probabilities are negative, scores and lengths differ.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from prefect_rlhf.engines.trial.mistake import Mistake, is_mistake
 from prefect_rlhf.placement.blame import described
 from prefect_rlhf.placement.errors import InvalidInput
 
-LONGEST = 3  # response tokens that are made up, where the algorithm may sample as many
+LONGEST = 3  # made-up response tokens, if the algorithm may sample that many
 
 
 class Loadable(Protocol):
-    """A function by its name: `load` imports it where that is called, `place` is its file and line."""
+    """A function that is imported by name: `load` imports it in the calling process, `place` is its file and line."""
 
     def load(self) -> None: ...
 
@@ -38,12 +38,12 @@ class Loadable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TriedFunction:
-    """A person's function; what it raises and no values can cure becomes a Mistake."""
+    """A user's function; an error of it that no values can avoid becomes a Mistake."""
 
     function: Callable[..., Any]
 
     def __call__(self, *arguments: Any, **offered: Any) -> Any:
-        """Call it. Raises Mistake, or what the function raises."""
+        """Call it. Raises Mistake, or the function's own error."""
         try:
             return self.function(*arguments, **offered)
         except Exception as error:
@@ -54,15 +54,15 @@ class TriedFunction:
 
 @final
 class TrialRank(Rank):
-    """Runs calls in the order of the graph, as a rank would, except that no model is built."""
+    """Runs the calls of a graph in order, as a rank does, but builds no model."""
 
     def load(self, functions: Mapping[str, Loadable]) -> dict[str, str]:
-        """Import functions, each under the name of its call; say of those that fail what they raised."""
+        """Import functions by the name of their call; return the error of each function that fails."""
         failures: dict[str, str] = {}
         for name, function in functions.items():
             try:
                 function.load()
-            except (Exception, SystemExit) as error:  # noqa: BLE001  a person's file may raise anything
+            except (Exception, SystemExit) as error:  # noqa: BLE001  a user's file may raise anything
                 failures[name] = described(error)
         return failures
 
@@ -88,22 +88,22 @@ class TrialRank(Rank):
         return self._report(began, command=command)
 
     def score(self, command: CallCommand) -> RankReport:
-        """Keep made-up scores of the call's rows in place of those that a person's functions would give."""
+        """Keep made-up scores of the call's rows instead of the scores of a user's functions."""
         began = time.perf_counter()
         for key in command.call.outputs:
             self._keep(command, key, made_up("scores", [0] * len(command.rows)))
         return self._report(began, command=command)
 
     def compute(self, command: CallCommand) -> RankReport:
-        """Run a computation on the call's rows, as a rank does; functions on hosts too."""
+        """Run a computation on the call's rows, as a rank does; also functions on hosts."""
         if command.call.on_hosts or command.function is None:
             return super().compute(command)
         return super().compute(replace(command, function=TriedFunction(command.function)))
 
     def train_step(self, command: CallCommand) -> RankReport:
-        """Run the losses on all rows, each as one micro-batch, and take their gradients.
+        """Run the losses on all rows as a single micro-batch, and compute their gradients.
 
-        Raises InvalidInput for a loss that has none.
+        Raises InvalidInput for a loss without a gradient.
         """
         began = time.perf_counter()
         for one in command.passes:
@@ -123,7 +123,7 @@ class TrialRank(Rank):
 
 
 def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:
-    """Whether a loss depends on one of the model's outputs, be the gradient 0.
+    """Whether a loss depends on some output of the model, even if the gradient is 0.
 
     >>> logprobs = torch.tensor([-1.0], requires_grad=True)
     >>> has_gradient((0 * logprobs).sum(), [logprobs]), has_gradient(logprobs.detach().sum(), [logprobs])
@@ -135,7 +135,7 @@ def has_gradient(total: Tensor, outputs: Sequence[Tensor]) -> bool:
 
 
 def made_up(output: Output, lengths: Sequence[int]) -> list[Tensor]:
-    """Return what a model might give for rows of so many response tokens: one score a row, else one value a token.
+    """Return a model's possible results for rows of these response lengths: a score per row, or a value per token.
 
     >>> [values.tolist() for values in made_up("logprobs", [2, 1])]
     [[-0.5, -0.75], [-0.625]]

@@ -199,7 +199,7 @@ def flip_bit(file, key):
     [
         (lambda folder: (folder / "shard-00001.safetensors").unlink(), r"no file .*shard-00001\.safetensors.*model\."),
         (lambda folder: (folder / "shard-00001.json").unlink(), r"\d+ elements of main model\."),
-        (lambda folder: (folder / "shard-00001.json").write_text("{"), r"shard-00001\.json that is no index"),
+        (lambda folder: (folder / "shard-00001.json").write_text("{"), r"shard-00001\.json, which is not an index"),
         (lambda folder: cut(folder / "shard-00001.safetensors"), r"shard-00001\.safetensors of \d+ bytes.*model\."),
         (lambda folder: (folder / "shard-00000.safetensors").write_bytes(garbage(folder)), "not open"),
     ],

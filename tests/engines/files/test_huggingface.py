@@ -69,11 +69,11 @@ BROKEN = {
     ),
     "layers that are not there": (
         lambda f: edit(f, **QWEN3, layer_types=["full_attention"]),
-        r"actor.config.json.layer_types: got \['full_attention'\], expected null, or a list of 2, one for each layer",
+        r"actor.config.json.layer_types: got \['full_attention'\], expected null, or a list with the kinds of 2 layers",
     ),
     "window of Qwen": (
         lambda f: edit(f, **QWEN3, use_sliding_window=True, sliding_window=64, max_window_layers=2),
-        "sliding_window: got 64, expected null, or 128, the context: none is active",
+        "sliding_window: got 64, expected null, or 128, the context: no shorter window runs",
     ),
     "soft caps": (
         lambda f: edit(f, model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], final_logit_softcapping=30.0),
@@ -89,10 +89,10 @@ BROKEN = {
     ),
     "an output that is not there": (
         lambda f: edit(f, tie_word_embeddings=False),
-        "no tensor lm_head.weight in .*expected a checkpoint that holds it",
+        "no tensor lm_head.weight in .*expected a checkpoint with this tensor",
     ),
     "width of a head": (lambda f: edit(f, **QWEN2), "head_dim: got 32, expected 16, hidden_size over heads"),
-    "biases": (lambda f: add(f, "model.layers.0.self_attn.q_proj.bias"), "expected parameters of Llama and no others"),
+    "biases": (lambda f: add(f, "model.layers.0.self_attn.q_proj.bias"), "expected only parameters of Llama"),
     "experts": (lambda f: edit(f, num_local_experts=8), "num_local_experts: got 8, expected a dense model"),
     "a family that is planned only": (
         lambda f: edit(f, model_type="gemma2"),
@@ -199,7 +199,7 @@ def test_an_incomplete_folder_never_appears(tmp_path, made):
     """A missing tensor stops the writing, and an older folder of that name stays."""
     spec = read_model_spec("actor", made, "lm")
     target = shutil.copytree(made, tmp_path / "target")
-    with pytest.raises(ValueError, match="no tensor came for"):
+    with pytest.raises(ValueError, match="no tensor was passed for"):
         write_folder(target, spec, iter(()), made)
     assert read_model_spec("actor", target, "lm").shape == spec.shape
 

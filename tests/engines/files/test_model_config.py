@@ -82,7 +82,7 @@ def test_a_run_refuses_what_can_only_be_planned(kind, tmp_path):
     right = "expected false: only" if kind == "llama" else "expected a family that runs: llama, mistral"
     if kind in ("qwen3_moe", "mixtral"):
         right = (
-            r"experts: got \d, expected a dense model: of mixtures of experts qwen3_moe and mixtral are planned, and"
+            r"experts: got \d, expected a dense model: mixtures of experts of qwen3_moe and mixtral can be planned, but"
         )
     with pytest.raises(InvalidInput, match=right):
         read_model_spec("actor", tmp_path, "lm")

@@ -55,7 +55,7 @@ def test_a_marker_that_is_not_at_the_store_is_unread(remote):
     shared = SharedFolder.of(remote)
     assert shared.write("one") is None
     name, reason = shared.unread(MARKERS)
-    assert name == "two" and reason.startswith("expected a path with something there")
+    assert name == "two" and reason.startswith("expected a path that exists")
 
 
 def test_a_store_without_a_route_is_said_with_its_address(monkeypatch, tmp_path):

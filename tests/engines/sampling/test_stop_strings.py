@@ -38,6 +38,6 @@ def test_a_response_ends_with_the_token_that_completes_a_string(folder, text, la
 
 
 def test_a_model_without_a_tokenizer_is_refused_in_one_line(tmp_path):
-    with pytest.raises(InvalidInput, match=r"^sampling\.stop: .* expected a tokenizer beside the model") as error:
+    with pytest.raises(InvalidInput, match=r"^sampling\.stop: .* expected a tokenizer in the model folder") as error:
         StopStrings(("x",), str(tmp_path))
     assert "\n" not in str(error.value)

@@ -73,8 +73,8 @@ def test_any_other_scheme_is_read_through_fsspec(tmp_path):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("s3://nobody/models", "a bucket that is there"),
-        ("s3://bucket/models", "a path with something there"),
+        ("s3://nobody/models", "an existing bucket"),
+        ("s3://bucket/models", "a path that exists"),
         ("nowhere://bucket/models", "a scheme that fsspec knows here"),
         ("s3://bucket/../models", "names between single slashes"),
         ("s3://bucket//models", "names between single slashes"),
@@ -133,7 +133,7 @@ def test_links_out_of_an_archive_and_pipes_in_it_are_refused(tmp_path, kind, tar
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("zip://a::{}/nowhere.zip", "a path with something there"),
+        ("zip://a::{}/nowhere.zip", "a path that exists"),
         ("zip://a::{}/bad.zip", "a path that its store can serve"),
         ("tar://a::{}/bad.zip", "a path that its store can serve"),
         ("data://a", "a path that its store can serve"),

@@ -58,7 +58,7 @@ def test_a_store_where_a_file_can_be_written_is_left_as_it_was(bucket):
 
 
 def test_a_bucket_that_is_not_there_cannot_be_written(s3):
-    with pytest.raises(InvalidInput, match="output_dir: got 's3://nobody/runs', expected a bucket that is there"):
+    with pytest.raises(InvalidInput, match="output_dir: got 's3://nobody/runs', expected an existing bucket"):
         check_writable("s3://nobody/runs")
 
 
@@ -67,5 +67,5 @@ def test_a_store_that_went_away_is_an_error_of_one_line_that_a_restart_may_mend(
     file.parent.mkdir(parents=True)
     file.write_text("{}")
     point_s3_to(monkeypatch, "http://127.0.0.1:9")
-    with pytest.raises(OutputFailed, match="s3://bucket/runs/metrics.jsonl cannot be written: it takes a store"):
+    with pytest.raises(OutputFailed, match="s3://bucket/runs/metrics.jsonl cannot be written: expected a store"):
         publish(file)

@@ -65,7 +65,9 @@ def test_a_store_that_comes_back_gets_what_was_to_be_written_and_the_log_says_wh
     assert clock.pauses == [1.0, 2.0]
     lines = [record.getMessage() for record in caplog.records if record.name.endswith("patience")]
     assert len(lines) == 2
-    assert lines[0].startswith("s3://bucket/runs/amber/metrics.jsonl: waits 1 s, at most 60 in all, for a store that")
+    assert lines[0].startswith(
+        "s3://bucket/runs/amber/metrics.jsonl: waiting 1 s, at most 60 s in total, for a store that"
+    )
     assert server.endpoint in lines[0] and "\n" not in lines[0]
 
 
@@ -82,7 +84,7 @@ def test_a_store_that_comes_back_is_read_and_what_was_to_be_deleted_is(server, c
 def test_a_store_that_stays_away_is_given_up_in_one_line_and_then_asked_once(monkeypatch, written, clock):
     """The run that it ends asks more of it, as it cleans up; the next time that the store is there, it is new."""
     point_s3_to(monkeypatch, "http://127.0.0.1:9")
-    with pytest.raises(OutputFailed, match="metrics.jsonl cannot be written: it takes a store that answers") as caught:
+    with pytest.raises(OutputFailed, match="metrics.jsonl cannot be written: expected a store that answers") as caught:
         publish(written)
     assert "\n" not in str(caught.value)
     assert clock.pauses == [1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0] and clock.now == 60.0
