@@ -1,1 +1,1 @@
-"""All that runs on the devices: the gang of rank processes, Megatron-core, vLLM, moving tensors, weight versions."""
+"""The code that runs on the devices: rank processes, Megatron-core, vLLM, tensor moves and weight versions."""

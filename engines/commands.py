@@ -1,7 +1,7 @@
 """Commands of the controller to a rank, and the rank's reports: small picklable values, never tensors.
 
-A row is named by its position in the step's batch, so every rank means the same row by the same number. What goes to or
-comes from each rank in every call has no slots, since dataclasses pickle those by slow Python code.
+A row is named by its position in the step's batch, so every rank uses the same number for it. Messages of every call
+have no slots, since dataclasses with slots are pickled by slow Python code.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from prefect_rlhf.placement.plan import ModelInstance
 
 FINGERPRINT_MODULUS = 2**64
 Bytes = TypeVar("Bytes", int, Mapping[str, int])
-"""Of one rank a number, of several rank -> number."""
+"""A number for a single rank, rank -> number for several."""
 
 
 @dataclass(frozen=True)
 class Digest:
-    """What a rank's shards contribute to the weight fingerprint of each parameter, modulo FINGERPRINT_MODULUS.
+    """The part of each parameter's weight fingerprint from a rank's shards, modulo FINGERPRINT_MODULUS.
 
-    Two strings, `names` in lines and `values` of 8 bytes each: most ranks report what others report too, which is then
-    compared and never read.
+    Two strings: `names` in lines, and `values` of 8 bytes each. Most ranks report the same digest as other ranks; such
+    a digest is only compared and never read.
     """
 
     names: str
@@ -40,7 +40,7 @@ class Digest:
 
     @classmethod
     def of(cls, by_name: Mapping[str, int]) -> Digest:
-        """Return the digest that has these values.
+        """Return the digest with these values.
 
         >>> Digest.of({"norm": 7, "w": 2**64 - 1}).by_name()
         {'norm': 7, 'w': 18446744073709551615}
@@ -53,7 +53,7 @@ class Digest:
 
 
 class RowSource(Protocol):
-    """A dataset as a rank reads it: picklable by its settings, opened where it is used."""
+    """A dataset for a rank: it is pickled as its settings and opened in the process that uses it."""
 
     @property
     def name(self) -> str: ...
@@ -67,7 +67,7 @@ class RowSource(Protocol):
     def column_kinds(self) -> Mapping[str, ColumnKind]: ...
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
-        """Return rows in the order asked for: `prompt_tokens` (lists of ids), or tokens and what goes with them."""
+        """Return rows in the requested order: `prompt_tokens` (lists of ids), or tokens and their further keys."""
         ...
 
     def read_column(self, name: str, row_ids: Sequence[int]) -> list[Any]:
@@ -77,7 +77,7 @@ class RowSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """The folder of a trained role's state on disk, and the weight version that it is."""
+    """The folder of a trained role's state on disk, and its weight version."""
 
     folder: Path
     version: int
@@ -85,9 +85,10 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class BuildCommand:
-    """Build one model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given.
+    """Build a model instance on `ranks` (in the mesh's order) and load its weights, from `restore` if it is given.
 
-    `max_rows` are the most of one generate. vLLM's cache has `cache_bytes`, or room for all of them at their longest.
+    `max_rows` is the largest number of rows of a generate. vLLM's cache has `cache_bytes`, or room for all these rows
+    at their longest.
     """
 
     model: ModelSpec
@@ -103,7 +104,7 @@ class BuildCommand:
 
 @dataclass(frozen=True)
 class PassCommand:
-    """The rows of one row set that a train_step works on, and the losses on them: `call` is the step on these alone.
+    """A train_step's rows of a row set, and the losses on them; `call` is the step on these rows only.
 
     `rows` to `lengths` are as in a CallCommand, the rest as in TrainingRows.
     """
@@ -120,14 +121,14 @@ class PassCommand:
 
 @dataclass(frozen=True)
 class CallCommand:
-    """Run one call on this rank's rows.
+    """Run a call on this rank's rows.
 
-    `rows` are positions in the step's batch; `row_ids` the same rows' numbers in the dataset. `reads` and `writes` are
-    weight versions of the instance. `versions` says which version of each role had a part in the rows so far,
-    `generated_by` which role generated them. `keys` are those of its inputs that this rank's pipeline stage uses (None:
-    all), `lengths` the tokens of each row where a generate reported them. `frees` are the (call, key) of this step that
-    no later node uses on this rank. Of `sampling` (generate), `train` and `passes` (train_step), `output` and
-    `temperature` (inference), `function` (compute) a call uses its kind's own.
+    `rows` are positions in the step's batch; `row_ids` are the same rows' numbers in the dataset. `reads` and `writes`
+    are weight versions of the instance. `versions` has the weight version of each role that contributed to the rows so
+    far; `generated_by` is the role that generated them. `keys` are the input keys that this rank's pipeline stage uses
+    (None: all). `lengths` are the tokens of each row, if a generate reported them. `frees` are the (call, key) of this
+    step that no later node uses on this rank. A call uses only its kind's settings: `sampling` (generate), `train` and
+    `passes` (train_step), `output` and `temperature` (inference), `function` (compute).
     """
 
     step: int
@@ -141,7 +142,7 @@ class CallCommand:
     micro_batches: int = 1
     reads: int | None = None
     writes: int | None = None
-    function: Callable[..., Any] | None = None  # the call's operation, resolved where it runs
+    function: Callable[..., Any] | None = None  # the call's operation, imported by the process that runs it
     passes: tuple[PassCommand, ...] = ()
     versions: Mapping[str, int] = field(default_factory=dict)
     generated_by: str | None = None
@@ -154,7 +155,7 @@ class CallCommand:
     temperature: float = 1.0
 
     def on(self, rows: PassCommand) -> CallCommand:
-        """Return the command of a train_step on the rows of one pass alone."""
+        """Return the command of a train_step on the rows of a single pass."""
         return replace(
             self, call=rows.call, rows=rows.rows, row_ids=rows.row_ids, keys=rows.keys, lengths=rows.lengths, passes=()
         )
@@ -166,7 +167,7 @@ class CallCommand:
 
 
 class RowTransfer(NamedTuple):
-    """Rows of one call's keys that go from rank `source` to rank `target` (not equal)."""
+    """Rows of a call's keys that are sent from rank `source` to rank `target` (not equal)."""
 
     source: int
     target: int
@@ -177,14 +178,14 @@ class RowTransfer(NamedTuple):
 
 @dataclass(frozen=True)
 class TransferCommand:
-    """The row transfers of one node that this rank has a part in, in one order on all. `frees`: see CallCommand."""
+    """A node's row transfers from or to this rank, in the same order on all ranks. `frees`: see CallCommand."""
 
     step: int
     transfers: tuple[RowTransfer, ...]
     frees: tuple[tuple[str, str], ...] = ()
 
     def __reduce__(self) -> tuple[Callable[..., TransferCommand], tuple[Any, ...]]:
-        """Pickle the transfers as plain tuples, which takes a tenth of the time that named ones take."""
+        """Pickle the transfers as plain tuples: named tuples take ten times as long."""
         return _transfer_command, (self.step, tuple(map(tuple, self.transfers)), self.frees)
 
 
@@ -194,9 +195,9 @@ def _transfer_command(step: int, transfers: Sequence[Any], frees: tuple[tuple[st
 
 @dataclass(frozen=True)
 class MoveWeightsCommand:
-    """Bring version `version` of a role from one instance's storage into another's (reallocate).
+    """Copy version `version` of a role from an instance's storage into another instance's (reallocate).
 
-    `devices[rank]` is where a rank is, so that what is near is asked first; empty: all are equally near.
+    `devices[rank]` is the device of a rank, so that near copies are preferred; empty: all are equally near.
     """
 
     source: ModelInstance
@@ -209,13 +210,14 @@ class MoveWeightsCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurements(Generic[Bytes]):
-    """Time, data and memory of one piece of work: of one rank, or of all ranks of a node (memory then by rank).
+    """Time, data and memory of a piece of work, for a rank or for all ranks of a node (then memory by rank).
 
-    `seconds` is the rank's own clock. `bytes_moved` came from other ranks (for offload and reload: to or from the
-    host); `peak_extra_bytes` is the most that was staged for it.
+    `seconds` is measured by the rank's own clock. `bytes_moved` came from other ranks (for offload and reload: to or
+    from the host). `peak_extra_bytes` is the largest amount of memory staged for it.
 
-    `device_bytes` are the storages of all tensors that engines have on the device; `resident_bytes` is what the system
-    says of the process's own memory, their witness where the device is a CPU; `store_bytes` are the rows still kept.
+    `device_bytes` is the size of the storages of all tensors that engines have on the device. `resident_bytes` is the
+    process's memory as the operating system reports it; on a CPU device it confirms `device_bytes`. `store_bytes` is
+    the size of the rows that are still kept.
     """
 
     seconds: float
@@ -231,11 +233,11 @@ class Measurements(Generic[Bytes]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport(Measurements[int]):
-    """A rank's reply to a command. `digest` is set when weights were written.
+    """A rank's reply to a command. `digest` is set after weights were written.
 
-    `row_lengths` are the tokens of each row that a generate made, in the order of its rows. `state` is what a stateful
-    computation leaves for the next step, as a checkpoint holds it, or why none can. `chosen_rows` are the numbers of
-    those that a call chose.
+    `row_lengths` are the tokens of each row of a generate, in the order of its rows. `state` is a stateful
+    computation's state for the next step in a checkpoint's form, or the error if it cannot be saved. `chosen_rows` are
+    the numbers of the rows that a call chose.
     """
 
     digest: Digest | None = None

@@ -1,4 +1,4 @@
-"""Context and result of a computation on rows, wherever it is defined."""
+"""Context and result of a computation on rows."""
 
 from __future__ import annotations
 
@@ -18,28 +18,29 @@ STATE_TYPES: Registry[type] = Registry("state")
 
 
 def saved_state(kind: type[State]) -> type[State]:
-    """Register a dataclass that computations return as `state`: checkpoints hold it under its own name."""
+    """Register a dataclass that computations return as `state`; checkpoints store it under its own name."""
     STATE_TYPES.add(kind.__name__, kind, kind)
     return kind
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The place and time of a computation: what a writer of files or of text needs beside its rows.
+    """The step, folder and tokenizer of a computation, and the origin of its rows.
 
-    Before a run, every computation is tried on a few rows in a process of its own, with a `run_dir` for nothing else.
+    Before a run, every computation is tried on a few rows in a process of its own, with a `run_dir` that no other
+    computation uses.
     """
 
     step: int
     run_dir: Path  # the run's folder
-    tokenizer: str  # folder of the tokenizer, that of the role which generates
+    tokenizer: str  # folder of the generating role's tokenizer
     row_ids: tuple[int, ...]  # the rows' numbers in the dataset
-    versions: Mapping[str, int] = field(default_factory=dict)  # role -> weight version that had a part in the rows
-    generated_by: str | None = None  # the role that generated the rows; None where they are a dataset's
+    versions: Mapping[str, int] = field(default_factory=dict)  # role -> weight version that contributed to the rows
+    generated_by: str | None = None  # the role that generated the rows; None for a dataset's rows
 
     @property
     def weight_version(self) -> int:
-        """The version of the weights that generated the rows; 0 where nothing did."""
+        """The version of the weights that generated the rows; 0 for rows that no model generated."""
         return self.versions.get(self.generated_by, 0) if self.generated_by else 0
 
 

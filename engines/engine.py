@@ -1,4 +1,4 @@
-"""The interface of an engine to its rank: state its weights as regions, run a call, leave and re-enter device memory.
+"""The interface of an engine to its rank: weights as regions, calls, offload and reload.
 
 Shapes: B rows, S prompt and response tokens (right-padded), T response tokens (right-padded), V vocabulary.
 """
@@ -21,7 +21,7 @@ StateKind = Literal["main", "exp_avg", "exp_avg_sq"]
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of one parameter that this rank holds, under its Hugging Face name.
+    """A parameter's part on this rank, under its Hugging Face name.
 
     `view` aliases the engine's own storage; its elements in row-major order are the region's elements in row-major
     order, but it may split axes and be non-contiguous (a fused qkv). Read with `view.reshape(shape)`, write with
@@ -38,7 +38,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """A region of one parameter in what the optimizer keeps on this rank: float32 main weights or a moment of Adam's.
+    """A region of a parameter in this rank's optimizer state: float32 main weights or a moment of Adam's.
 
     `values` is a flat view of the region's elements in row-major order, in the optimizer's own tensor.
     """
@@ -62,12 +62,12 @@ class Sequences:
 
     @property
     def num_response_tokens(self) -> int:
-        """The length T of the longest response; 0 of no rows."""
+        """The length T of the longest response; 0 without rows."""
         return int((self.lengths_B - self.prompt_lengths_B).max()) if len(self) else 0
 
     def response_mask_BT(self) -> Tensor:
         """A mask [B, T]: 1.0 where response token t exists."""
-        import torch  # only here: what the controller and a plan know of engines needs none
+        import torch  # only here: the controller and plans import this file without torch
 
         t = torch.arange(self.num_response_tokens, device=self.tokens_BS.device)
         return (t[None] < (self.lengths_B - self.prompt_lengths_B)[:, None]).float()
@@ -75,7 +75,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Settings of one train_step's walk over its rows: `epochs` times over `mini_batches`, each one optimizer step."""
+    """Settings of a train_step: `epochs` passes over the rows in `mini_batches`, with an optimizer step for each."""
 
     mini_batches: int = 1
     micro_batches: int = 1
@@ -84,25 +84,25 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRows:
-    """This replica's rows of one row set, mini-batch by mini-batch, with the losses that one forward pass serves.
+    """This replica's rows of a row set in the order of mini-batches, with the losses that share a forward pass.
 
-    `columns` are what each of `terms` sees of the rows. `mini_batch_rows` are the numbers of rows in each mini-batch,
-    one after another; empty: all the same. `some_without_rows` says that some replica has no row of some mini-batch.
+    `columns` are the columns of each of `terms`. `mini_batch_rows` are the numbers of rows of the mini-batches, in
+    their order; empty: all are equal. `some_without_rows` is True if some replica has no row in some mini-batch.
     """
 
     sequences: Sequences
     terms: tuple[LossTerm, ...]
     columns: tuple[Mapping[str, Tensor], ...]
-    rows_per_item: int = 1  # adjacent rows that must stay in one micro-batch
+    rows_per_item: int = 1  # adjacent rows that must stay in the same micro-batch
     mini_batch_rows: tuple[int, ...] = ()
     some_without_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """Settings of the continuation of a prompt. Temperature 0 is greedy; top_k of 0 keeps all tokens.
+    """Settings of the continuation of a prompt. Temperature 0 is greedy; a top_k of 0 keeps all tokens.
 
-    A response ends with the token that completes one of the strings in `stop`; see StopStrings.
+    A response ends with the token that completes a string in `stop`; see StopStrings.
     """
 
     max_new_tokens: int
@@ -115,16 +115,16 @@ class SamplingSettings:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether some tokens of the vocabulary may be left out."""
+        """Whether some tokens of the vocabulary may be excluded."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Responses of a batch of prompts, and the log-probability of each token: of the whole vocabulary, tempered.
+    """Responses of a batch of prompts, and the log-probability of each token in the whole vocabulary, tempered.
 
-    `kept_mass` is the mean over tokens of the probability that top_k, top_p and min_p keep; None where they keep all,
-    and on ranks that choose no token.
+    `kept_mass` is the mean over tokens of the probability that top_k, top_p and min_p keep. It is None if they keep all
+    tokens, and on ranks that choose no token.
     """
 
     tokens: Sequence[Sequence[int]]
@@ -133,7 +133,7 @@ class Generated:
 
 
 class Engine(Protocol):
-    """One model instance's shard on this rank."""
+    """A model instance's shard on this rank."""
 
     instance: ModelInstance
 
@@ -152,13 +152,13 @@ class Engine(Protocol):
     def offload(self, part: OffloadPart = "all") -> int:
         """Move a part's device tensors to host memory; return the bytes freed. Idempotent.
 
-        Without its optimizer an engine does all that needs its compute weights alone. Runs in another thread than calls
-        do, beside one that uses other tensors: it may touch nothing but the part's own storages.
+        Without its optimizer an engine can do everything that needs its compute weights only. Runs in another thread,
+        concurrently with calls that use other tensors: it must only touch the part's own storages.
         """
         ...
 
     def reload(self, part: OffloadPart = "all") -> int:
-        """Bring back what `offload` moved of the part; return the bytes. Idempotent; beside calls as `offload` is."""
+        """Restore the tensors that `offload` moved; return the bytes. Idempotent; concurrent as `offload` is."""
         ...
 
 
@@ -166,24 +166,23 @@ class TrainingEngine(Engine, Protocol):
     """An engine that runs inference and train_step. Every rank of the mesh makes the same calls in the same order."""
 
     def infer(self, sequences: Sequences, output: Output, micro_batches: int, temperature: float) -> Tensor | None:
-        """Run this data-parallel replica's rows; it may have none.
+        """Run this data-parallel replica's rows; the replica may have no rows.
 
         Returns logprobs [B, T] (of response tokens), values [B, T] (at the token before each response token) or scores
-        [B] (at the last token) on ranks of the last pipeline stage with tp coordinate 0, None elsewhere.
+        [B] (at the last token) on ranks of the last pipeline stage with tp coordinate 0, None on other ranks.
         """
         ...
 
     def train(self, rows: Sequence[TrainingRows], settings: TrainSettings) -> dict[str, float]:
         """Take epochs * mini_batches optimizer steps, each on a mini-batch of every row set together.
 
-        The gradient is that of the sum over all terms of weight * mean, whatever replica or micro-batch a row is in.
-        A replica without rows of one takes part in what replicas do together, and adds nothing. Where all means are
-        over nothing, no step is taken.
-        Returns the means over all rows and steps of the loss and its metrics, and of `grad_norm`, and the last step's
-        `learning_rate`; equal on every rank. Of several terms each has its own, after its name and a dot, and `loss` is
-        the weighted sum.
-        Under `initial_...` those of the first mini-batch, before any update: there new and old policy have the same
-        weights, so what a loss says of their difference is the difference of the two engines.
+        The gradient belongs to the sum over all terms of weight * mean, for any split of the rows over replicas and
+        micro-batches. A replica without rows in a set takes part in the collective operations and adds no gradient. If
+        all means are over no values, no step is taken. Returns the means over all rows and steps of the loss, its
+        metrics and `grad_norm`, and the last step's `learning_rate`; they are equal on every rank. With several terms,
+        each term's values are prefixed by its name and a dot, and `loss` is the weighted sum. Values prefixed by
+        `initial_` are of the first mini-batch, before any update. New and old policy then have the same weights, so a
+        difference in the loss is a difference between the two engines.
         """
         ...
 
@@ -193,11 +192,11 @@ class TrainingEngine(Engine, Protocol):
         ...
 
     def state_parts(self) -> Iterator[StatePart]:
-        """Yield all that the optimizer keeps on this rank, in whatever pieces; no moments before the first step."""
+        """Yield the optimizer's whole state on this rank, in pieces of any size; no moments before the first step."""
         ...
 
     def begin_after(self, num_updates: int) -> None:
-        """Go on as after that many optimizer steps; the moments are there, zero, to be written to."""
+        """Continue as if after that many optimizer steps; the moments exist as zeros, to be overwritten."""
         ...
 
 
@@ -211,9 +210,9 @@ class GenerationEngine(Engine, Protocol):
         seeds: Sequence[int],
         micro_batches: int = 1,
     ) -> Generated:
-        """Continue this replica's prompts; the i-th row draws from seeds[i] alone, whatever it is batched with.
+        """Continue this replica's prompts; the i-th row draws from seeds[i] only, in any batch.
 
-        Without prompts there are no responses.
-        Rows take turns in `micro_batches` groups, so that the stages of a pipeline have work at the same time.
+        Returns no responses without prompts. Rows are split into `micro_batches` groups that alternate, so that the
+        stages of a pipeline work at the same time.
         """
         ...

@@ -1,4 +1,4 @@
-"""The learning rate of an optimizer step: a function of its number alone, so a resumed run has the same."""
+"""The learning rate of an optimizer step depends only on the step's number, so a resumed run has the same rates."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from prefect_rlhf.placement.model import OptimizerSpec
 
 
 def rate_share(spec: OptimizerSpec, step: int) -> float:
-    """Return the share of the highest rate that the `step`-th optimizer step has, counted from 1.
+    """Return the `step`-th optimizer step's share of the highest rate; steps count from 1.
 
-    It rises in a line to 1 at step `warmup_steps`, stays for one more, and falls so that it would reach its lowest one
-    step after `decay_steps`: as transformers' schedules do, but that no step has a rate of 0.
+    It rises linearly to 1 at step `warmup_steps`, stays there for another step, and falls so that it would reach its
+    lowest value a step after `decay_steps`. It follows transformers' schedules, except that no step has a rate of 0.
 
     >>> spec = OptimizerSpec(warmup_steps=2, schedule="linear", decay_steps=6)
     >>> [rate_share(spec, step) for step in (1, 2, 3, 4, 5, 6, 7)]
@@ -21,7 +21,7 @@ def rate_share(spec: OptimizerSpec, step: int) -> float:
         return step / spec.warmup_steps
     if spec.schedule == "constant":
         return 1.0
-    assert spec.decay_steps is not None  # a run says it
+    assert spec.decay_steps is not None  # a run sets it
     gone = min(1.0, (step - 1 - spec.warmup_steps) / (spec.decay_steps - spec.warmup_steps))
     left = 1 - gone if spec.schedule == "linear" else (1 + math.cos(math.pi * gone)) / 2
     return spec.min_lr_ratio + (1 - spec.min_lr_ratio) * left

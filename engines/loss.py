@@ -1,4 +1,4 @@
-"""Losses as an engine sees them: what a loss returns, and what a train_step asks of a forward pass for it.
+"""Losses for an engine: the values that a loss returns, and its requirements on a train_step's forward pass.
 
 Shapes: B rows, T response tokens (right-padded), P items of rows that belong together.
 """
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Output = Literal["logprobs", "values", "scores", "entropy"]
-"""Of a response token its log-probability, its value or the entropy of the distribution it is from; a row's score."""
+"""A response token's log-probability, its value or the entropy of its distribution; a row's score."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossValues:
-    """What a loss returns: a value for each token [B, T], each row [B] or each item [P]; metrics in any of the three.
+    """A loss's result: a value per token [B, T], per row [B] or per item [P]; metrics of any of these shapes.
 
-    The train_step takes the mean of them that its term says, over the tokens of `mask`; values elsewhere count nowhere.
+    The train_step averages the values over the tokens of `mask`, in the way of its term; values elsewhere are ignored.
     """
 
     values: Tensor
@@ -30,11 +30,11 @@ class LossValues:
 
 
 class Loss(Protocol):
-    """A pure function of a model's outputs and the rows' other columns; importable, so that it crosses processes.
+    """A pure function of a model's outputs and the rows' other columns; importable, so that it can be sent to ranks.
 
-    Outputs come first, in the order asked for: logprobs, values and entropy are [B, T], scores [B]. `batch` holds
-    padded columns [B, T] or [B], and `mask` [B, T], 1.0 at tokens that are trained on. Padded positions hold zeros.
-    Rows that belong together (a chosen and a rejected answer) are adjacent.
+    Outputs come first, in the order of the term: logprobs, values and entropy are [B, T], scores [B]. `batch` holds
+    padded columns [B, T] or [B], and `mask` [B, T], 1.0 at trained tokens. Padded positions hold zeros. Rows that
+    belong together (a chosen and a rejected answer) are adjacent.
     """
 
     def __call__(self, *outputs_and_batch: Tensor | Mapping[str, Tensor]) -> LossValues: ...
@@ -42,10 +42,10 @@ class Loss(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """One loss of a train_step: what it asks of the forward pass, and how its values become a part of the sum.
+    """A loss of a train_step: the outputs that it needs of the forward pass, and its part in the sum.
 
-    The step's loss is the sum over terms of `weight` times the mean. `inputs` are the ports whose columns it sees;
-    `name` tells its metrics from those of other terms, and is empty where there is no other.
+    The step's loss is the sum over terms of `weight` times the mean. `inputs` are the ports of its columns. `name`
+    distinguishes its metrics from other terms' metrics; it is empty for a single term.
     """
 
     loss: Loss

@@ -1,7 +1,7 @@
-"""What a loss is a mean over, as what each row contributes; known before the forward pass, from masks alone.
+"""The mean of a loss as a part per row, known before the forward pass from the masks.
 
-Shapes: B rows, T response tokens, P items of rows that belong together. However rows are split into replicas, mini- and
-micro-batches, parts add up to the same weights, so each value counts the same.
+Shapes: B rows, T response tokens, P items of rows that belong together. The parts add up to the same weights for any
+split of the rows into replicas, mini- and micro-batches, so each value counts the same.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.placement.graph import MeanOver
 
 UNITS = ("token", "row", "item")
-"""What a value may be of; the weights of a mini-batch are in this order."""
+"""The units of values; the weights of a mini-batch are in this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RowParts:
     token_B: Tensor  # of each of its tokens, in the loss
     metric_token_B: Tensor  # of each of its tokens, in a metric
     weight_B: Tensor  # in the weight that the sum over tokens is divided by
-    row_B: Tensor  # of a value of the whole row, and in the weight of those
+    row_B: Tensor  # of a value of the whole row, and in the weight of such values
     rows_per_item: int = 1
 
     @property
@@ -37,7 +37,7 @@ class RowParts:
         return self.row_B.view(-1, self.rows_per_item).amax(1)
 
     def weights(self) -> Tensor:
-        """Return [3], float64: what sums of values of tokens, of rows and of items are divided by."""
+        """Return [3], float64: the divisors of sums of token values, of row values and of item values."""
         return torch.stack([part.double().sum() for part in (self.weight_B, self.row_B, self.item_P)])
 
     def of(self, rows: Tensor) -> RowParts:
@@ -52,7 +52,7 @@ class RowParts:
         )
 
     def unit(self, values: Tensor, name: str) -> int:
-        """Return what values are of, as a place in UNITS. Raises InvalidInput for any other shape."""
+        """Return the unit of values as an index into UNITS. Raises InvalidInput for any other shape."""
         num_rows = len(self.row_B)
         if values.shape == self.mask_BT.shape:
             return 0
@@ -65,15 +65,15 @@ class RowParts:
         raise InvalidInput(f"shape of {name}", list(values.shape), f"a value for each token, row or item: {expected}")
 
     def loss_sum(self, values: Tensor) -> tuple[int, Tensor]:
-        """Return (unit, the sum of the loss's values, each times its part). Raises InvalidInput."""
+        """Return (unit, the sum of the loss's values times their parts). Raises InvalidInput."""
         unit = self.unit(values, "a loss's values")
         if unit and self.kind not in ("rows", "groups"):
-            expected = 'mean_over="rows" or "groups" at .on(...): it has a value for each row, none for its tokens'
+            expected = 'mean_over="rows" or "groups" at .on(...): the loss has a value per row, not per token'
             raise InvalidInput("mean_over", self.kind, expected)
         return unit, self._sum(unit, values, self.token_B)
 
     def metric_sum(self, name: str, values: Tensor) -> tuple[int, Tensor]:
-        """Return (unit, the sum of a metric's values, each times its part). Raises InvalidInput."""
+        """Return (unit, the sum of a metric's values times their parts). Raises InvalidInput."""
         unit = self.unit(values, f"metric {name}")
         return unit, self._sum(unit, values.detach(), self.metric_token_B)
 
@@ -84,7 +84,7 @@ class RowParts:
 
 
 def row_parts(kind: MeanOver, batch: Mapping[str, Tensor], rows_per_item: int = 1) -> RowParts:
-    """Return the parts for the mean of `kind` over the tokens of `batch["mask"]`; a row without any counts nowhere.
+    """Return the parts for the mean of `kind` over the tokens of `batch["mask"]`; a row without tokens has part 0.
 
     With l_it the loss of token t of row i, m_it its mask, n_i = sum over t of m_it:
 
@@ -94,10 +94,10 @@ def row_parts(kind: MeanOver, batch: Mapping[str, Tensor], rows_per_item: int = 
       Reads `group_tokens` [B], the denominator for the row's group, and `group_rows` [B], its rows with a token; a
       group that is split over mini-batches counts in each by the share of its rows there.
     - a number c: mean over rows i of sum_t(m_it * l_it) / c. Liu et al. 2025 (Dr. GRPO, arXiv:2503.20783), section 3.2,
-      where c is the longest response allowed. Every token counts alike, however many others there are.
+      where c is the longest response allowed. Every token has the same weight, in a row of any length.
 
     Values of rows and of items (a chosen and a rejected answer) are means over rows or items, or over groups of them;
-    an item counts where one of its rows does. Metrics are means of the same kind, over rows where a constant divides.
+    an item counts if any of its rows does. Metrics are means of the same kind; for a number c they are means over rows.
     """
     mask_BT = batch["mask"]
     tokens_B = mask_BT.sum(1)

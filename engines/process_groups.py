@@ -1,4 +1,4 @@
-"""Process groups that only their members make: a world to make them in, and one name for each on every member."""
+"""Process groups that only their members make: a world for them, and the same name of a group on every member."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch._C._distributed_c10d import HashStore
 
 
 def ensure_world() -> None:
-    """Make a world of one rank, which touches no network, where the process has none: Megatron and vLLM want one."""
+    """Make a world of a single rank, without network, if the process has no world: Megatron and vLLM need it."""
     if not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def name_groups_by_members() -> None:
-    """Name a new group by its ranks and how often these ranks made one. Idempotent.
+    """Name a new group by its ranks and the number of groups that these ranks have made. Idempotent.
 
-    Torch counts all groups that a rank has: ranks of different history would name one group differently, and wait for
+    Torch counts all groups of a rank. Ranks of different history would name the same group differently, and wait for
     each other forever in `new_group(..., use_local_synchronization=True)`.
     """
     if getattr(dist.distributed_c10d._hash_ranks_to_str, "by_members", False):

@@ -1,4 +1,4 @@
-"""Names that graphs and checkpoints keep: each stands for one function or class, wherever that is defined today."""
+"""Names in graphs and checkpoints: each refers to a function or class, which may have moved to another module since."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ Entry = TypeVar("Entry")
 
 
 class Registry(Generic[Entry]):
-    """Entries by name, each with the function or class that it was made from."""
+    """Entries by name, each with its function or class."""
 
     def __init__(self, noun: str) -> None:
-        self._noun = noun  # as errors call an entry
+        self._noun = noun  # for an entry, in errors
         self._entries: dict[str, tuple[Any, Entry]] = {}
 
     def add(self, name: str, definition: Any, entry: Entry) -> Entry:
-        """Register what `definition` defines. Raises GraphError when another definition has the name.
+        """Register `definition`'s entry. Raises GraphError if another definition has the name.
 
-        The same definition again is fine: a notebook's cell that runs twice, a file that is loaded as two modules.
+        The same definition may be registered again: by a notebook's cell that runs twice, or a file that is loaded as
+        two modules.
         """
         earlier = self._entries.get(name, (definition, entry))[0]
         if not _is_same(earlier, definition):
             raise GraphError(
                 f"two definitions of {self._noun} {name!r}: {_place(earlier)} and {_place(definition)}; "
-                "register one of them under another name"
+                "register either under another name"
             )
         self._entries[name] = definition, entry
         return entry
 
     def find(self, name: str, module: str = "", file: str = "") -> Entry:
-        """Return the entry, after importing the module that defines it, from `file`, where no other import did.
+        """Return the entry; if it is missing, first import the module that defines it, from `file` if necessary.
 
-        Raises GraphError when that leaves the name unknown.
+        Raises GraphError if the name is still unknown.
         """
         if name not in self._entries and module:
             import_from(module, file)

@@ -1,4 +1,4 @@
-"""Rows as ranks keep and compute on them: ragged columns in the store, padded tensors in a computation."""
+"""Rows on ranks: ragged columns in the store, padded tensors in a computation."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ColumnKind = Literal["number", "text", "other"]
-"""Of a dataset's column; truth values are numbers."""
+"""The kind of a dataset's column; truth values are numbers."""
 Column = Sequence["Tensor"]
 """One tensor per row: 0-d (a score) or 1-d (tokens, log-probabilities)."""
 
 
 class NoSuchColumn(KeyError):
-    """A computation or a loss asked its rows for a key that they do not have; `there` are those that they have."""
+    """A computation or a loss asked its rows for a missing key; `there` are the keys that they have."""
 
     def __init__(self, key: object, there: Iterable[str]) -> None:
         super().__init__(key)
@@ -23,14 +23,14 @@ class NoSuchColumn(KeyError):
 
 
 class Columns(dict[str, "Tensor"]):
-    """What a loss sees of its rows, each column padded: [B] or [B, T]. Raises NoSuchColumn for another key."""
+    """The columns for a loss, each padded: [B] or [B, T]. Raises NoSuchColumn for another key."""
 
     def __missing__(self, key: str) -> Tensor:
         raise NoSuchColumn(key, self)
 
 
 class DatasetColumns(Protocol):
-    """The columns of the dataset behind some rows, read where they are asked for."""
+    """The columns of the dataset behind some rows; a column is read when it is used."""
 
     @property
     def kinds(self) -> Mapping[str, ColumnKind]:
@@ -38,16 +38,16 @@ class DatasetColumns(Protocol):
         ...
 
     def read(self, name: str) -> list[Any]:
-        """Return a column's value for each row, as the file has it; None where there is none."""
+        """Return a column's value for each row, as stored in the file; None for a missing value."""
         ...
 
 
 class Batch(Mapping[str, "Tensor"]):
     """Columns of the same rows. `batch[key]` is [B] or, right-padded with zeros, [B, longest].
 
-    `columns` are the rows themselves, each as long as it is. `groups` [B] are the numbers of the rows that they were
-    made of: equal for all responses to one prompt. A column of numbers of the dataset is a key as well (float64, NaN
-    for null), and `values_of` reads any of its columns. Raises NoSuchColumn for a key that no column has.
+    `columns` are the rows without padding. `groups` [B] are the numbers of the rows' source rows: equal for all
+    responses to the same prompt. A dataset's column of numbers is a key as well (float64, NaN for null), and
+    `values_of` reads any of its columns. Raises NoSuchColumn for an unknown key.
 
     >>> import torch
     >>> batch = Batch({"logprobs": [torch.tensor([-1.0, -2.0]), torch.tensor([-3.0])]})
@@ -70,14 +70,14 @@ class Batch(Mapping[str, "Tensor"]):
 
     @property
     def groups(self) -> Tensor:
-        """[B] int64: the group of each row, which rows that are made of it one by one keep."""
+        """[B] int64: the group of each row. A row that is made of a single row keeps its group."""
         if self._groups is None:
             raise NoSuchColumn("groups", self.there)
         return self._groups
 
     @property
     def there(self) -> tuple[str, ...]:
-        """The keys that it has, with those of the dataset."""
+        """The available keys, including the dataset's columns."""
         return (*self.columns, *self.dataset_columns)
 
     @property
@@ -86,7 +86,7 @@ class Batch(Mapping[str, "Tensor"]):
         return tuple(self._dataset.kinds) if self._dataset is not None else ()
 
     def values_of(self, name: str) -> list[Any]:
-        """Return a column of the dataset, a value for each row, as the file has it."""
+        """Return a column of the dataset, a value for each row, as stored in the file."""
         if self._dataset is None or name not in self._dataset.kinds:
             raise NoSuchColumn(name, self.there)
         return self._dataset.read(name)
@@ -99,7 +99,7 @@ class Batch(Mapping[str, "Tensor"]):
 
     def mask(self, key: str) -> Tensor:
         """[B, longest] float: 1 where a row of `key` has a value."""
-        import torch  # only here and below: a flow that works on batches is traced, and planned, without it
+        import torch  # only in these functions: a flow that works on batches is traced and planned without torch
 
         if key not in self.columns:
             raise NoSuchColumn(key, self.there)
@@ -116,7 +116,7 @@ def numbers(values: Sequence[float | bool | None]) -> Tensor:
 
 
 def pad(column: Column) -> Tensor:
-    """Stack scalars to [B]; right-pad sequences with zeros to [B, longest]. Of no rows: [0]."""
+    """Stack scalars to [B]; right-pad sequences with zeros to [B, longest]. Returns [0] without rows."""
     import torch
 
     if not column:

@@ -150,7 +150,7 @@ def test_a_step_that_keeps_nothing_trains_nothing_and_a_run_of_them_ends(paramet
     assert all((weights[name] == values).all() for name, values in before.items() if name in weights)
     state = start(nothing | {"steps": 12}, "keeps_pairs", "alone")
     assert state.is_failed()
-    assert "best_and_worst · step 9: none of its 12 rows stays, in the 10 steps to this one" in state.message
+    assert "best_and_worst · step 9: kept 0 of 12 rows, and no row in the last 10 steps" in state.message
     assert "\n" not in state.message
 
 

@@ -108,8 +108,8 @@ def _first_held(
 ) -> Iterator[StatePart]:
     """Select the parts for which this rank is the first holder.
 
-    Tensor-parallel ranks all hold a norm, and the first and last stage hold a tied embedding. Twins in a replica have
-    its dp coordinate, since the optimizer divides each of these over dp in the same way.
+    Tensor-parallel ranks all hold a norm, and the first and last stage hold a tied embedding. Ranks with
+    the same part in a replica have the same dp coordinate: the optimizer divides each copy over dp in the same way.
     """
     for part in parts:
         regions = layout.regions[part.parameter]

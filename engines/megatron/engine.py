@@ -273,7 +273,7 @@ class MegatronEngine:
             keys = losses.known_keys(stored, some_without_rows, self._groups.dp)
             box = [losses.sum_over_replicas(stored, keys, self._groups.dp, self._device)]
         self._tell_stages(box)
-        return box[0], self._optimizer.step() if has_weight else 0.0  # a mean over nothing moves nothing
+        return box[0], self._optimizer.step() if has_weight else 0.0  # a mean without values updates no weights
 
     def _tell_stages(self, box: list[Any]) -> None:
         """Send the content of the last stage's box to the other stages of its pipeline."""
@@ -283,8 +283,8 @@ class MegatronEngine:
     def _run(self, work: Work, train: bool = False) -> list[Any]:
         """Send micro-batches through Megatron's schedule; return the last stage's result for each.
 
-        Stages and shards of a replica have the same rows. Without rows there is nothing to send between them, and in
-        training no gradient; replicas still add their gradients.
+        Stages and shards of a replica have the same rows. Without rows they exchange no messages and
+        compute no gradient, but in training the replicas still add their gradients.
         """
         in_pipeline = self._groups.strategy.pp > 1
         if not work:

@@ -2,7 +2,7 @@
 
 Groups of rows alternate, so that a pipeline's stages work on different groups at the same time. A single rank of a
 replica (last stage, tp coordinate 0) has logits over the whole vocabulary and chooses tokens. Every rank receives its
-choice, and derives the remaining rows by itself.
+choice, and derives the remaining rows from it.
 
 Shapes: B remaining rows, N tokens of a pass, H hidden, V vocabulary, R rows of the replica, T new tokens.
 """

@@ -102,8 +102,8 @@ def _partial_logsumexp(hidden_NH: Tensor, weight_VH: Tensor, local_N: Tensor, sc
         logits_NC = logits_of(hidden_NH, weight_VH[start:stop], scale)
         rows_M = ((local_N >= start) & (local_N < stop)).nonzero()[:, 0]
         picked_N[rows_M] = logits_NC[rows_M, local_N[rows_M] - start]
-        parts.append(logits_NC[:, 0] - logits_NC.log_softmax(-1)[:, 0])  # one fused pass, unlike logsumexp
-    nothing_N = torch.full_like(picked_N, float("-inf"))  # what a rank adds whose rows are all padding
+        parts.append(logits_NC[:, 0] - logits_NC.log_softmax(-1)[:, 0])  # a single fused pass, unlike logsumexp
+    nothing_N = torch.full_like(picked_N, float("-inf"))  # from a rank whose rows are all padding
     return torch.stack(parts or [nothing_N]).logsumexp(0), picked_N
 
 

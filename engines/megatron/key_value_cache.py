@@ -79,7 +79,7 @@ class Decode:
     """The pass over a new token of each row: row i is in slot i, its token at position `positions_B[i]`."""
 
     positions_B: Tensor
-    slots_B: Tensor  # all rows' slots, to write one place in each
+    slots_B: Tensor  # all rows' slots, to write a place in each
     num_places: int  # L
     cache: KeyValueCache
     shared: dict[Any, Any] = field(default_factory=dict)  # angles and masks, made in the first layer of a kind
@@ -99,7 +99,7 @@ class Decode:
         keys[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -2]
         values[self.slots_B, :, self.positions_B] = heads_BGXD[:, :, -1]
         keys, values = (cached[:num_rows, :, :num_places] for cached in (keys, values))
-        # the query heads of a group stand where attention expects positions: they share keys, values and mask
+        # the query heads of a group take the axis of positions in attention: they share keys, values and mask
         mixed = F.scaled_dot_product_attention(heads_BGXD[:, :, :-2], keys, values, attn_mask=self._mask(window))
         return mixed.flatten(1)
 

@@ -25,7 +25,7 @@ class KeyValueCopies:
 
     group: dist.ProcessGroup
     fused: tuple[Any, ...]
-    num_rows: int  # of keys and values, the last ones
+    num_rows: int  # the last rows, which are keys and values
 
     @classmethod
     def of(cls, model: Transformer, shape: TransformerShape, groups: Groups) -> KeyValueCopies | None:

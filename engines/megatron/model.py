@@ -90,7 +90,7 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
     if FAMILIES[shape.family].scaled_embedding:
         model.embedding_scale = float(torch.tensor(math.sqrt(shape.hidden_size), dtype=DTYPES[spec.dtype]))
     if "lm" not in spec.head:
-        model.output_layer = None  # Megatron gives the last stage one
+        model.output_layer = None  # Megatron makes it on the last stage
     if "scalar" in spec.head and groups.is_last_stage:
         model.scalar_head = ScalarHead(shape.hidden_size, DTYPES[spec.dtype])
     _mark_split_weights(model)

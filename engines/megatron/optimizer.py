@@ -49,7 +49,7 @@ class MainOptimizer:
             if copies is not None:
                 copies.count_once(part)
         for group in self._chain.param_groups:
-            group["fused"] = True  # one pass over memory instead of about ten
+            group["fused"] = True  # a single pass over memory instead of about ten
 
     def step(self) -> float:
         """Clip the gradient, update; return its norm before clipping.

@@ -1,6 +1,7 @@
 """The sharded optimizer's tensors under Hugging Face names: the region of a parameter that each piece is.
 
-Megatron lays all parameters out in flat buffers and gives each data-parallel rank a range of each, whatever it cuts.
+Megatron lays all parameters out in flat buffers and gives each data-parallel rank a range of each buffer. The range may
+begin or end inside a parameter.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def row_groups(
     stops: StopStrings | None = None,
 ) -> list[RowGroup]:
     """Make at most `num_groups` groups of equally many rows, prompts of like length together, each with a cache."""
-    if not prompts:  # a replica may have none
+    if not prompts:  # a replica may have no prompts
         return []
     like = next(layers.parameters())
     ends = torch.tensor(end_tokens if sampling.stop_at_eos else (), dtype=torch.long, device=like.device)

@@ -37,7 +37,7 @@ from prefect_rlhf.placement.model import ModelSpec
 from prefect_rlhf.placement.plan import ModelInstance
 
 WEIGHT_DEVIATION = 0.02  # of random weights, as models are initialised
-STEPS = 6  # of decoding, of which the first is the prefill's
+STEPS = 6  # of decoding; the first is the prefill's
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +237,7 @@ def logprobs_alone(logprobs_BT: Tensor, batch: Mapping[str, Tensor]) -> LossValu
     return LossValues(logprobs_BT)
 
 
-MEAN_LOGPROB = LossTerm(logprobs_alone, ("logprobs",))  # type: ignore[arg-type]  # of one output
+MEAN_LOGPROB = LossTerm(logprobs_alone, ("logprobs",))  # type: ignore[arg-type]  # a single output
 
 
 def _parts(

@@ -1,4 +1,4 @@
-"""The rows that a call chooses: from the places that its computation gave them to numbers for the controller."""
+"""The rows that a call chooses: its computation returns places, the controller needs row numbers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Chosen:
 
 
 def choose(command: CallCommand, places: Tensor | Sequence[Tensor], empty_before: int) -> Chosen:
-    """Return what a call keeps of its rows, given [B] truth values or places; see Choice.kept.
+    """Return the rows that a call keeps, given [B] truth values or places; see Choice.kept.
 
-    Metrics: `kept_rows`, `kept_groups`, and `kept_share`, the part of the rows that it was given. Raises NothingKept,
-    and InvalidInput for more than a number for each row.
+    Metrics: `kept_rows`, `kept_groups`, and `kept_share`, the kept part of the call's rows. Raises NothingKept, and
+    InvalidInput for more than a number per row.
     """
     call, rows = command.call, command.rows
-    assert call.chooses is not None and call.chooses.choice is not None  # who asks has looked
+    assert call.chooses is not None and call.chooses.choice is not None  # the caller has checked
     choice, groups = call.chooses.choice, call.rows.groups(rows)
     if isinstance(places, Tensor) and places.dim() != 1:
         expected = f"[{len(rows)}]: a truth value or a number for each row"
@@ -36,7 +36,7 @@ def choose(command: CallCommand, places: Tensor | Sequence[Tensor], empty_before
     empty_steps = 0 if kept else empty_before + 1
     if empty_steps >= choice.most_empty_steps:
         raise NothingKept(
-            f"{command.doing}: none of its {len(rows)} rows stays, in the {empty_steps} steps to this one; let "
+            f"{command.doing}: kept 0 of {len(rows)} rows, and no row in the last {empty_steps} steps; let "
             f"{call.operation.name} keep more, or allow more such steps by most_empty_steps"
         )
     metrics = {

@@ -29,7 +29,7 @@ class CallInputs:
     groups: tuple[int, ...] = ()
     dataset: DatasetColumns | None = None
     lengths: tuple[int, ...] = ()
-    keys: frozenset[str] | None = None  # those that the stage uses; None: all
+    keys: frozenset[str] | None = None  # the keys that the stage uses; None: all
 
     @property
     def batches(self) -> list[Batch]:
@@ -54,7 +54,7 @@ class CallInputs:
         """
         tokens, prompt_lengths = self.first("tokens"), self.first("prompt_length")
         if (tokens is None and self._uses("tokens")) or (prompt_lengths is None and self._uses("prompt_length")):
-            raise RowsMissing(f"{doing}: none of its inputs has the keys tokens and prompt_length")
+            raise RowsMissing(f"{doing}: no input has the keys tokens and prompt_length")
         lengths = self.lengths if tokens is None else [len(row) for row in tokens]
         lengths_B = torch.tensor(lengths, dtype=torch.long)
         unused = lengths_B.new_zeros(1)
@@ -70,9 +70,9 @@ class CallInputs:
     def training_batch(self, sequences: Sequences, ports: Sequence[Port] = ()) -> dict[str, Tensor]:
         """Return the columns of a loss: every column as `port.key`, the first port's also as `key`, and `mask`.
 
-        Numeric columns of the dataset are keys too. `mask` [B, T] is 1.0 at the trained response tokens: those of an
-        input's `mask`, or else all. `row_weights` [B], if given, multiply it. The columns are those of
-        `ports`, or else of all ports. Empty on stages without a loss, and without rows.
+        Numeric columns of the dataset are keys too. `mask` [B, T] is 1.0 at the trained response tokens: an input's
+        `mask`, or else all tokens. `row_weights` [B], if given, multiply it. The columns come from `ports`, or else
+        from all ports. Empty on stages without a loss, and without rows.
         """
         if not self._uses("prompt_length") or not len(sequences):
             return {}
@@ -107,7 +107,7 @@ class CallInputs:
 
 
 def read_call_inputs(command: CallCommand, store: RowStore, datasets: Mapping[str, RowSource]) -> CallInputs:
-    """Collect what `command.call` reads of `command.rows` on this rank."""
+    """Collect the columns of `command.rows` that `command.call` reads on this rank."""
     columns: list[dict[str, Column]] = []
     rows = command.call.rows
     for port in command.call.inputs:

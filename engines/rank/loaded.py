@@ -1,4 +1,4 @@
-"""A model instance in a rank's memory: its engine, and which weight version it is known to hold."""
+"""A model instance in a rank's memory: its engine, and the weight version that it is known to hold."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class Rank:
         self._engine_factory = engine_factory
         self._datasets: dict[str, RowSource] = {}
         self._weight_mover = WeightMover(rank)
-        self._states: dict[str, Any] = {}  # what stateful computations return for the next step, by call
-        self._copies: dict[ModelInstance, HostCopy] = {}  # of what is trained here, for checkpoints
+        self._states: dict[str, Any] = {}  # states of stateful computations for the next step, by call
+        self._copies: dict[ModelInstance, HostCopy] = {}  # of the models trained here, for checkpoints
 
     def device_memory_bytes(self) -> int:
         """Return the memory of its GPU, all of it. Raises RuntimeError without a GPU."""
@@ -143,14 +143,14 @@ class Rank:
         """Take the optimizer steps of a train_step; afterwards the weights are version `command.writes`."""
         began, model = time.perf_counter(), self._model_of(command, "optimizer")
         assert command.train is not None and command.writes is not None
-        rows = [training_rows(command, one, self.store, self._datasets) for one in command.passes]
+        rows = [training_rows(command, each, self.store, self._datasets) for each in command.passes]
         engine = cast(TrainingEngine, model.engine)
         try:
             metrics = engine.train(rows, command.train)
         except NotFinite as error:
             raise NotFinite(f"{command.doing}: {error}") from error
         digest = model.label(command.writes)
-        num_tokens = sum(int(one.sequences.lengths_B.sum()) for one in rows) * command.train.epochs
+        num_tokens = sum(int(each.sequences.lengths_B.sum()) for each in rows) * command.train.epochs
         report = self._report(began, model, command=command)
         return replace(report, digest=digest, metrics=metrics, num_tokens=num_tokens)
 
@@ -212,7 +212,7 @@ class Rank:
         """Restore offloaded tensors; all weights are hashed again. Runs concurrently with calls, as offload does."""
         began, model = time.perf_counter(), self._model(instance, "reload")
         bytes_moved = model.reload(part)
-        if part != "all":  # the weights stayed, and may be in use
+        if part != "all":  # the weights were not offloaded, and may be in use
             return replace(self._report(began), bytes_moved=bytes_moved)
         digest = model.label(model.version)
         return replace(self._report(began, model), digest=digest, bytes_moved=bytes_moved)
@@ -258,7 +258,7 @@ class Rank:
 
     def _model_of(self, command: CallCommand, part: OffloadPart | None = None) -> LoadedModel:
         """Return the call's model if its weights are the version that the call reads and `part` is on the device."""
-        assert command.instance is not None  # only compute has none
+        assert command.instance is not None  # only compute is without an instance
         model = self._model(command.instance, command.doing)
         model.require(command.reads, command.doing, part)
         return model

@@ -93,7 +93,7 @@ class RankGroup:
             return new_world([self.ranks[i] for i in ranks], *args)
 
         def init_model_parallel_group(groups: list[list[int]], *args: Any, **options: Any) -> Any:
-            # The broadcaster is 25 MB of shared memory per group that an engine with one process per rank never uses.
+            # The broadcaster is 25 MB of shared memory per group. An engine with a process per rank never uses it.
             options["use_message_queue_broadcaster"] = False
             return new_group([[self.ranks[i] for i in group] for group in groups], *args, **options)
 

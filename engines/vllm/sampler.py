@@ -41,7 +41,7 @@ class RowSampler(Sampler):  # type: ignore[misc]  # vLLM's classes are Any to th
         if sampling_metadata.max_num_logprobs == 1:
             shown.append(torch.zeros_like(logprobs_B) if kept_mass_B is None else kept_mass_B.log())
         logprobs_BN = torch.stack(shown, -1)
-        ranks_B = torch.zeros_like(tokens_B)  # nobody asks for them
+        ranks_B = torch.zeros_like(tokens_B)  # not used
         return SamplerOutput(tokens_B1, LogprobsTensors(tokens_B1.expand_as(logprobs_BN), logprobs_BN, ranks_B))
 
 

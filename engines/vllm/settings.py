@@ -41,7 +41,7 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
         kv_cache_memory_bytes=_cache_bytes(command),
         block_size=None if on_cuda else CACHE_BLOCK,  # vLLM's own 128 exceed most prompts
         enable_prefix_caching=True,
-        gpu_memory_utilization=0.01,  # sizes nothing here, and vLLM refuses to start unless that share is free
+        gpu_memory_utilization=0.01,  # has no other effect here, but vLLM refuses to start unless this share is free
         disable_hybrid_kv_cache_manager=True,  # layers with a window keep as much as others, as plans count
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,

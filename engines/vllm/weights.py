@@ -37,7 +37,7 @@ def _shards_of(name: str, module: nn.Module) -> Iterator[tuple[str, Shard]]:
         rows, columns = module.weight.shape
         start = module.tp_rank * columns
         yield f"{name}.weight", Shard(((0, rows), (start, start + columns)), module.weight.data)
-    elif isinstance(module, VocabParallelEmbedding):  # ParallelLMHead is one too
+    elif isinstance(module, VocabParallelEmbedding):  # also a ParallelLMHead
         start, stop = module.shard_indices.org_vocab_start_index, module.shard_indices.org_vocab_end_index
         yield f"{name}.weight", _rows(start, module.weight.data[: stop - start])
     elif isinstance(module, RMSNorm | GemmaRMSNorm):

@@ -19,7 +19,7 @@ ALONE_BYTES = 512 << 10
 IN_FLIGHT = 2  # messages that may be under way between two ranks in one direction, at the least
 
 Bucket = tuple[Piece, ...]
-"""Pieces of one number format between one pair of ranks."""
+"""Pieces of the same number format between a pair of ranks."""
 
 
 def cut_into_buckets(pieces: Sequence[Piece], formats: Mapping[str, torch.dtype], limit: int) -> list[Bucket]:

@@ -24,9 +24,9 @@ from prefect_rlhf.engines.engine import Shard
 
 WORD_BYTES = 8
 _BITS_DTYPE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_CHUNK_ELEMENTS = 1 << 16  # of the element-wise path: what it widens to int64 at once stays in cache
-_CUDA_PRODUCTS = 1 << 24  # that a GPU makes at once: 128 MiB
-_SAMPLE_STRIDE = 64  # a sample weighs one row in so many
+_CHUNK_ELEMENTS = 1 << 16  # of the element-wise path: the elements widened to int64 at once fit in the cache
+_CUDA_PRODUCTS = 1 << 24  # products that a GPU computes at once: 128 MiB
+_SAMPLE_STRIDE = 64  # a sample weighs every 64th row
 
 
 class Factors:
@@ -159,7 +159,7 @@ def _sample_of(view: Tensor, start: int, table: Factors) -> int:
     if view.stride(-1) != 1 or view.shape[-1] * view.element_size() % WORD_BYTES:
         view = view.double()  # exact for every float format of weights
     words = view.view(torch.int64)
-    while words.dim() > 2:  # a view of a fused weight: one of its parts
+    while words.dim() > 2:  # a view of a fused weight: use a single part
         words = words[start % len(words)]
     matrix = words if words.dim() == 2 else words[None]
     chosen = matrix[start % min(_SAMPLE_STRIDE, len(matrix)) :: _SAMPLE_STRIDE]

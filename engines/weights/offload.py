@@ -89,7 +89,7 @@ class OffloadedTensors:
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Return the distinct storages behind tensors, many of which may be views of the same flat buffer."""
+    """Return the distinct storages behind tensors. Many tensors may be views of the same flat buffer."""
     return list({tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values())
 
 

@@ -25,11 +25,11 @@ from prefect_rlhf.engines.weights.rank_transfers import RankTransfers, WeightMes
 from prefect_rlhf.engines.weights.send_receive import send_receive
 
 NODE = "PREFECT_RLHF_NODE"
-"""Environment variable of ranks of several nodes: which one they are on. Only those of one read each other's memory."""
-HEAD = 3  # numbers of an offer before those of its messages
-SHORT_ROW_BYTES = 2048  # read one by one, rows shorter than this are slower than messages
-MOST_SEGMENTS = 1024  # of one call, on either side (IOV_MAX)
-MOST_BYTES = 1 << 20  # of a segment, so that a call stays below the 2 GiB at which Linux cuts it off
+"""Environment variable with the node of a rank. Only ranks of the same node read each other's memory."""
+HEAD = 3  # numbers of an offer before the numbers of its messages
+SHORT_ROW_BYTES = 2048  # separate reads of rows shorter than this are slower than messages
+MOST_SEGMENTS = 1024  # of a call, on either side (IOV_MAX)
+MOST_BYTES = 1 << 20  # of a segment, so that a call stays below 2 GiB, the limit of Linux
 REFUSED = (errno.EPERM, errno.ENOSYS)
 
 Integers = npt.NDArray[np.int64]

@@ -64,7 +64,7 @@ def combined(instance: ModelInstance, layout: Layout, digests: Mapping[int, Dige
 
     Raises StaleWeights if ranks that should hold copies of the same region do not agree.
     """
-    copies = layout.copies.items()  # ranks that hold the same of everything gave the same: one of them stands for all
+    copies = layout.copies.items()  # ranks with equal parts must have equal digests, so the first rank's is enough
     agree = all(digests.get(rank) == digests.get(first) for first, ranks in copies for rank in ranks)
     by_name = layout.regions_without_copies if agree else layout.regions
     read = {rank: digests[rank].by_name() for rank in digests if not agree or rank in layout.copies}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prefect_rlhf.engines.megatron.gradients import add_blockwise, mark_stale, take_stale
 
-MESSAGE_ELEMENTS = 1 << 22  # of one message: small buffers are reused, large ones would be mapped anew each time
+MESSAGE_ELEMENTS = 1 << 22  # of a message: the allocator reuses small buffers, but maps large buffers anew each time
 
 
 class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from torch import Tensor
 from prefect_rlhf.engines.megatron.rotary import rotate
 from prefect_rlhf.placement.engine_constants import LONGEST_EXPLICIT
 
-BLOCK_ROWS = 128  # tokens worked on at a time, so that what one pass writes is still in cache for the next
+BLOCK_ROWS = 128  # tokens at a time, so that the output of a pass is still in cache for the next
 
 
 def rms_norm(x: Tensor, weight_H: Tensor, eps: float) -> Tensor:

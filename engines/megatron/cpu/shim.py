@@ -59,7 +59,7 @@ def install() -> None:
     layers.fused_weight_gradient_mlp_cuda, layers._grad_accum_fusion_available = _WeightGradients, True
     # Let the allocator reuse freed blocks of any size: otherwise each activation of a megabyte or more is mapped anew
     # and faulted in page by page, which takes longer than its arithmetic. Offloading gives memory back by malloc_trim.
-    with contextlib.suppress(OSError, AttributeError):  # not glibc: nothing to set
+    with contextlib.suppress(OSError, AttributeError):  # a C library without these settings
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
