@@ -1,6 +1,6 @@
-"""Automations of a Prefect server for runs of RLHF: a notice of what crashed, and a halt where the policy went too far.
+"""Two automations of a Prefect server: send a message if a run fails, and suspend a run whose policy moves too far.
 
-`python docs/examples/automations.py BLOCK` makes them, with a saved notification block such as `slack-webhook/team`.
+`python docs/examples/automations.py BLOCK` creates them, with a saved notification block such as `slack-webhook/team`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ OF_RLHF = {"prefect.resource.role": "flow", "prefect.resource.name": "rlhf"}
 
 
 def on_crash(notifier: UUID) -> Automation:
-    """Send a notice when a run of RLHF crashed or failed; its state says in one line what was wrong."""
+    """Send a message when a run of the flow `rlhf` crashed or failed; the state's message is a line with the cause."""
     return Automation(
         name="RLHF run crashed or failed",
         trigger=EventTrigger(
@@ -34,8 +34,10 @@ def on_crash(notifier: UUID) -> Automation:
 
 
 def on_metric_above_limit(metric: str, notifier: UUID) -> Automation:
-    """Suspend a run whose `limits` name the metric when it is above: the step ends, a checkpoint follows, and a person
-    may let it go on."""
+    """Suspend a run when a metric exceeds its value in the run's `limits`.
+
+    The run ends its step and writes a checkpoint. A person may resume it.
+    """
     return Automation(
         name=f"{metric} above its limit",
         trigger=EventTrigger(

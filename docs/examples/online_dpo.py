@@ -5,7 +5,7 @@ from prefect_rlhf import dpo_loss, generate, inference, rlhf_flow, score, select
 
 
 class OnlineDPO(DPO):
-    """Settings of DPO, and how the pairs are made."""
+    """Settings of DPO, and of the samples that make the pairs."""
 
     samples_per_prompt: int = 4
     sampling: Sampling = Sampling()
@@ -13,7 +13,7 @@ class OnlineDPO(DPO):
 
 @computation("keep")
 def chosen_and_rejected(rollout: Batch, scores: Batch, settings: OnlineDPO) -> Computed:
-    """Give the best of each group place 1 and the worst place 2; a group in which all are equal leaves."""
+    """Give the best row of each group place 1 and the worst place 2; drop groups with equal scores."""
     scores_B, places_B = scores["scores"], scores["scores"] * 0
     for group in rollout.groups.unique():
         rows = (rollout.groups == group).nonzero()[:, 0]
@@ -25,7 +25,7 @@ def chosen_and_rejected(rollout: Batch, scores: Batch, settings: OnlineDPO) -> C
 
 @rlhf_flow("online_dpo")
 def online_dpo(prompts: Prompts, actor: Model, ref: Model, reward: Reward, algo: OnlineDPO = OnlineDPO()) -> None:
-    """One iteration: several responses to each prompt, of each group a pair, and a step of DPO on the pairs."""
+    """One iteration: sample several responses to each prompt, pair the best with the worst, and train on the pairs."""
     size, group = algo.batch_size, algo.samples_per_prompt
     rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling)
     pairs = select(chosen_and_rejected, rollout, score(reward, rollout), per_group=2, settings=algo)

@@ -1,4 +1,4 @@
-"""SAPO (Gao et al. 2025, arXiv:2511.20347): a soft gate on each token's ratio where GRPO has a clip."""
+"""SAPO (Gao et al. 2025, arXiv:2511.20347): a soft gate on each token's ratio in place of GRPO's clip."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from prefect_rlhf import compute, generate, grpo_advantages, loss, rlhf_flow, sc
 
 
 class SAPO(GRPO):
-    """Settings of GRPO, and how hard the gate is where a token is to become more likely, and less."""
+    """Settings of GRPO, and the sharpness of the gate for tokens with positive and with negative advantage."""
 
     tau_positive: float = 1.0
     tau_negative: float = 1.05
@@ -16,7 +16,7 @@ class SAPO(GRPO):
 
 @loss("logprobs")
 def soft_gate(logprobs_BT: Any, batch: Mapping[str, Any], settings: SAPO) -> LossValues:
-    """Minus the advantage times 4 / tau * sigmoid(tau * (ratio - 1)): of slope 1 at ratio 1, and less elsewhere."""
+    """Minus the advantage times 4 / tau * sigmoid(tau * (ratio - 1)): slope 1 at ratio 1, and smaller elsewhere."""
     advantages_BT, ratio_BT = batch["advantages"], (logprobs_BT - batch["logprobs"]).exp()
     gains_BT = (advantages_BT > 0).float()
     tau_BT = settings.tau_positive * gains_BT + settings.tau_negative * (1 - gains_BT)
@@ -26,7 +26,7 @@ def soft_gate(logprobs_BT: Any, batch: Mapping[str, Any], settings: SAPO) -> Los
 
 @rlhf_flow("sapo")
 def sapo(prompts: Prompts, actor: Model, reward: Reward, algo: SAPO = SAPO()) -> None:
-    """One iteration: groups of responses, each measured against its group, and a step that no clip cuts off."""
+    """One iteration: sample groups of responses, compare each with its group, and train with the soft gate."""
     size, group = algo.batch_size, algo.samples_per_prompt
     rollout = generate(actor, prompts, batch_size=size, samples=group, sampling=algo.sampling)
     scores = score(reward, rollout)

@@ -1,7 +1,7 @@
-"""Self-distillation: the policy learns from a frozen copy of itself, by the reverse KL at the tokens it samples.
+"""Self-distillation: the policy learns from a frozen copy of itself, by the reverse KL at the sampled tokens.
 
-The copy answers at a lower temperature, so the policy becomes as sure as the copy is there (Agarwal et al. 2023,
-arXiv:2306.13649, with the reverse KL; the gradient is that of Lu et al. 2025, "On-Policy Distillation").
+The copy has a lower temperature, so the policy becomes more certain (Agarwal et al. 2023, arXiv:2306.13649, with the
+reverse KL; Lu et al. 2025, "On-Policy Distillation", has this gradient).
 """
 
 from prefect_rlhf import Batch, Computed, Model, Optimizer, Prompts, Sampling, Settings
@@ -9,7 +9,7 @@ from prefect_rlhf import computation, compute, generate, inference, masked_mean,
 
 
 class Distillation(Settings):
-    """What a run may set under `algo`."""
+    """Settings of a run, under `algo`."""
 
     batch_size: int = 8
     copy_temperature: float = 0.7
@@ -19,7 +19,7 @@ class Distillation(Settings):
 
 @computation("advantages")
 def reverse_kl(rollout: Batch, copy: Batch, settings: Distillation) -> Computed:
-    """How much likelier the copy finds each sampled token than the policy does: [B, T], in nats."""
+    """Return the copy's log-probability of each sampled token minus the policy's: [B, T], in nats."""
     mask_BT = rollout.mask("logprobs")
     gain_BT = (copy["logprobs"] - rollout["logprobs"]) * mask_BT
     return Computed({"advantages": gain_BT}, metrics={"kl": -float(masked_mean(gain_BT, mask_BT))})
@@ -27,7 +27,7 @@ def reverse_kl(rollout: Batch, copy: Batch, settings: Distillation) -> Computed:
 
 @rlhf_flow("self-distillation")
 def self_distillation(prompts: Prompts, actor: Model, ref: Model, algo: Distillation = Distillation()) -> None:
-    """One iteration: respond, ask the copy, move towards it."""
+    """One iteration: sample responses, score them with the copy, and train towards it."""
     rollout = generate(actor, prompts, batch_size=algo.batch_size, sampling=algo.sampling)
     copy = inference(ref, rollout, output="logprobs", temperature=algo.copy_temperature)
     advantages = compute(reverse_kl, rollout, copy, settings=algo)
