@@ -26,10 +26,10 @@ def write_shards(augmented: AugmentedGraph, run_dir: Path, step: int, without: s
 
 
 def write_checkpoint(
-    augmented: AugmentedGraph, run_dir: Path, step: int, every: int | None = None, without: str = ""
+    augmented: AugmentedGraph, run_dir: Path, step: int, every: int | None = None, without: str = "", seed: int = 1
 ) -> Path:
-    """A finished checkpoint of a run from seed 1; its folder."""
+    """Write a finished checkpoint of a run; return its folder."""
     write_shards(augmented, run_dir, step, without)
     fingerprints = {model.role: {"model.norm.weight": 7} for model in augmented.graph.models}
-    identity = run_identity(augmented.graph, 1, every)
+    identity = run_identity(augmented.graph, seed, every)
     return finish(augmented.graph, augmented.plan, run_dir, step, identity, fingerprints, {})

@@ -45,7 +45,7 @@ from prefect_rlhf.tasks.running.runner import STOP_POLL_SECONDS
 from prefect_rlhf.tasks.running.stop_request import StopRequest
 from tests import plan_matrix
 from tests.finished_steps import write_checkpoint
-from tests.plan_matrix import ONE, plan
+from tests.plan_matrix import ONE, SEED, plan
 from tests.tiny import make_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect")]
@@ -348,7 +348,7 @@ def prepared(parameters, flow=ppo, **changes):
 def stored(parameters, tmp_path_factory):
     """The folder of a run with a checkpoint after two steps, as far as `prepare` looks at it."""
     run_dir = tmp_path_factory.mktemp("stored") / "run"
-    write_checkpoint(prepared(parameters, plan="flattening").augmented, run_dir, HALF, every=HALF)
+    write_checkpoint(prepared(parameters, plan="flattening").augmented, run_dir, HALF, every=HALF, seed=SEED)
     return run_dir
 
 
@@ -359,7 +359,7 @@ def deeper(folder):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda p, f: {"seed": 2}, r"resume_from: got 'a checkpoint with seed 1', expected 2, as in this run"),
+        (lambda p, f: {"seed": 9}, rf"resume_from: got 'a checkpoint with seed {SEED}', expected 9, as in this run"),
         (lambda p, f: {"steps": 1}, r"steps: got 1, expected at least 2, the steps that step-000002 has finished"),
         (
             lambda p, f: {"staleness": 1},
@@ -399,7 +399,7 @@ def test_a_run_goes_on_with_the_draws_of_the_version_that_wrote_its_checkpoint(p
     now, old = prepared(parameters, plan="flattening").augmented, tmp_path / "old"
     assert {call.draws for call in now.graph if call.kind == "generate"} == {"actor_generate", "actor_evaluation"}
     before = replace(now.graph, calls=tuple(replace(call, draws="") for call in now.graph))
-    write_checkpoint(replace(now, graph=before), old, HALF, every=HALF)
+    write_checkpoint(replace(now, graph=before), old, HALF, every=HALF, seed=SEED)
     resumed = prepared(parameters, plan="flattening", resume_from=str(old))
     assert resumed.request.graph == before
     assert "all generate calls share a random stream, as in the version that wrote the checkpoint" in caplog.text
