@@ -121,6 +121,8 @@ class GpuMeshWorker(BaseWorker[GpuMeshConfiguration, GpuMeshVariables, GpuMeshRe
         if taken is None:
             return []
         self._taken[flow_run.id] = taken
+        # The labels are set before the Pending state. If the worker is killed between the two, the run is still
+        # scheduled; in the other order it would be Pending without an origin, and `recover_runs` would not find it.
         try:
             await self.client.update_flow_run_labels(flow_run.id, taken.leave_origin())
             submitted = await super()._submit_scheduled_flow_runs([entry])

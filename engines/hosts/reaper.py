@@ -55,6 +55,8 @@ def _watch(child: int, lifeline: int, woken: int) -> int:
             break
         os.read(woken, 4096)
         codes.update(_collected())
+    # A killed process leaves its own children to this subreaper, so the children are listed and killed again until
+    # waitpid reports that no child is left.
     deadline = time.monotonic() + _REAP_SECONDS
     with suppress(ChildProcessError):  # raised when no child is left
         while time.monotonic() < deadline:

@@ -84,6 +84,9 @@ class Work:
 
         If no call had begun, the next call is to blame, provided that it had the process for itself.
         """
+        # Async calls share their process, so its death does not show which of them is to blame. Each suspect is called
+        # again alone, and only a second death counts as its failure. Without a call that had begun, the process died
+        # before its first one, perhaps while it read the rows.
         suspects, others = (begun, not_begun) if begun else (not_begun[:1], not_begun[1:])
         for call in others:
             self._again(call)

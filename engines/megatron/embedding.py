@@ -16,7 +16,7 @@ from prefect_rlhf.engines.megatron.gradients import GradientSink
 
 
 def embed(tokens_BS: Tensor, weight_VH: Tensor, tp: dist.ProcessGroup) -> Tensor:
-    """Look rows of the weight up as [S, B, H]. A rank adds zeros for the tokens that others hold."""
+    """Look up rows of the weight as [S, B, H]. A rank adds zeros for the tokens that other ranks hold."""
     local_SB = tokens_BS.t().contiguous() - tp.rank() * weight_VH.shape[0]
     apply: Callable[..., Tensor] = _Embed.apply
     return apply(local_SB.flatten(), weight_VH, tp).view(*local_SB.shape, -1)

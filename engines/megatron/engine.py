@@ -75,7 +75,7 @@ class MegatronEngine:
         self._links: dict[str, HostLink] = {}
         self._offloaded: dict[str, OffloadedTensors] = {}  # by the names of `_segment`
         self._max_length, self._end_tokens = command.max_sequence_length, end_tokens(self._spec.path)
-        self._caches: list[Tensor] = []  # of the generate that runs: each takes its own and frees it
+        self._caches: list[Tensor] = []  # of running generates: each adds its own and frees it
         if self._spec.optimizer is None:
             self._model.requires_grad_(False)
         else:
@@ -83,7 +83,7 @@ class MegatronEngine:
             self._wrapped = with_gradient_buffers(self._model, self._groups, copies)
             self._optimizer = MainOptimizer(self._wrapped, self._spec.optimizer, self._groups, copies)
         self._shards = weights.shards(self._model, self._spec, self._groups)
-        if command.restore is None:  # else they come from there
+        if command.restore is None:  # otherwise they are read from the checkpoint
             weights.load(self._shards, self._spec)
             self.weights_written()
 
@@ -239,7 +239,7 @@ class MegatronEngine:
         if self._groups.is_last_stage:
             box = [losses.mini_batch_weights(passes, mini_batches, self._groups.dp, self._device)]
         self._tell_stages(box)
-        assert box[0] is not None  # the last stage has told
+        assert box[0] is not None  # received from the last stage
         return box[0]
 
     def _work(
@@ -258,14 +258,14 @@ class MegatronEngine:
     def _loss(
         self, rows: losses.PassRows, weights_T3: Tensor, hidden: Tensor, micro: MicroBatch
     ) -> tuple[Tensor, Tensor, dict[losses.SumKey, Tensor]]:
-        """Compute a micro-batch's part of the loss, as Megatron's schedule wants it, and its sums."""
+        """Compute a micro-batch's part of the loss, in the form for Megatron's schedule, and its sums."""
         total, sums = rows.loss(self._outputs(hidden, micro, rows.wanted), micro, weights_T3)
-        num_tokens = torch.ones((), dtype=torch.int)  # Megatron wants to count them, and does not use it
+        num_tokens = torch.ones((), dtype=torch.int)  # Megatron requires a count, but does not use it
         return total, num_tokens, sums
 
     def _step(self, work: Work, has_weight: bool, some_without_rows: bool) -> tuple[losses.Sums, float]:
         """Take an optimizer step; return the sums of losses and metrics, and the gradient's norm."""
-        assert self._optimizer is not None  # train has looked
+        assert self._optimizer is not None  # checked by `train`
         self._wrapped.zero_grad_buffer()
         stored = self._run(work, train=True)
         box: list[losses.Sums] = [{}]

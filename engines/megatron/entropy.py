@@ -1,4 +1,4 @@
-"""The entropy of the distribution that each token is from, without keeping logits.
+"""The entropy of each token's distribution, without keeping logits.
 
 Shapes: N tokens picked from a micro-batch, H hidden, V the vocabulary rows held by this tensor-parallel rank (padding
 included), C vocabulary rows worked on at a time.

@@ -23,7 +23,7 @@ def gated_silu(both: Tensor) -> Tensor:
 
 
 def gated_gelu(both: Tensor) -> Tensor:
-    """Return gelu(gate) * up of [..., 2F] with gate first; gelu as its tanh makes it."""
+    """Return gelu(gate) * up of [..., 2F] with gate first; gelu in its tanh approximation."""
     gate, up = both.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 

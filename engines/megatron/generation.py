@@ -40,7 +40,7 @@ class _InFlight:
 
 
 class Generation:
-    """A call of generate on a rank; every rank of the replica makes the same."""
+    """A call of generate on a rank; every rank of the replica makes the same call."""
 
     def __init__(
         self, model: Transformer, vocab_size: int, groups: Groups, sampling: SamplingSettings, seeds: Sequence[int]
@@ -53,6 +53,9 @@ class Generation:
 
     def run(self, groups: Sequence[RowGroup]) -> Generated:
         """Continue all rows of all groups to their ends."""
+        # All ranks walk the groups in the same order, so their sends and broadcasts match without tags. While a group's
+        # choice is under way, the stages compute the other groups. A group ends on all ranks in the same round, because
+        # all of them receive the same choices.
         in_flight = [self._prefill(group) for group in groups]
         while any(group.size for group in groups):
             for index, group in enumerate(groups):

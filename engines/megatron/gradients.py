@@ -1,6 +1,7 @@
-"""Weight gradients straight into their float32 buffers, without a tensor of the weight's size in between.
+"""Weight gradients are added directly to their float32 buffers, without a tensor of the weight's size in between.
 
-A buffer whose gradient always comes this way is not zeroed before a step but marked stale, and first written over.
+A buffer whose gradient always arrives this way is not zeroed before a step. It is marked as stale, and the first write
+replaces its content.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def add_blockwise(total: Tensor, part: Tensor, overwrite: bool = False) -> None:
 
 
 def transposed(x_NF: Tensor) -> Tensor:
-    """Return a contiguous transpose. oneDNN's own, inside a product, is slower than the two apart."""
+    """Return a contiguous transpose. oneDNN's product with its own transpose is slower than this and a product."""
     y_FN = x_NF.new_empty(x_NF.shape[1], x_NF.shape[0])
     for source, target in zip(
         torch.split(x_NF, TRANSPOSED_AT_ONCE), torch.split(y_FN, TRANSPOSED_AT_ONCE, dim=1), strict=True

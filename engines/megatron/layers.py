@@ -48,7 +48,7 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
         return cast(tuple[Tensor, Tensor | None], self.linear_proj(mixed.view(*hidden_states.shape[:2], -1)))
 
     def _normed(self, qkv_NGXD: Tensor) -> Tensor:
-        """Apply the norms of queries and keys, in models that have them; of copies, so that the projection may go."""
+        """Apply the norms of queries and keys, if the model has them, to copies: the projection can then be freed."""
         if not self.config.qk_layernorm:
             return qkv_NGXD
         queries, keys = qkv_NGXD[:, :, :-2].contiguous(), qkv_NGXD[:, :, -2:-1].contiguous()
@@ -58,7 +58,7 @@ class RotaryAttention(SelfAttention):  # type: ignore[misc]
         return torch.cat((queries, self.k_layernorm(keys), qkv_NGXD[:, :, -1:]), dim=2)
 
     def _attend_without_cache(self, qkv_NGXD: Tensor, packing: Packing) -> Tensor:
-        """Attend in a pass whose gradient may be wanted; return [N, G * Q * D]."""
+        """Attend in a pass that may need a gradient; return [N, G * Q * D]."""
         qkv_SBW = packing.spread(qkv_NGXD.flatten(1))
         cos, sin = self.rotary.tables(qkv_SBW.shape[0], qkv_SBW)
         mixed = causal_attention(qkv_SBW.view(*qkv_SBW.shape[:2], *qkv_NGXD.shape[1:]), cos, sin, self.window)

@@ -44,7 +44,7 @@ class TermRows:
 
     def sums(self, outputs: Sequence[Tensor], rows: Tensor) -> tuple[int, dict[SumKey, Tensor]]:
         """Return the unit of the loss's values, and the sums of loss and metrics over the rows of a micro-batch."""
-        assert self.parts is not None  # the last stage has the columns of rows that it has
+        assert self.parts is not None  # the last stage has the columns of all its rows
         found = self.term.loss(*outputs, {key: column[rows] for key, column in self.columns.items()})
         parts = self.parts.of(rows)
         unit, total = parts.loss_sum(found.values)
@@ -85,7 +85,7 @@ class PassRows:
             share = made[term.number, unit, LOSS] * (term.term.weight / weight if weight else 0.0)
             total = share if total is None else total + share
             sums |= {key: value.detach() for key, value in made.items()}
-        assert total is not None  # there is a term
+        assert total is not None  # a step has at least a term
         return total, sums
 
 
@@ -114,7 +114,7 @@ def pass_rows(rows: Sequence[TrainingRows], settings: TrainSettings, device: tor
 def mini_batch_weights(
     passes: Sequence[PassRows], mini_batches: int, replicas: dist.ProcessGroup, device: torch.device
 ) -> Tensor:
-    """Return [mini-batches, terms, 3], float64: what sums over all replicas' rows are divided by. Collective."""
+    """Return [mini-batches, terms, 3], float64: the divisors of sums over all replicas' rows. Collective."""
     weights = [
         torch.stack([term.weights(each.mini_batches[m]) for each in passes for term in each.terms])
         for m in range(mini_batches)

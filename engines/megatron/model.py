@@ -83,7 +83,7 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
         max_sequence_length=shape.max_position_embeddings,
         pre_process=groups.is_first_stage,
         post_process=groups.is_last_stage,
-        position_embedding_type="none",  # RotaryAttention knows positions
+        position_embedding_type="none",  # RotaryAttention applies positions
         share_embeddings_and_output_weights="lm" in spec.head and shape.tied_embeddings,
         pg_collection=groups.collection,
     )
@@ -102,7 +102,7 @@ def build_model(spec: ModelSpec, groups: Groups) -> Transformer:
 def num_vocabulary_rows(spec: ModelSpec, groups: Groups) -> int:
     """Count this rank's rows of the embedding and of the output that are tokens; the rest are zeros for an even split.
 
-    Whatever makes logits must leave the rest out.
+    Code that computes logits must exclude the rest.
     """
     start, stop = vocabulary_rows(spec, "megatron", groups.strategy.tp, groups.coordinate.tp)
     return stop - start
@@ -189,9 +189,9 @@ def _clear_padding(model: Transformer, num_rows: int) -> None:
 
 
 def _mark_split_weights(model: Transformer) -> None:
-    """Say which weights are split over tp: Megatron skips this without initialization, and gradient norms go wrong.
+    """Mark the weights that are split over tp: without initialization Megatron does not, and gradient norms are wrong.
 
-    Of biases it says so always.
+    It always marks the biases.
     """
     for name, parameter in model.named_parameters():
         is_linear = "linear" in name and not name.endswith(("bias", "norm.weight"))

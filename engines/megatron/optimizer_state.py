@@ -31,7 +31,7 @@ def state_parts(optimizer: Any, shards: Mapping[str, Shard]) -> Iterator[StatePa
 
 
 def _pieces(parameter: Tensor, start: int, stop: int, shards: Mapping[str, Shard]) -> Iterator[tuple[str, Region, int]]:
-    """Yield the regions that elements `start` to `stop` of a parameter are, each with its place in that range.
+    """Yield the regions of elements `start` to `stop` of a parameter, each with its place in that range.
 
     They follow from the places of the shards' views in the parameter's storage, so fused parameters are separated.
     """
@@ -50,7 +50,7 @@ def _pieces(parameter: Tensor, start: int, stop: int, shards: Mapping[str, Shard
 
 
 def _runs(view: Tensor) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of storage behind a view, in its row-major order: the begin of each, and its elements."""
+    """Yield the stretches of storage behind a view, in its row-major order: the start of each, and its elements."""
     if view.is_contiguous():
         yield int(view.storage_offset()), view.numel()
         return

@@ -25,7 +25,7 @@ class Packing:
     """
 
     place_SB: Tensor  # place among the N packed tokens; 0 at padding
-    token_N: Tensor  # place among the S * B padded tokens; 0, which is a token, of filler
+    token_N: Tensor  # place among the S * B padded tokens; 0 for filler, which is a token too
     pads: Tensor  # places of padding among the S * B
     filler: int = 0
 

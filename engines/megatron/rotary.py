@@ -30,7 +30,7 @@ class Rotary:
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Slow long wavelengths down as Megatron's own embedding does, whose constructor takes the factor alone."""
+    """Slow down long wavelengths as Megatron's own embedding does; its constructor accepts only the factor."""
     factors = scaling.factor, scaling.low_freq_factor, scaling.high_freq_factor
     scaled: Tensor = RotaryEmbedding._apply_scaling(None, frequencies, *factors, scaling.original_context)
     return scaled

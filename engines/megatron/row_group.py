@@ -38,16 +38,16 @@ class RowGroup:
         self._logprobs_RT = torch.zeros(len(rows), sampling.max_new_tokens, device=device)
         self._num_tokens_R = torch.zeros(len(rows), dtype=torch.long, device=device)
         self._going_B = torch.arange(len(rows), device=device)
-        self.num_steps = 0  # new tokens that each row that goes on has
+        self.num_steps = 0  # new tokens of each remaining row
 
     @property
     def size(self) -> int:
-        """The number B of rows that go on."""
+        """The number B of remaining rows."""
         return len(self._going_B)
 
     @property
     def numbers(self) -> Tensor:
-        """The positions in the call of the rows that go on."""
+        """The remaining rows' positions in the call."""
         return self.rows[self._going_B.cpu()]
 
     def prefills(self) -> Iterator[tuple[Tensor, Prefill, Tensor]]:
@@ -69,7 +69,7 @@ class RowGroup:
         return self._tokens_RT[self._going_B, newest, None], Decode.at(positions_B, num_places, self.cache)
 
     def take(self, tokens_B: Tensor, logprobs_B: Tensor) -> None:
-        """Give each remaining row its next token; finished rows leave."""
+        """Append the next token to each remaining row; remove finished rows."""
         self._tokens_RT[self._going_B, self.num_steps] = tokens_B
         self._logprobs_RT[self._going_B, self.num_steps] = logprobs_B.float()
         self.num_steps += 1
@@ -91,7 +91,7 @@ class RowGroup:
             yield row, tokens[index][: counts[index]], logprobs[index][: counts[index]]
 
     def _leave(self, ended_B: Tensor) -> None:
-        """Fill the slots that fall free from behind, so that the rows that go on stay in the first slots."""
+        """Move the last rows into freed slots, so that the remaining rows occupy the first slots."""
         stays_B = ~ended_B
         num_left = int(stays_B.sum())
         if num_left == self.size:

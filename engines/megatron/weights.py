@@ -30,7 +30,7 @@ def shards(model: Transformer, spec: ModelSpec, groups: Groups) -> dict[str, Sha
 
 
 def load(weights: dict[str, Shard], spec: ModelSpec) -> None:
-    """Fill the views from the checkpoint folder, reading of each tensor only this rank's region."""
+    """Fill the views from the checkpoint folder; read only this rank's region of each tensor."""
     with OpenTensors(spec.path, f"{spec.role}.path") as checkpoint, torch.no_grad():
         for name, shard in weights.items():
             if name == "score.weight" and spec.new_head and name not in checkpoint:

@@ -18,15 +18,15 @@ class LoadedModel:
     """An engine with the version its weights are labelled with, and a sample of them taken when they were labelled."""
 
     engine: Engine
-    command: BuildCommand  # that it was built by
+    command: BuildCommand  # that built it
     version: int = 0
     offloaded: set[OffloadPart] = field(default_factory=set)
-    _fingerprint_seconds: float = 0.0  # since last taken
+    _fingerprint_seconds: float = 0.0  # since the last report
     _sample: Mapping[str, int] = field(default_factory=dict)
     _factors: Factors = field(default_factory=Factors)
 
     def label(self, version: int) -> Digest:
-        """Say that the weights are `version`; return their whole digest, and remember a sample of them."""
+        """Label the weights as `version`; return their whole digest, and keep a sample of the weights."""
         began = time.perf_counter()
         self.version = version
         whole = self.digest()
@@ -44,7 +44,7 @@ class LoadedModel:
         return self.engine.offload(part)
 
     def reload(self, part: OffloadPart) -> int:
-        """Bring a part back; return the bytes."""
+        """Restore an offloaded part; return the bytes."""
         bytes_moved = self.engine.reload(part)
         self.offloaded.discard(part)
         return bytes_moved

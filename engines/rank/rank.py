@@ -190,7 +190,7 @@ class Rank:
         return replace(self._report(began, command=command), bytes_moved=bytes_moved)
 
     def reallocate(self, command: MoveWeightsCommand) -> RankReport:
-        """Bring a version from an instance's storage into another's; the digest is the target's."""
+        """Copy a version from an instance's storage into another's; the digest is the target's."""
         began = time.perf_counter()
         source, target = self.models.get(command.source), self.models.get(command.target)
         if source is not None:
@@ -251,7 +251,7 @@ class Rank:
         return replace(self._report(began), bytes_moved=bytes_read)
 
     def restore_states(self, states: Mapping[str, SavedState], modules: Sequence[tuple[str, str]]) -> None:
-        """Undo `states`; importing `modules`, each a name and its file, registers their types."""
+        """Decode and keep `states`; importing `modules`, each a name and its file, registers their types."""
         for name, file in modules:
             import_from(name, file)
         self._states |= {name: decode(state) for name, state in states.items()}

@@ -1,4 +1,4 @@
-"""A rank's rows: what calls made, by step, call and key, until the last node that uses them on this rank has run."""
+"""A rank's rows by step, call and key. They are kept until the last node that uses them on this rank has run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from prefect_rlhf.placement.errors import RlhfError
 
 
 class RowsMissing(RlhfError):
-    """A call or a transfer wants rows that this rank does not hold: the graph lacks a transfer."""
+    """A call or a transfer needs rows that this rank does not hold: the graph lacks a transfer."""
 
 
 @final
@@ -37,7 +37,7 @@ class RowStore:
         self._rows[step][call, key].update(rows)
 
     def get(self, step: int, call: str, key: str, rows: Sequence[int]) -> list[Tensor]:
-        """Return the rows asked for, in that order. Raises RowsMissing."""
+        """Return the requested rows, in their order. Raises RowsMissing."""
         held = self._rows.get(step, {}).get((call, key), {})
         missing = [row for row in rows if row not in held]
         if missing:
@@ -50,7 +50,7 @@ class RowStore:
         return tuple(self._rows.get(step, {}))
 
     def free(self, step: int, keys: Iterable[tuple[str, str]]) -> None:
-        """Forget all rows of these (call, key) of a step."""
+        """Drop all rows of these (call, key) of a step."""
         held = self._rows.get(step, {})
         for key in keys:
             held.pop(key, None)

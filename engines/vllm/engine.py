@@ -1,4 +1,4 @@
-"""A model instance on a rank, in vLLM: generate, take new weights in place, leave and re-enter device memory."""
+"""A model instance on a rank, in vLLM: generate, write new weights in place, offload and reload."""
 
 from __future__ import annotations
 

@@ -146,7 +146,9 @@ def _keep_plain(layer: torch.nn.Module, remove_weight: bool) -> None:
 
 
 def _agree_on_ident(ranks: tuple[int, ...], rank: int) -> str:
-    """Agree through the world's store, which also counts how often each rank has built on these ranks."""
+    """Agree on a name through the world's store, which also counts how often each rank has built on these ranks."""
+    # The same ranks may build several engines, so the key needs a number. Each rank counts its own builds: all ranks
+    # build in the same order, so equal counts mean the same engine, without a barrier. `get` waits for the first rank.
     store = distributed_c10d._get_default_store()
     key = "vllm " + " ".join(map(str, ranks))
     key = f"{key} #{store.add(f'{key} of {rank}', 1)}"

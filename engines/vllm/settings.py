@@ -28,7 +28,7 @@ def engine_arguments(command: BuildCommand, executor: type) -> EngineArgs:
         model=command.model.path,
         load_format="dummy",  # the weights are read once, through our views
         skip_tokenizer_init=True,
-        generation_config="vllm",  # sampling is as called for, not as the folder proposes
+        generation_config="vllm",  # a call's settings, not the folder's, decide sampling
         dtype=command.model.dtype,
         tensor_parallel_size=command.instance.strategy.tp,
         distributed_executor_backend=executor,
@@ -82,7 +82,7 @@ def check_command(command: BuildCommand) -> None:
 
 
 def _cache_bytes(command: BuildCommand) -> int:
-    """Return the bytes of the cache: as said, or room for max_rows sequences of max_sequence_length at once."""
+    """Return the bytes of the cache: the command's, or room for max_rows sequences of max_sequence_length at once."""
     if command.cache_bytes is not None:
         return command.cache_bytes
     sizes, tp = ModelSizes.of(command.model), command.instance.strategy.tp

@@ -17,7 +17,7 @@ from prefect_rlhf.placement.errors import InvalidInput
 def shards(model: Any) -> dict[str, Shard]:
     """Return every weight of a dense vLLM model as regions of its Hugging Face parameters.
 
-    The views are slices of vLLM's storage, so writing them is writing the model. A tied lm_head is no parameter.
+    The views are slices of vLLM's storage, so a write to them changes the model. A tied lm_head is no parameter.
     """
     by_name: dict[str, Shard] = {}
     for name, module in model.named_modules():

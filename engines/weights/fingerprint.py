@@ -56,7 +56,7 @@ class Factors:
 
 
 def digest(shards: Mapping[str, Shard], table: Factors | None = None) -> dict[str, int]:
-    """Contribution of each shard to its parameter's fingerprint. Hand in the same `table` to save making it again."""
+    """Contribution of each shard to its parameter's fingerprint. Pass the same `table` to avoid computing it again."""
     table = table or Factors()
     return {name: shard_digest(name, shard, table) for name, shard in shards.items()}
 

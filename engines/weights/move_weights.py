@@ -78,7 +78,7 @@ class WeightMover:
 
 
 def fetch(transfers: RankTransfers) -> int:
-    """Fetch what other ranks have, out of their memory or in messages; return the bytes staged."""
+    """Fetch blocks of other ranks, from their memory or in messages; return the bytes staged."""
     return exchange(read_peer_memory(transfers))
 
 

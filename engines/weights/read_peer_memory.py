@@ -117,6 +117,9 @@ def _segments(table: Tensor) -> tuple[Integers, Integers]:
 
 def _calls(source: tuple[Integers, Integers], target: tuple[Integers, Integers]) -> Iterator[tuple[Integers, Integers]]:
     """Cut both sides into the segments of successive calls: [segments, 2] of address and bytes."""
+    # process_vm_readv copies the bytes of one list into the bytes of the other, for any segments. Cuts at the
+    # ends of the rows of both sides make the segments equal in pairs, so the lists can be split after any segment. Each
+    # side then joins its adjacent segments again, because the kernel looks up every segment.
     ends = [sizes.cumsum() for _, sizes in (source, target)]
     total = int(source[1].sum())
     assert total == target[1].sum(), "both sides have the same bytes"
@@ -168,4 +171,4 @@ def _host() -> int:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         return crc32(f"{boot}{Path('/proc/self/ns/pid').stat().st_ino} {os.environ.get(NODE)}".encode())
     except OSError:
-        return os.getpid()  # like no other
+        return os.getpid()  # equal to no other process's

@@ -1,4 +1,4 @@
-"""The controller's record of the content of each weight version: no version's content is taken on trust."""
+"""The controller's record of the content of each weight version: no content is trusted without a check."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Fingerprints:
         self._learned[role, version] = dict(fingerprint)
 
     def content(self, role: str, version: int) -> Fingerprint:
-        """Return the fingerprint of a version that was seen."""
+        """Return the fingerprint of a recorded version."""
         return dict(self._learned[role, version])
 
     def forget_before(self, version: int) -> None:
-        """Forget versions that no later node needs: of each role, those below `version`, except the newest of them.
+        """Drop versions that no later node needs: for each role, versions below `version` except the newest of them.
 
         The newest is the only version of a role without a trainer, and the most likely content of stale weights.
         """

@@ -23,7 +23,7 @@ class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]
     """Megatron's DistributedDataParallel on CPU ranks."""
 
     def zero_grad_buffer(self) -> None:
-        """Forget the gradients of the step before."""
+        """Discard the gradients of the previous step."""
         for group in self.bucket_groups:
             group.reset()
         for parameter in self.params_with_grad:
@@ -37,7 +37,7 @@ class GlooGradientBuffers(DistributedDataParallel):  # type: ignore[misc]
         """Sum gradients over replicas; each keeps its share."""
         for parameter in self.params_with_grad:
             if take_stale(parameter.main_grad):
-                parameter.main_grad.zero_()  # no gradient came
+                parameter.main_grad.zero_()  # no gradient in this step
         for bucket in self._buckets():
             sum_shares(bucket.grad_data, bucket.param_data.dtype, self.dp_group)
 

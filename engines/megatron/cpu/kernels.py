@@ -31,7 +31,7 @@ def gated_silu(both: Tensor) -> Tensor:
 
 
 def gated_gelu(both: Tensor) -> Tensor:
-    """Return gelu(gate) * up of [..., 2F] with gate first; gelu as its tanh makes it."""
+    """Return gelu(gate) * up of [..., 2F] with gate first; gelu in its tanh approximation."""
     apply: Callable[..., Tensor] = _GatedGelu.apply
     return apply(both)
 
@@ -172,7 +172,7 @@ def _attention_backward(
 def _attention_backward_long(
     above: Tensor, query: Tensor, key: Tensor, value: Tensor, mixed: Tensor, logsumexp: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients as of `_attention_backward`, by torch's kernel, which keeps no S x S matrix."""
+    """Compute the gradients of `_attention_backward` by torch's kernel, which keeps no S x S matrix."""
     kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
     return cast(tuple[Tensor, Tensor, Tensor], kernel(above, query, key, value, mixed, logsumexp, 0.0, True))
 
