@@ -13,7 +13,7 @@ from pathlib import Path
 from prefect_rlhf.placement.errors import InvalidInput
 
 ALGORITHMS = ("ppo", "reward", "sft", "dpo", "kto", "grpo", "remax", "safe-rlhf")
-ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group in which other packages name theirs
+ENTRY_POINTS = "prefect_rlhf.algorithms"  # the group for the algorithms of other packages
 _DYNAMIC = re.compile(r"import \*|\b(globals|vars|setattr|exec|eval|__getattr__)\b")
 
 
@@ -43,12 +43,12 @@ def find_place(name: str) -> tuple[str, str]:
     if place.endswith(".py"):
         try:
             file = Path(place).expanduser().resolve()
-        except (RuntimeError, ValueError, OSError):  # the home of a user who does not exist, a NUL, a loop of links
+        except (RuntimeError, ValueError, OSError):  # the home of an unknown user, a NUL, a loop of links
             file = Path(place)
         if not file.is_file():
-            raise InvalidInput("algorithm", name, f"a file that is there; {file} is not")
+            raise InvalidInput("algorithm", name, f"an existing file; {file} does not exist")
         if (flows := _flows_without(function, file)) is not None:
-            raise InvalidInput("algorithm", name, expected_flow(place, function, flows, "not there"))
+            raise InvalidInput("algorithm", name, expected_flow(place, function, flows, "does not exist"))
     elif not all(part.isidentifier() for part in place.split(".")):
         raise InvalidInput("algorithm", name, "module:function, such as mine.rloo:rloo, or file.py:function")
     elif not _is_found(place.partition(".")[0]):
@@ -56,15 +56,15 @@ def find_place(name: str) -> tuple[str, str]:
     return place, function
 
 
-def expected_flow(place: str, function: str, flows: Sequence[str], there: str) -> str:
+def expected_flow(place: str, function: str, flows: Sequence[str], problem: str) -> str:
     """Return an error text that lists the @rlhf_flow functions of a module or file, which lacks `function`."""
-    there_are = ", ".join(flows) or "none"
-    return f"one of the @rlhf_flow functions of {place}, which are: {there_are} ({function!r} is {there})"
+    known = ", ".join(flows) or "it has no such function"
+    return f"an @rlhf_flow function of {place}: {known} ({function!r} {problem})"
 
 
 def no_module(module: str) -> str:
     """Return an error text for a module that was not found."""
-    return f"a module of that name: {module} is not in {Path.cwd()}, nor installed"
+    return f"an existing module: {module} is neither in {Path.cwd()} nor installed"
 
 
 def _is_found(module: str) -> bool:
@@ -84,8 +84,8 @@ def _flows_without(function: str, file: Path) -> list[str] | None:
         if _DYNAMIC.search(text) or re.search(rf"\b{re.escape(function)}\b", text):
             return None
         parts = ast.parse(text).body
-    except (OSError, ValueError, SyntaxError, RecursionError):  # its import says what is wrong
+    except (OSError, ValueError, SyntaxError, RecursionError):  # its import reports the error
         return None
     functions = (part for part in parts if isinstance(part, ast.FunctionDef))
-    flows = [part.name for part in functions if any("rlhf_flow" in ast.dump(one) for one in part.decorator_list)]
+    flows = [part.name for part in functions if any("rlhf_flow" in ast.dump(mark) for mark in part.decorator_list)]
     return flows or None

@@ -81,7 +81,7 @@ def run(
     state = run_locally(flow, checked, devices, max_restarts)
     found = state.result(raise_on_failure=False, _sync=True)  # type: ignore[call-overload]  # its stubs lack _sync
     if isinstance(found, RlhfError | RunStopped):
-        raise found.with_traceback(None) from None  # where it arose in Prefect and in this library says nothing
+        raise found.with_traceback(None) from None  # its place in Prefect and in this library does not matter
     if isinstance(found, BaseException):
         raise found
     return RunResult(**found)
@@ -89,7 +89,7 @@ def run(
 
 def _check_whole(field: str, value: int | None, least: int, most: int) -> None:
     if value is not None and (type(value) is not int or not least <= value <= most):
-        raise InvalidInput(field, value, f"a whole number of {least} to {most}")
+        raise InvalidInput(field, value, f"a whole number from {least} to {most}")
 
 
 def plan_locally(flow: AlgorithmFlow, checked: Mapping[str, Any], devices: int | None) -> PlannedRun:
@@ -122,7 +122,7 @@ def run_locally(
         found = check_run(flow.algorithm, arguments, options, cluster)
         check_server()
     with ExitStack() as held:
-        with stopped_at("stopped while it waited for devices; no step was run"):
+        with stopped_at("stopped while waiting for devices; no step was run"):
             leased = held.enter_context(leased_after(found, say, name))
         held.enter_context(running_on(leased))
         return _final_state(restarting, checked)
@@ -137,7 +137,7 @@ def _given_lease(devices: int | None) -> Lease | None:
     """Return the lease that this process already has. Raises InvalidInput if its number of devices is not `devices`."""
     given = given_lease()
     if given is not None and devices not in (None, given.mesh.num_devices):
-        expected = f"{given.mesh.num_devices}, the devices that are leased for this process, or to be left out"
+        expected = f"{given.mesh.num_devices}, the number of devices leased for this process; or remove it"
         raise InvalidInput("devices", devices, expected)
     return given
 

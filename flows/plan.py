@@ -23,7 +23,7 @@ from prefect_rlhf.tasks.reporting.publish import publish
 class PlanForm(PlanOptions):
     """The options, and the field that lets a worker see that the flow needs no device."""
 
-    dry_run: Literal[True] = Field(True, description="Always true: a worker leases no device to a plan.")
+    dry_run: Literal[True] = Field(True, description="Always true: a worker leases no device for planning.")
 
 
 def with_form(body: Callable[[PlanForm], Any]) -> FormFlow:
@@ -47,8 +47,8 @@ def show_artifacts(answer: PlanAnswer) -> None:
     planned, graph = answer.planned, answer.question.graph
     title = f"Plan of {graph.name}"
     publish(create_table_artifact, plan_rows(planned.plan, graph), key="plan", description=title)
-    publish(create_table_artifact, planned.rows(), key="presets", description="The plan beside the presets")
-    publish(create_table_artifact, planned.certificate.rows(), key="memory", description="What fills each device")
+    publish(create_table_artifact, planned.rows(), key="presets", description="The plan compared with the presets")
+    publish(create_table_artifact, planned.certificate.rows(), key="memory", description="Memory use of each device")
     publish(create_markdown_artifact, page(answer), key="what-if", description=title)
 
 

@@ -28,13 +28,15 @@ from prefect_rlhf.tasks.profiling.limits import MOST_ROWS, MOST_TOKENS
 from prefect_rlhf.tasks.profiling.measure import Say, check_sizes, measure, number_of_measurements
 from prefect_rlhf.tasks.reporting.publish import publish
 
-MODEL = Field(description="A Hugging Face folder, of which config.json is read, or a known model such as llama-7b.")
-ROWS = Field(ge=1, le=MOST_ROWS, description="Most rows of a micro-batch that are timed; powers of two up to it.")
-LONGEST = Field(ge=16, le=MOST_TOKENS, description="Most tokens of a row that are timed.")
+MODEL = Field(description="A Hugging Face folder, which needs only its config.json, or a known model such as llama-7b.")
+ROWS = Field(
+    ge=1, le=MOST_ROWS, description="Largest number of rows in a timed micro-batch; powers of two up to it are timed."
+)
+LONGEST = Field(ge=16, le=MOST_TOKENS, description="Largest number of tokens in a timed row.")
 DEGREE = Field(ge=1, le=MOST_DEVICES)
 DEGREES = Field(
     max_length=100,
-    description="Degrees of tensor parallelism; empty: all that divide the leased devices and the model.",
+    description="Degrees of tensor parallelism; empty means all that divide the leased devices and the model.",
 )
 
 
@@ -88,9 +90,9 @@ def kind_of_nodes(leased: Lease) -> str:
     """Return the device of a lease's nodes, or "" if it is not stated. Raises InvalidInput if the nodes differ."""
     kinds = list(dict.fromkeys(leased.node_devices))
     if len(kinds) > 1:
-        raise InvalidInput("mesh", f"{leased.mesh.name} of {' and '.join(kinds)}", "nodes of one kind")
+        raise InvalidInput("mesh", f"{leased.mesh.name} of {' and '.join(kinds)}", "nodes of the same kind")
     if kinds and leased.kind == "cpu":
-        raise InvalidInput("node_kinds", kinds, "GPUs, or no kinds: a profile does not tell nodes without GPUs apart")
+        raise InvalidInput("node_kinds", kinds, "GPUs, or no kinds: a profile does not distinguish nodes without GPUs")
     return kinds[0] if kinds else ""
 
 

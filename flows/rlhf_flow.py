@@ -40,7 +40,9 @@ class AlgorithmFlow(FormFlow):
         """Raise GraphError in a rank: it imports the file of an operator, and that file would start a run there."""
         if IN_RANK in os.environ:
             name = self.algorithm.name
-            raise GraphError(f'{name} is run by importing its file; put that under `if __name__ == "__main__":`')
+            raise GraphError(
+                f'importing the file of {name} starts a run; put the call under `if __name__ == "__main__":`'
+            )
 
 
 def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
@@ -55,7 +57,8 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
         algorithm = Algorithm(name, body)
 
         def run(parameters: dict[str, Any]) -> Any:
-            from prefect_rlhf.flows.training.run import run_algorithm  # only here: to trace or plan takes no engine
+            # Imported here: tracing and planning need no engine.
+            from prefect_rlhf.flows.training.run import run_algorithm
 
             options, arguments = RunOptions.split(parameters)
             return run_algorithm(algorithm, arguments, options)
@@ -65,7 +68,7 @@ def rlhf_flow(name: str) -> Callable[[Callable[..., None]], AlgorithmFlow]:
         )
         flow.algorithm = algorithm
         if "PREFECT__FLOW_RUN_ID" in os.environ and IN_RANK not in os.environ:
-            wait_for_server()  # it told this process of its run, so it was there
+            wait_for_server()  # it started this process, so it was up before
         return flow
 
     return decorate
@@ -94,8 +97,8 @@ def find_flow(name: str) -> AlgorithmFlow:
     found = getattr(module, function, None)
     if not isinstance(found, AlgorithmFlow):
         flows = [key for key, value in vars(module).items() if isinstance(value, AlgorithmFlow)]
-        there = f"no @rlhf_flow function, but a {type(found).__name__}" if hasattr(module, function) else "not there"
-        raise InvalidInput("algorithm", name, expected_flow(place, function, flows, there))
+        problem = f"is a {type(found).__name__}" if hasattr(module, function) else "does not exist"
+        raise InvalidInput("algorithm", name, expected_flow(place, function, flows, problem))
     return found
 
 

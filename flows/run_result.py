@@ -90,10 +90,10 @@ class PlannedRun:
         lines = [
             f"plan {plan.name} for {augmented.graph.name}:",
             plan_text(plan, augmented.graph),
-            "graph of one step:",
+            "graph of a step:",
             graph_text(augmented),
-            *([] if seconds is None else [f"predicted: {seconds:.3g} s a step once it repeats"]),
-            f"{steps} steps would run, and nothing was started",
+            *([] if seconds is None else [f"predicted: {seconds:.3g} s per step once steps repeat"]),
+            f"{steps} steps would run; no step was started",
         ]
         return cls(plan.name, steps, seconds, plan_yaml(plan), "\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""The command `prefect-rlhf`: its sub-commands, and what they say of mistakes."""
+"""The command `prefect-rlhf`: its sub-commands, and its error messages."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from prefect_rlhf.flows.commands.flags import PROGRAM, app_of, closest, explaine
 from prefect_rlhf.flows.training.installed_engines import ENGINES, missing_engine
 from prefect_rlhf.placement.errors import InvalidInput, PlanDoesNotFit, RlhfError
 
-INTERRUPT_STATUS = 130  # what a shell says of Ctrl-C
+INTERRUPT_STATUS = 130  # a shell's status after Ctrl-C
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "run": "Train with an algorithm on devices of this machine; --dry-run checks it and takes none.",
-        "plan": "Which plan, how fast, how full, on a cluster that need not be there.",
+        "run": "Train with an algorithm on this machine's devices; --dry-run checks everything without using a device.",
+        "plan": "Plan for a cluster you need not have: placement, step time, memory.",
         "profile": "Measure a model's layers on this machine's devices, for plans and predictions.",
-        "graph": "Draw what an algorithm's calls read and wait for.",
-        "nodes": "Start a cluster of machines by hand, or say which nodes it has.",
-        "init": "Write what you deploy from into a folder: prefect.yaml, a flow to start from, its parameters.",
+        "graph": "Draw the calls of an algorithm and their dependencies.",
+        "nodes": "Start a cluster of machines by hand, or list its nodes.",
+        "init": "Create a project folder: prefect.yaml, a starter algorithm, its parameters.",
     }
 )
 HELP = """RLHF training as a Prefect plugin.
 
-prefect-rlhf COMMAND --help says what a command takes. prefect-rlhf ppo is short for prefect-rlhf run ppo."""
+prefect-rlhf COMMAND --help lists the flags of a command. prefect-rlhf ppo is short for prefect-rlhf run ppo."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns its exit status. Mistakes get one line on stderr.
+    """Run the command line; returns its exit status. Mistakes get a single line on stderr.
 
-    Where no plan fits, what fills the devices and what would help follows as a table.
+    If no plan fits, a table of memory use and remedies follows.
     """
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it misses torch, which only runs need
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns of a missing torch, which only runs need
     try:
         return run_words(list(sys.argv[1:] if arguments is None else arguments))
     except CycloptsError as error:
@@ -58,28 +58,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_words(words: list[str]) -> int:
-    """Run the command that the first word names, or `run` where it is an algorithm's name or a flag of it."""
+    """Run the command that the first word names, or `run` if it is the name of an algorithm or a flag of `run`."""
     if not words or words[0] in ("--help", "-h", "--version"):
         front_page()(words)
         return 0 if words else 2
     command = words.pop(0) if words[0] in COMMANDS else "run"
     if command == "run" and words and not words[0].startswith("-"):
         check_algorithm(words[0])
-    module = import_module(f"prefect_rlhf.flows.commands.{command}")  # that one alone: a plan needs less than a run
+    module = import_module(f"prefect_rlhf.flows.commands.{command}")  # only this module: a plan needs less than a run
     status: int | None = app_of(getattr(module, command))(words)
     return status or 0  # None after --help
 
 
 def front_page() -> App:
-    """Return what shows all commands, and the version."""
+    """Return the app that prints all commands, or the version."""
     page = App(name=PROGRAM, help=HELP, help_format="plaintext", version=version(PROGRAM), result_action="return_value")
-    for place, (name, what) in enumerate(COMMANDS.items()):
-        page.command(App(name=name, help=what, sort_key=place))
+    for place, (name, summary) in enumerate(COMMANDS.items()):
+        page.command(App(name=name, help=summary, sort_key=place))
     return page
 
 
 def check_algorithm(word: str) -> None:
-    """Raise InvalidInput for a word that is neither an algorithm nor a command, with those that are like it."""
+    """Raise InvalidInput for a word that is neither an algorithm nor a command; the error lists similar names."""
     if ":" not in word and word not in (places := algorithm_places()):
         known = f"a command ({', '.join(COMMANDS)}) or an algorithm ({', '.join(places)}, or file.py:function)"
         raise InvalidInput("algorithm", word, known + closest(word, (*COMMANDS, *places)))

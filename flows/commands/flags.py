@@ -1,4 +1,4 @@
-"""Flags that commands share, how they are read, and the one line that a wrong one costs."""
+"""Flags that several commands share, their parsers, and the error line for a wrong flag."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
 
 Flags = TypeVar("Flags")
 PROGRAM = "prefect-rlhf"
-MOST_NAMES = 3  # that are said to be close to a wrong one
+MOST_NAMES = 3  # in a hint at names close to a wrong name
 
 ALL_AT_ONCE = Parameter(name="*")
-"""Of a dataclass: its fields are the flags."""
+"""For a dataclass: its fields are the flags."""
 ParametersFile = Annotated[
     Path | None,
     Parameter(
         metavar="FILE",
-        help="YAML or JSON file of the flow's parameters, given once. Relative paths in it are of the working folder.",
+        help="YAML or JSON file of the flow's parameters, at most once. Its paths are relative to the working folder.",
         allow_repeating=False,
     ),
 ]
@@ -45,13 +45,13 @@ Assignments = Annotated[
     Parameter(
         name=("--param", "-p"),
         metavar="NAME=VALUE",
-        help="One parameter, its value as YAML; dots reach into groups: -p algo.clip=0.2. May be given often.",
+        help="A parameter, with its value as YAML; dots separate groups: -p algo.clip=0.2. May be repeated.",
     ),
 ]
 
 
 def app_of(command: Callable[[Flags], int]) -> App:
-    """Return what reads the flags of a command and calls it. Its docstring is the help."""
+    """Return the app that reads the flags of a command and calls it. The command's docstring is the help."""
     app = App(
         name=f"{PROGRAM} {command.__name__}",
         default_command=command,
@@ -60,23 +60,23 @@ def app_of(command: Callable[[Flags], int]) -> App:
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
-        suppress_keyboard_interrupt=False,  # cyclopts would exit without a word
+        suppress_keyboard_interrupt=False,  # cyclopts would exit without a message
         result_action="return_value",
     )
-    app["--help"].show = False  # who reads it knows
+    app["--help"].show = False  # its reader already knows it
     return app
 
 
 def read_flags(command: Callable[[Flags], int], words: Sequence[str]) -> Flags:
-    """Return the flags that a command would be called with. Raises CycloptsError for a wrong one."""
+    """Return the flags that a command would be called with. Raises CycloptsError for a wrong flag."""
     _, bound, _ = app_of(command).parse_args(words)
     flags: Flags = bound.arguments["flags"]
     return flags
 
 
 def explained(error: CycloptsError) -> str:
-    """Return in one line what is wrong with a flag, what would be right, and where all are said."""
-    known = f"{error.app.name[0]} --help says what there is" if error.app else ""
+    """Return a line with the mistake in a flag, the correction, and a pointer to the list of flags."""
+    known = f"see {error.app.name[0]} --help" if error.app else ""
     return one_line("; ".join(part for part in (_mistake(error), known) if part))
 
 
@@ -86,16 +86,16 @@ def _mistake(error: CycloptsError) -> str:
         names = [name for argument in error.argument_collection for name in argument.names]
         begins = any(name.startswith(word) for name in names)
         hint = ("-p" in names and not begins and _parameter(word)) or closest(word, names)
-        return f"{in_short(word, str)} is no flag{hint}"
+        return f"unknown flag {in_short(word, str)}{hint}"
     if isinstance(error, UnusedCliTokensError):
-        return f"too much is said: {in_short(' '.join(error.unused_tokens or []), str)}"
+        return f"too many arguments: {in_short(' '.join(error.unused_tokens or []), str)}"
     if isinstance(error, MissingArgumentError) and error.argument is not None:
         name = error.keyword or error.argument.name.lstrip("-").upper()
-        return f"{name}: a value is missing"
+        return f"{name}: missing value"
     if isinstance(error, RepeatArgumentError):
-        return f"{error.token.keyword} is given more than once; expected one value"
+        return f"{error.token.keyword} is repeated; expected a single value"
     if isinstance(error, CoercionError) and error.token is not None:
-        words = getattr(error.target_type, "__args__", ())  # of a Literal; of a union they are types
+        words = getattr(error.target_type, "__args__", ())  # for a Literal; for a union they are types
         choices = ", ".join(word for word in words if isinstance(word, str))
         expected = f"got {in_short(error.token.value)}, expected one of {choices}" if choices else str(error.msg)
         return f"{error.token.keyword}: {expected}"
@@ -103,17 +103,17 @@ def _mistake(error: CycloptsError) -> str:
 
 
 def _parameter(word: str) -> str:
-    """Return the parameter that a flag is like, or that replaces it: other trainers have parameters as flags."""
+    """Return a hint at the parameter similar to a flag, or its replacement: other trainers have parameters as flags."""
     if foreign := answer(word):
         return f"; here: {foreign}"
-    from prefect_rlhf.flows.forms.options import RunOptions  # only here: a right flag needs no pydantic
+    from prefect_rlhf.flows.forms.options import RunOptions  # imported here: a valid flag needs no pydantic
 
     near = get_close_matches(word[:100].lstrip("-").replace("-", "_"), RunOptions.model_fields, 1, cutoff=0.85)
     return f"; closest: -p {near[0]}=VALUE" if near else ""
 
 
 def closest(word: str, names: Iterable[str]) -> str:
-    """Return how to go on after a word that is none of `names`: those that look or begin like it."""
+    """Return a hint after an unknown word: the `names` that look or begin like it."""
     names = dict.fromkeys(names)
     begin = [name for name in names if len(word) > len("--x") and name.startswith(word)]
     alike = dict.fromkeys([*begin, *get_close_matches(word[:100], names, MOST_NAMES, cutoff=0.5)])
@@ -121,21 +121,21 @@ def closest(word: str, names: Iterable[str]) -> str:
 
 
 def whole_number(least: int, most: int) -> Parameter:
-    """Return what reads a flag's whole number, and refuses any other text."""
+    """Return a converter that accepts only integers from `least` to `most`."""
 
     def read(kind: type, tokens: Sequence[Token]) -> int:
         text = tokens[0].value
         if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
-            raise ValueError(f"got {in_short(text)}, expected a whole number of {least} to {most}")
+            raise ValueError(f"got {in_short(text)}, expected a whole number from {least} to {most}")
         return int(text)
 
     return Parameter(converter=read, metavar="N", show_default=True)
 
 
 def read_parameters(file: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the parameters of a file, then those given one by one; a dotted name reaches into a group.
+    """Return the parameters of a file, updated with the assignments; a dotted name refers to a field of a group.
 
-    Raises InvalidInput for what is no YAML, and for a name inside of what is no group.
+    Raises InvalidInput for text that is not YAML, and for a dotted name below a value that is not a group.
     """
     parameters: dict[str, Any] = {}
     if file is not None:
@@ -153,12 +153,12 @@ def _set(parameters: dict[str, Any], path: Sequence[str], value: object) -> None
     for group in groups:
         parameters = parameters.setdefault(group, {})
         if not isinstance(parameters, dict):
-            raise InvalidInput("--param", ".".join(path), f"a name inside a group; {group} holds a value")
+            raise InvalidInput("--param", ".".join(path), f"a name inside a group; {group} is not a group")
     parameters[last] = value
 
 
 def read_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
-    """Return what stands left and right of each `=`. Raises InvalidInput for a text without one."""
+    """Return the texts left and right of each `=`. Raises InvalidInput for a text without `=`."""
     pairs = {}
     for text in assignments:
         name, equals, value = text.partition("=")
@@ -169,7 +169,7 @@ def read_pairs(flag: str, assignments: Sequence[str]) -> dict[str, str]:
 
 
 def read_numbers(flag: str, text: str | None, expected: str) -> list[int]:
-    """Return the numbers of a list such as 1,2,4. Raises InvalidInput, which says `expected`, for another text."""
+    """Return the numbers of a list such as 1,2,4. Raises InvalidInput with `expected` for any other text."""
     try:
         return [int(part) for part in text.split(",")] if text else []
     except ValueError as error:
@@ -177,5 +177,5 @@ def read_numbers(flag: str, text: str | None, expected: str) -> list[int]:
 
 
 def print_error(words: object) -> None:
-    """Print to stderr, at once: what is said while a command works is no part of its output."""
+    """Print to stderr and flush. Messages during a command's work are not part of its output."""
     print(words, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The command `prefect-rlhf graph`: the dataflow graph of an algorithm, from a terminal; no model or data is needed."""
+"""The command `prefect-rlhf graph`: the dataflow graph of an algorithm, from a terminal, without models or data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prefect_rlhf.flows.rlhf_flow import AlgorithmFlow
     from prefect_rlhf.placement.graph import DataflowGraph
 
-ANY_MODEL = "llama-7b"  # a graph's calls do not depend on what the models are
+ANY_MODEL = "llama-7b"  # a graph's calls do not depend on the models
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,19 +31,19 @@ class GraphFlags:
     parameters: ParametersFile = None
     param: Assignments = ()
     output: Annotated[
-        Path | None, Parameter(metavar="FILE.svg", help="Where the picture goes; without it, ALGORITHM.svg.")
+        Path | None, Parameter(metavar="FILE.svg", help="File of the picture; default: ALGORITHM.svg.")
     ] = None
 
 
 def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
-    """Draw what an algorithm's calls read and wait for, as text and as a picture. No model or data is needed.
+    """Draw the calls of an algorithm and their dependencies, as text and as a picture. No model or data is needed.
 
     prefect-rlhf graph ppo
     prefect-rlhf graph my_flow.py:my_flow --output mine.svg
     """
     find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
-    from prefect_rlhf.flows.rlhf_flow import find_flow  # only here: a wrong flag or name needs no Prefect
+    from prefect_rlhf.flows.rlhf_flow import find_flow  # imported here: an error about a flag or name needs no Prefect
     from prefect_rlhf.placement.pictures.dataflow import dataflow_svg, dataflow_text
 
     drawn = read_graph(find_flow(flags.algorithm), flags.algorithm, parameters)
@@ -55,8 +55,8 @@ def graph(flags: Annotated[GraphFlags, ALL_AT_ONCE]) -> int:
 
 
 def read_graph(flow: AlgorithmFlow, name: str, parameters: Mapping[str, Any]) -> DataflowGraph:
-    """Return the graph of an algorithm; what it is trained on, and which models, need not be said."""
-    from prefect_rlhf.blocks.model import Model  # only here, as in graph
+    """Return the graph of an algorithm; models and datasets need not be stated."""
+    from prefect_rlhf.blocks.model import Model  # imported here, as in graph
     from prefect_rlhf.flows.forms.plan_options import plan_options
     from prefect_rlhf.flows.planning.what_if import read_model_shape
     from prefect_rlhf.flows.planning.what_if_arguments import read_arguments

@@ -1,4 +1,4 @@
-"""The command `prefect-rlhf init`: a folder with what a person deploys from who installed the package."""
+"""The command `prefect-rlhf init`: a project folder for users of the installed package."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from prefect_rlhf.flows.commands.flags import ALL_AT_ONCE
 from prefect_rlhf.placement.atomic_file import write_atomically
 from prefect_rlhf.placement.errors import InvalidInput
 
-HOME = "{{ $RLHF_HOME }}"  # the folder of models, data and runs, where the package's own prefect.yaml has it
+HOME = "{{ $RLHF_HOME }}"  # the folder of models, data and runs in the package's prefect.yaml
 HEADER = """\
-# Deployments of every algorithm, of yours too: prefect deploy --all, from this folder.
+# Deployments of every algorithm, including yours: prefect deploy --all, from this folder.
 # The work pool is two CPU devices of this machine; kind: cuda, devices_per_node and mesh are for GPUs.
 """
 OWN_DEPLOYMENT = """
   - name: my-reinforce
-    description: An algorithm of your own; its parameters are those of parameters.yaml.
+    description: Your own algorithm, with the parameters of parameters.yaml.
     entrypoint: my_reinforce.py:reinforce
     work_pool: *two_devices
     enforce_parameter_schema: true
     parameters:
 """
 NEXT = """
-Fetch a model and train it on two CPU devices, some minutes; --dry-run checks and plans the run, and starts nothing:
+Fetch a model and train it on two CPU devices in a few minutes; --dry-run only checks and plans the run:
 
   cd {folder}
   python -m prefect_rlhf.flows.demo fetch --home .
   prefect-rlhf run my_reinforce.py:reinforce --parameters parameters.yaml --devices 2
 
-The same through a Prefect server, with its UI at http://127.0.0.1:4200. Start the server in a second terminal:
+To run it through a Prefect server with a UI at http://127.0.0.1:4200, start the server in a second terminal:
 
   prefect server start
 
@@ -58,14 +58,14 @@ Start a run, in the first terminal:
 class InitFlags:
     """The flags of `init`."""
 
-    folder: Annotated[Path, Parameter(help="Where the files go; made if it is not there.")]
+    folder: Annotated[Path, Parameter(help="Folder for the files; created if it does not exist.")]
 
 
 def init(flags: Annotated[InitFlags, ALL_AT_ONCE]) -> int:
-    """Write what you deploy from into a folder, and say what to do next. Nothing is overwritten.
+    """Create a project folder and print the next steps. No file is overwritten.
 
-    A prefect.yaml with every algorithm as a deployment, and a small algorithm of
-    your own to start from, with its parameters and data.
+    The folder has a prefect.yaml with every algorithm as a deployment, and a small
+    starter algorithm with its parameters and data.
     """
     folder = flags.folder.expanduser().absolute()
     texts = project(folder)
@@ -75,26 +75,26 @@ def init(flags: Annotated[InitFlags, ALL_AT_ONCE]) -> int:
 
 
 def project(folder: Path) -> dict[str, str]:
-    """Return the text of each file by its name. Raises InvalidInput for a path that YAML would read otherwise."""
+    """Return the text of each file by its name. Raises InvalidInput for a path that YAML would misread."""
     texts = {path.name: path.read_text() for path in (files("prefect_rlhf") / "template").iterdir() if path.is_file()}
     if any(character in str(folder) for character in '{}"\\') or not str(folder).isprintable():
-        raise InvalidInput("FOLDER", str(folder), 'a path without {, }, ", \\ and line breaks')
+        raise InvalidInput("FOLDER", str(folder), 'a path without {, }, ", \\ or line breaks')
     texts["prefect.yaml"] = deployments(texts["prefect.yaml"], folder, texts["parameters.yaml"])
     return dict(sorted(texts.items()))
 
 
 def deployments(shipped: str, folder: Path, own_parameters: str) -> str:
-    """Return the shipped prefect.yaml with everything in `folder`, and with the deployment of the author's flow."""
+    """Return the shipped prefect.yaml with all paths in `folder`, and with the deployment of the author's flow."""
     text = HEADER + shipped[shipped.index("name: prefect-rlhf") :].replace(HOME, str(folder))
     parameters = [f"      {line}" for line in own_parameters.splitlines() if not line.startswith("#")]
     return "\n".join([text.rstrip() + "\n" + OWN_DEPLOYMENT.rstrip(), *parameters, ""])
 
 
 def write_new(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write every file. Raises InvalidInput where one is there already, and then writes none."""
+    """Write every file. If any of them exists already, raises InvalidInput and writes no file."""
     there = [name for name in texts if (folder / name).exists() or (folder / name).is_symlink()]
     if there:
-        raise InvalidInput("FOLDER", str(folder), f"a folder without {', '.join(there)}: nothing is overwritten")
+        raise InvalidInput("FOLDER", str(folder), f"a folder without {', '.join(there)}: no file is overwritten")
     for name, text in texts.items():
         write_atomically(folder / name, partial(_write, text))
 

@@ -1,4 +1,4 @@
-"""The last lines of a run that completed: where its models are, what to read, and a command that trains on."""
+"""The last lines of a completed run: the folders of its models, a page to read, and a command that trains further."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PAGE_OF_OWN = "docs/authoring.md: change the algorithm, its reward, or watch it in Prefect's UI"
+PAGE_OF_OWN = "docs/authoring.md: change the algorithm or its reward, or watch the run in Prefect's UI"
 PAGE = "docs/ui.md: watch a run in Prefect's UI"
 
 
 def next_steps(command: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """Return the lines; `command` are the words of this run, `models` the folders by role."""
+    """Return the lines; `command` has the words of this run's command, `models` the folders by role."""
     folders = {role: from_here(folder) for role, folder in models.items()}
     words = [*command, *(word for role, folder in folders.items() for word in ("-p", f"{role}.path={folder}"))]
     is_own = any(word.partition(":")[0].endswith(".py") for word in command)
@@ -24,6 +24,6 @@ def next_steps(command: Sequence[str], models: Mapping[str, str]) -> list[str]:
 
 
 def from_here(path: str) -> str:
-    """Return a path relative to the working folder if it lies there, which is shorter to read and to type."""
+    """Return a shorter path, relative to the working folder, if the path is inside it."""
     is_inside = "://" not in path and Path(path).is_relative_to(Path.cwd())
     return os.path.relpath(path) if is_inside else path

@@ -1,4 +1,4 @@
-"""The command `prefect-rlhf plan`: a plan for a cluster that need not be there, from a terminal."""
+"""The command `prefect-rlhf plan`: a plan for any cluster, from a terminal."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ NUMBERS = ("device_memory_gib", "host_memory_gib", "call_seconds", "batch_size",
 
 
 def _flag(field_name: str, name: str | None = None, metavar: str | None = None) -> Parameter:
-    """Return a flag that means what a field of PlanOptions says."""
-    said = PlanOptions.model_fields[field_name]
-    default = f" [default: {said.default}]" if said.default else ""
-    return Parameter(name=name, metavar=metavar, help=f"{said.description}{default}")
+    """Return a flag with the description and default of a field of PlanOptions."""
+    option = PlanOptions.model_fields[field_name]
+    default = f" [default: {option.default}]" if option.default else ""
+    return Parameter(name=name, metavar=metavar, help=f"{option.description}{default}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFlags:
-    """The flags of `plan`: the fields of PlanOptions, as a person types them."""
+    """The flags of `plan`: the fields of PlanOptions as texts."""
 
     algorithm: Annotated[str, Parameter(help=PlanOptions.model_fields["algorithm"].description)] = field(kw_only=False)
     models: Annotated[tuple[str, ...], _flag("models", "--model", "ROLE=MODEL")] = ()
@@ -67,21 +67,22 @@ class PlanFlags:
 
 
 def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
-    """Search the best plan of an algorithm on a cluster that need not be there.
+    """Search for the best plan of an algorithm on a cluster you need not have.
 
-    A plan says on which devices each call runs, split how. The answer has its
-    seconds an iteration, what fills the devices, how far from the best it can be
-    at most, and the usual placements beside it:
+    A plan states the devices and the parallelism of each call. The answer has its
+    seconds per iteration, its memory use, a bound on its distance from the best
+    plan, and a comparison with the usual placements:
 
       prefect-rlhf plan ppo --model actor=llama-70b --model critic=llama-7b \\
         --cluster 16x8:h100 --batch-size 512 \\
         --prompt-length 1024 --response-length 1024
 
-    It takes no device. Ctrl-C ends the search with the best plan so far.
+    It uses no device. Ctrl-C ends the search with the best plan so far.
     """
     find_place(flags.algorithm)
     options = read_options(flags)
-    from prefect_rlhf.flows.planning.answer import answer_question  # only here: a wrong flag or name needs no Prefect
+    # Imported here: an error about a flag or name needs no Prefect.
+    from prefect_rlhf.flows.planning.answer import answer_question
 
     with interruptible() as progress:
         answer = answer_question(options, progress)
@@ -91,11 +92,11 @@ def plan(flags: Annotated[PlanFlags, ALL_AT_ONCE]) -> int:
 
 
 def read_options(flags: PlanFlags) -> PlanOptions:
-    """Return the flags as values. Raises InvalidInput for the first that is wrong."""
+    """Return the flags as options. Raises InvalidInput for the first mistake."""
     values: dict[str, Any] = {
-        one.name: value
-        for one in fields(flags)
-        if one.name in PlanOptions.model_fields and (value := getattr(flags, one.name)) is not None
+        each.name: value
+        for each in fields(flags)
+        if each.name in PlanOptions.model_fields and (value := getattr(flags, each.name)) is not None
     }
     for name in NUMBERS:
         if name in values:
@@ -114,7 +115,7 @@ def read_options(flags: PlanFlags) -> PlanOptions:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[Progress], None]]:
-    """Yield what prints progress on stderr, and turns the first Ctrl-C into the end of the search.
+    """Yield a function that prints progress on stderr; the first Ctrl-C ends the search.
 
     A second Ctrl-C ends the program.
     """
@@ -128,7 +129,7 @@ def interruptible() -> Iterator[Callable[[Progress], None]]:
     def show(progress: Progress) -> None:
         print_error(progress)
         if interrupted:
-            raise KeyboardInterrupt  # as the search's driver expects it: it returns the best so far
+            raise KeyboardInterrupt  # the search's driver expects it and returns the best plan so far
 
     before = signal.signal(signal.SIGINT, stop)
     try:

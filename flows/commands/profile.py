@@ -21,34 +21,40 @@ if TYPE_CHECKING:
 class ProfileFlags:
     """The flags of `profile`."""
 
-    model: Annotated[str, Parameter(help="A Hugging Face folder, of which config.json is read, or a known model.")] = (
-        field(kw_only=False)
-    )
+    model: Annotated[
+        str, Parameter(help="A Hugging Face folder, which needs only its config.json, or a known model.")
+    ] = field(kw_only=False)
     devices: Annotated[
-        int, whole_number(1, MOST_DEVICES), Parameter(help="Devices of this machine, which all work at once.")
+        int,
+        whole_number(1, MOST_DEVICES),
+        Parameter(help="Number of devices of this machine; all work at the same time."),
     ] = 1
     nodes: Annotated[
-        int, whole_number(1, MOST_NODES), Parameter(help="Nodes of the Ray cluster of RAY_ADDRESS, each with as many.")
+        int,
+        whole_number(1, MOST_NODES),
+        Parameter(help="Number of nodes in the Ray cluster at RAY_ADDRESS, each with this many devices."),
     ] = 1
-    kind: Annotated[Backend, Parameter(help="What the devices are.", show_default=True)] = "cpu"
+    kind: Annotated[Backend, Parameter(help="Kind of the devices.", show_default=True)] = "cpu"
     dtype: Annotated[Dtype, Parameter(help="Compute format.", show_default=True)] = "bfloat16"
-    rows: Annotated[int, whole_number(1, MOST_ROWS), Parameter(help="Most rows of a micro-batch.")] = 32
-    longest: Annotated[int, whole_number(16, MOST_TOKENS), Parameter(help="Most tokens of a row.")] = 128
+    rows: Annotated[int, whole_number(1, MOST_ROWS), Parameter(help="Largest number of rows in a micro-batch.")] = 32
+    longest: Annotated[int, whole_number(16, MOST_TOKENS), Parameter(help="Largest number of tokens in a row.")] = 128
     tensor_parallel: Annotated[
-        str | None, Parameter(metavar="TP,...", help="Degrees; without it, all that are possible.")
+        str | None, Parameter(metavar="TP,...", help="Degrees of tensor parallelism; default: all possible degrees.")
     ] = None
-    dry_run: Annotated[bool, Parameter(help="Say what would be measured, and where it would be kept.")] = False
+    dry_run: Annotated[
+        bool, Parameter(help="Print the number of measurements and the file of the profile; measure nothing.")
+    ] = False
 
 
 def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
-    """Measure a model's layers on devices of this machine, or of several; minutes.
+    """Measure a model's layers on devices of this machine or several; takes minutes.
 
-    Plans and predictions of later runs of a model of this shape, on as many
-    devices of this kind, use what was found:
+    Later plans and predictions for a model of this shape, on the same number and
+    kind of devices, use the measurements:
 
       prefect-rlhf profile models/smollm2 --devices 2
     """
-    from prefect_rlhf.blocks.cluster import Cluster  # only here: a wrong flag needs neither Prefect nor torch
+    from prefect_rlhf.blocks.cluster import Cluster  # imported here: a wrong flag needs neither Prefect nor torch
     from prefect_rlhf.blocks.lease import lease
     from prefect_rlhf.flows.profile import measure_profile, profile_request
     from prefect_rlhf.tasks.profiling.bench import Sizes
@@ -58,7 +64,7 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
     sizes = Sizes(flags.rows, flags.longest)
     request = profile_request(flags.model, flags.dtype, flags.kind, cluster.whole, sizes, degrees)
     if flags.dry_run:
-        print(f"{request.num_measurements} measurements of {flags.model}, to be kept in {request.file}")
+        print(f"{request.num_measurements} measurements of {flags.model}, to be stored in {request.file}")
         return 0
     with lease(cluster, cluster.whole.num_devices, kind=flags.kind, say=print_error) as leased:
         print(measure_profile(leased, request, progress()))
@@ -66,7 +72,7 @@ def profile(flags: Annotated[ProfileFlags, ALL_AT_ONCE]) -> int:
 
 
 def progress() -> Say:
-    """Return what prints each measurement on stderr, with the time so far."""
+    """Return a function that prints each measurement on stderr, with the elapsed time."""
     began = time.monotonic()
 
     def say(number: int, total: int, words: str) -> None:

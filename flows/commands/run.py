@@ -25,7 +25,7 @@ from prefect_rlhf.flows.forms.options import MOST_RESTARTS, RunOptions
 from prefect_rlhf.placement.errors import RunStopped
 from prefect_rlhf.placement.mesh import MOST_DEVICES
 
-STATUS_OF_SIGNAL = 128  # and the signal's number, as a shell says it
+STATUS_OF_SIGNAL = 128  # plus the signal's number, as in a shell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,34 +40,36 @@ class RunFlags:
     devices: Annotated[
         int | None,
         whole_number(1, MOST_DEVICES),
-        Parameter(help="Devices of this machine to lease; 1 if it is not stated.", show_default=False),
+        Parameter(help="Number of this machine's devices to lease; default: 1.", show_default=False),
     ] = None
     max_restarts: Annotated[
         int,
         whole_number(0, MOST_RESTARTS),
-        Parameter(help="How often it goes on by itself from its last checkpoint after a failure; not after a mistake."),
+        Parameter(
+            help="Number of automatic restarts from the last checkpoint after a failure; a mistake is not retried."
+        ),
     ] = 0
-    verbose: Annotated[bool, Parameter(help="Show the log on the terminal: libraries' warnings, every task run.")] = (
-        False
-    )
-    dry_run: Annotated[bool, Parameter(help="Check everything, print plan and graph, take no device.")] = False
+    verbose: Annotated[
+        bool, Parameter(help="Show the whole log on the terminal: libraries' warnings, every task run.")
+    ] = False
+    dry_run: Annotated[bool, Parameter(help="Check everything, print plan and graph, use no device.")] = False
 
 
 def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
     """Train with an algorithm on devices of this machine, without a worker.
 
-    The parameters are those of the algorithm's deployment: which models, which
-    data, how many steps. They come from a file, one by one, or both:
+    The parameters are the same as in the algorithm's deployment: models, data,
+    number of steps. State them in a file, with -p, or both:
 
       prefect-rlhf run ppo --parameters parameters.yaml --devices 2 -p steps=5
       prefect-rlhf run my_flow.py:my_flow --parameters mine.yaml --dry-run
 
-    The run is a Prefect flow run: of the server that PREFECT_API_URL names, or
-    of a temporary one.
+    The run is a Prefect flow run on the server of PREFECT_API_URL, or on a
+    temporary server.
     """
     find_place(flags.algorithm)
     parameters = read_parameters(flags.parameters, flags.param)
-    from prefect_rlhf.flows.rlhf_flow import find_flow  # only here: a wrong flag or name needs no Prefect
+    from prefect_rlhf.flows.rlhf_flow import find_flow  # imported here: an error about a flag or name needs no Prefect
     from prefect_rlhf.flows.training.installed_engines import check_builds
 
     check_builds()
@@ -76,7 +78,9 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
         parameters["dry_run"] = True
     checked = flow.validate_parameters(parameters)
     from prefect_rlhf.flows.commands.terminal import new_log, quiet_terminal
-    from prefect_rlhf.flows.local_run import plan_locally, run_locally  # only here: a wrong parameter needs no search
+
+    # Imported here: a wrong parameter needs no search.
+    from prefect_rlhf.flows.local_run import plan_locally, run_locally
     from prefect_rlhf.flows.training.output_folder import output_folder
 
     if checked["dry_run"]:
@@ -104,7 +108,7 @@ def run(flags: Annotated[RunFlags, ALL_AT_ONCE]) -> int:
 
 
 def words_of(flags: RunFlags) -> list[str]:
-    """Return the words of a run's command, but for the checkpoint where it began."""
+    """Return the words of a run's command, without the checkpoint from an earlier `resume_from`."""
     words = [PROGRAM, "run", flags.algorithm]
     words += ["--parameters", str(flags.parameters)] if flags.parameters else []
     words += ["--devices", str(flags.devices)] if flags.devices is not None else []

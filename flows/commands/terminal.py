@@ -1,7 +1,7 @@
-"""The terminal of a run: the run's own lines on it, and in a log file all else that its processes write.
+"""The terminal of a run: it shows the run's own lines; all other output of its processes goes to a log file.
 
-Libraries, ranks and Prefect's temporary server write to the descriptors of standard output and error, so those are
-what is redirected.
+Libraries, ranks and Prefect's temporary server write to the descriptors of standard output and error. Therefore these
+descriptors are redirected.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from prefect_rlhf.flows.commands.next_steps import from_here
 from prefect_rlhf.placement.atomic_file import writing
 from prefect_rlhf.tasks.run_log import RUN_LOG
 
-LOGS = "logs"  # the folder in `output_dir`
+LOGS = "logs"  # a folder in `output_dir`
 STANDARD = (1, 2)  # descriptors of output and error
 
 
 @final
 class Terminal(logging.Handler):
-    """Shows lines on the standard error that the process had, before the first where the log is.
+    """Shows lines on the original standard error; the first line is preceded by the path of the log.
 
-    `log` has everything else, too.
+    `log` also has all other output.
     """
 
     def __init__(self, stream: TextIO, log: Path) -> None:
@@ -36,24 +36,24 @@ class Terminal(logging.Handler):
         self.log, self.is_used, self._stream = log, False, stream
 
     def say(self, line: object) -> None:
-        """Show a line on the terminal; the log has it, too."""
+        """Show a line on the terminal and write it to the log."""
         self._show(line)
         print(line, file=sys.stderr, flush=True)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a line of the run's log, which Prefect's own handler writes to the log file."""
+        """Show a line of the run's log; Prefect's own handler writes it to the log file."""
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         self._show(f"{level}{record.getMessage()}")
 
     def _show(self, line: object) -> None:
-        lines = [line] if self.is_used else [f"log of everything else: {from_here(str(self.log))}", line]
+        lines = [line] if self.is_used else [f"full log: {from_here(str(self.log))}", line]
         self.is_used = True
-        with suppress(OSError):  # a terminal that is gone ends no run
+        with suppress(OSError):  # a closed terminal does not end the run
             print(*lines, sep="\n", file=self._stream, flush=True)
 
 
 def new_log(output_dir: Path) -> Path:
-    """Return where the log of a run goes that starts now: in `output_dir`, under the time and this process's id."""
+    """Return the log file for a run that starts now, in `output_dir`, named by the time and this process's id."""
     return output_dir / LOGS / f"{datetime.now():%Y-%m-%d-%H%M%S}-{os.getpid()}.log"  # noqa: DTZ005  a person's own time
 
 
@@ -61,8 +61,8 @@ def new_log(output_dir: Path) -> Path:
 def quiet_terminal(log: Path) -> Iterator[Terminal]:
     """Redirect standard output and error to `log` while the body runs, and when this process ends.
 
-    A body that raises before it showed a line leaves no log: a mistake ended it before the run. Raises OutputFailed if
-    the file cannot be written.
+    If the body raises before it shows a line, the log is deleted, because a mistake ended the body before the run.
+    Raises OutputFailed if the file cannot be written.
     """
     with writing(log):
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -84,12 +84,12 @@ def quiet_terminal(log: Path) -> Iterator[Terminal]:
             _redirect(before)
             for descriptor in before:
                 os.close(descriptor)
-            atexit.register(_redirect, [file, file])  # libraries have their last word after the run
+            atexit.register(_redirect, [file, file])  # libraries write again after the run
 
 
 def _redirect(targets: list[int]) -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a closed stream has nothing to write
+        with suppress(OSError, ValueError):  # a closed stream has no text left
             stream.flush()
     for descriptor, target in zip(STANDARD, targets, strict=True):
         os.dup2(target, descriptor)

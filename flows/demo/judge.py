@@ -1,4 +1,4 @@
-"""A judge that nothing was trained on: VADER (Hutto & Gilbert 2014), a lexicon and rules, from its own sources."""
+"""An independent judge that needs no training: VADER (Hutto & Gilbert 2014), a lexicon and rules, from its sources."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FILES = ("vaderSentiment.py", "vader_lexicon.txt", "emoji_utf8_lexicon.txt")
 
 @final
 class Judge:
-    """Says how positive a text is, from -1 to 1 (VADER's `compound`).
+    """Rates how positive a text is, from -1 to 1 (VADER's `compound`).
 
-    `folder` gets its three files unless they are there.
+    Its three files are downloaded to `folder` unless they exist.
     """
 
     def __init__(self, folder: Path, downloads: Path) -> None:
@@ -27,11 +27,11 @@ class Judge:
         self._analyzer = _load(folder / FILES[0]).SentimentIntensityAnalyzer()
 
     def compound(self, texts: Iterable[str]) -> list[float]:
-        """Return one number a text."""
+        """Return a number per text."""
         return [self._analyzer.polarity_scores(text)["compound"] for text in texts]
 
     def pair_accuracy(self, pairs: Sequence[Mapping[str, str]]) -> float:
-        """Return the share of pairs (`chosen`, `rejected`) whose chosen text is the more positive; a tie is a half."""
+        """Return the share of pairs (`chosen`, `rejected`) whose chosen text is more positive; a tie counts half."""
         chosen = self.compound(pair["chosen"] for pair in pairs)
         rejected = self.compound(pair["rejected"] for pair in pairs)
         wins = [1.0 if c > r else 0.5 if c == r else 0.0 for c, r in zip(chosen, rejected, strict=True)]

@@ -1,4 +1,4 @@
-"""The outcome of a PPO run, read from the files it left: rewards, an independent judge, KL, samples, and seconds."""
+"""The outcome of a PPO run, read from its files: rewards, an independent judge, KL, samples, and seconds."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class DemoOutcome:
         )
 
     def as_json(self, **more: object) -> str:
-        """Return it as one line, with `more` fields."""
+        """Return it as a JSON line, with `more` fields."""
         rounded = {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
         return json.dumps(rounded | more)
 
 
 def evaluations(run_dir: Path) -> list[Path]:
-    """Return the evaluation files, oldest first: at least those before the first and after the last step."""
+    """Return the evaluation files, oldest first, including those before the first and after the last step."""
     return sorted((run_dir / EVALUATION).glob("step-*.parquet"))
 
 
 def read_metrics(run_dir: Path, file: str = "metrics.jsonl") -> list[Mapping[str, float]]:
-    """Read the metrics of each step so far, or those of each evaluation."""
+    """Read the metrics of each step so far, or of each evaluation."""
     return [json.loads(line) for line in (run_dir / file).read_text().splitlines()]
 
 
@@ -73,6 +73,6 @@ def texts(file: Path) -> list[str]:
 
 
 def column(file: Path, name: str) -> Sequence[Any]:
-    """Read one column of a Parquet file."""
+    """Read a column of a Parquet file."""
     values: list[Any] = pq.read_table(file, columns=[name]).column(name).to_pylist()
     return values

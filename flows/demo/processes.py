@@ -1,4 +1,4 @@
-"""The processes that the demo leaves running (server, worker): started once, found again, ended on demand."""
+"""The background processes of the demo (server, worker): started once, found again later, ended on request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Daemon:
-    """One background process, known by a file in `folder` that holds its process id."""
+    """A background process, identified by a file in `folder` with its process id."""
 
     name: str
     folder: Path
@@ -27,14 +27,14 @@ class Daemon:
         return self.folder / f"{self.name}.pid"
 
     def pid(self) -> int | None:
-        """Read its process id; None when it is not running (the number may have been taken by another program)."""
+        """Read its process id; None if it is not running (another program may have its number now)."""
         if not self._pid_file.exists():
             return None
         pid, _, started = self._pid_file.read_text().partition(" ")
         return int(pid) if started and _start_ticks(int(pid)) == started else None
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it in a session of its own, unless it is running."""
+        """Start it in its own session, unless it is running."""
         if self.pid() is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ class Daemon:
         self._pid_file.write_text(f"{process.pid} {_start_ticks(process.pid)}")
 
     def stop(self, limit_seconds: float = 20.0) -> bool:
-        """Ask its whole session to end, then make it. Returns whether it was running."""
+        """Send its whole session SIGTERM, then SIGKILL after the limit. Returns whether it was running."""
         pid = self.pid()
         if pid is None:
             return False
@@ -60,7 +60,7 @@ class Daemon:
 
 
 def _start_ticks(pid: int) -> str | None:
-    """Return when the kernel started `pid`, so that a reused number differs; None when it is gone or a zombie."""
+    """Return the kernel's start time of `pid`, which differs for a reused number; None if it ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

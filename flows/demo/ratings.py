@@ -1,6 +1,6 @@
 """Rated sentences as prompts, preference pairs, rated answers and pairs of a cost.
 
-What is held out of each shares no sentence, and no opening, with what is trained on.
+Held-out rows share no sentence, and no opening, with training rows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from prefect_rlhf.placement.atomic_file import write_atomically
 
 PACKAGE = "vaderSentiment==3.3.2"
 
-MIN_WORDS = 9  # of a sentence whose opening is a prompt: the rest is worth writing
-MIN_MARGIN = 0.5  # between the ratings of a pair
-MIN_RATING = 1.0  # of an answer that is good; a bad one is as far below 0
-NUM_HELD_OUT = {"prompts": 64, "preferences": 200, "answers": 200}  # all are used in every evaluation
+MIN_WORDS = 9  # of a sentence whose opening becomes a prompt, so that enough text follows
+MIN_MARGIN = 0.5  # difference between the ratings of a pair
+MIN_RATING = 1.0  # of a good answer; a bad answer is at most minus this
+NUM_HELD_OUT = {"prompts": 64, "preferences": 200, "answers": 200}  # every evaluation uses all of them
 
 
 def prepare_ratings(out: Path, downloads: Path) -> tuple[Path, ...]:
-    """Write Parquet of prompts, preferences, answers and costs into `out` unless they are there; return their paths."""
+    """Write Parquet of prompts, preferences, answers and costs into `out` unless they exist; return their paths."""
     rows_of = {"prompts": prompt_rows, "preferences": preference_rows, "answers": answer_rows, "costs": cost_rows}
     paths = tuple(out / f"{name}.parquet" for name in rows_of)
     if all(path.is_file() for path in paths):
@@ -40,7 +40,7 @@ def prepare_ratings(out: Path, downloads: Path) -> tuple[Path, ...]:
 
 
 def prompt_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    """Return openings, each once, those of training first: prompt, prompt_id (number of the sentence), split."""
+    """Return distinct openings, training rows first: prompt, prompt_id (number of the sentence), split."""
     openings: dict[str, Sentence] = {}
     for sentence in sorted(_shuffled(sentences), key=lambda sentence: sentence.split == "held_out"):
         if len(sentence.text.split()) >= MIN_WORDS:
@@ -50,13 +50,13 @@ def prompt_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
 
 
 def preference_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    """Return pairs, each sentence in one at most: prompt (empty), chosen, rejected, margin, split."""
+    """Return pairs, with each sentence at most once: prompt (empty), chosen, rejected, margin, split."""
     rows = [row for split in ("train", "held_out") for row in _pairs([s for s in sentences if s.split == split])]
     return _limit_held_out(rows, NUM_HELD_OUT["preferences"])
 
 
 def answer_rows(sentences: Sequence[Sentence]) -> list[dict[str, Any]]:
-    """Return openings with what follows, each good or bad by itself: prompt, completion, label, split."""
+    """Return openings with their continuations, each rated good or bad: prompt, completion, label, split."""
     rows = [
         {"prompt": s.opening, "completion": s.rest, "label": s.rating > 0, "split": s.split}
         for s in _shuffled(list({sentence.text: sentence for sentence in sentences}.values()))

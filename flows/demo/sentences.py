@@ -1,7 +1,7 @@
-"""Movie-review sentences that people rated (Hutto & Gilbert 2014), and which of them are held out.
+"""Movie-review sentences rated by people (Hutto & Gilbert 2014), split into training and held-out sentences.
 
-The sources of the package `vaderSentiment` hold 10,605 sentences, each with the mean of 20 ratings from -4 to 4.
-A sentence is in one split only: what is held out shares no sentence with what is trained on.
+The sources of the package `vaderSentiment` contain 10,605 sentences, each with the mean of 20 ratings from -4 to 4. A
+sentence is in a single split: held-out and training sentences are disjoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sentence:
 
     @property
     def split(self) -> str:
-        """`train` or `held_out`, by the text alone: the same sentence is never in both."""
+        """`train` or `held_out`, determined by the text alone: the same sentence is never in both."""
         digest = blake2b(self.text.lower().encode(), digest_size=8).digest()
         return "held_out" if int.from_bytes(digest, "little") % 10 < HELD_OUT_TENTHS else "train"
 
@@ -38,7 +38,7 @@ class Sentence:
 
     @property
     def rest(self) -> str:
-        """What follows its opening, with the space between."""
+        """The text after its opening, including the space between them."""
         return "".join(f" {word}" for word in self.text.split()[OPENING_WORDS:])
 
 

@@ -1,4 +1,4 @@
-"""A Prefect server, work pool, worker and deployments for the demo, through the same commands that a user types."""
+"""A Prefect server, work pool, worker and deployments for the demo, started with the commands that a user types."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POOL = "two-device-mesh"
 
 
 class DemoFailed(RlhfError):
-    """A command of the demo failed or did not answer in time; says which, and where its output is."""
+    """A command of the demo failed or timed out; the message names the command and the place of its output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class DemoServer:
 
     @property
     def daemons(self) -> tuple[Daemon, Daemon]:
-        """Worker and server, in the order of their end: a worker reports to its server."""
+        """Worker and server. They end in this order, because a worker reports to its server."""
         return Daemon("worker", self.home / "processes"), Daemon("server", self.home / "processes")
 
     def environment(self) -> dict[str, str]:
@@ -52,7 +52,7 @@ class DemoServer:
         }
 
     def start(self) -> None:
-        """Start server, pool, worker and deployments; what is there already is kept."""
+        """Start server, pool, worker and deployments; a running server or worker is kept."""
         worker, server = self.daemons
         if server.pid() is None:
             self._require_free_port()
@@ -64,11 +64,11 @@ class DemoServer:
         self.prefect("deploy", "--all", "--pool", POOL)
 
     def stop(self) -> list[str]:
-        """End what `start` started; returns the names of what was running."""
+        """End the processes of `start`; returns the names of the running processes that it ended."""
         return [daemon.name for daemon in self.daemons if daemon.stop()]
 
     def prefect(self, *arguments: str, limit_seconds: float = 120.0) -> str:
-        """Run `prefect ARGUMENTS` in the project; returns its output. Raises DemoFailed with the output's end."""
+        """Run `prefect ARGUMENTS` in the project; returns its output. Raises DemoFailed with the end of the output."""
         command = ["prefect", *arguments]
         try:
             done = subprocess.run(
@@ -101,4 +101,4 @@ class DemoServer:
     def _require_free_port(self) -> None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                raise DemoFailed(f"port {self.port} is taken by another program; choose one: make demo PORT=4201")
+                raise DemoFailed(f"another program uses port {self.port}; choose another port: make demo PORT=4201")

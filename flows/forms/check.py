@@ -16,10 +16,10 @@ from prefect_rlhf.placement.errors import InvalidInput, Missing, NotUsed, Unknow
 from prefect_rlhf.placement.in_short import MOST_CHARACTERS
 from prefect_rlhf.placement.wrong_setting import NOT_USED, WRONG
 
-STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # of types that have no configuration of their own
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)  # for types that have no configuration of their own
 
-_BRANCH = re.compile(r"<.*|[a-z-]+\[.*\]")  # of a union, in the place that pydantic names
-_SUBJECT = re.compile(r"^\w+ should (be|have) ")  # of a sentence in which pydantic says what would be right
+_BRANCH = re.compile(r"<.*|[a-z-]+\[.*\]")  # a branch of a union, in pydantic's location of an error
+_SUBJECT = re.compile(r"^\w+ should (be|have) ")  # the subject of pydantic's sentence about the right value
 
 
 def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,13 +37,11 @@ def checked_parameters(signature: inspect.Signature, parameters: Mapping[str, An
         except ValidationError as error:
             raise invalid_input(name, error, value, parameter.annotation) from error
     empty = inspect.Parameter.empty
-    missing = [name for name, one in signature.parameters.items() if one.default is empty and name not in checked]
+    missing = [name for name, each in signature.parameters.items() if each.default is empty and name not in checked]
     if missing:
         raise Missing(
             ", ".join(missing),
-            "a value, since there is no default"
-            if len(missing) == 1
-            else "a value for each, since they have no default",
+            "a value, since it has no default" if len(missing) == 1 else "a value for each, since they have no default",
         )
     return checked
 
@@ -63,15 +61,15 @@ def _validated(name: str, annotation: Any, value: Any) -> Any:
     """Convert a value to its type strictly; a plain value is validated as JSON, since a server stores it so."""
     try:
         adapter = TypeAdapter[Any](annotation, config=STRICT)
-    except PydanticUserError:  # a model, which has its own
+    except PydanticUserError:  # a model has its own configuration
         adapter = TypeAdapter[Any](annotation)
     try:
         text = json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(name, value, "text in Unicode, without halves of characters") from error
+        raise InvalidInput(name, value, "valid Unicode text, without lone surrogates") from error
     except RecursionError as error:
-        raise InvalidInput(name, "groups within groups without end", "fewer of them") from error
-    except (TypeError, ValueError):  # it holds values that have their type, or a number that is none in JSON
+        raise InvalidInput(name, "endlessly nested groups", "fewer levels") from error
+    except (TypeError, ValueError):  # it contains typed values, or a number that JSON lacks
         return adapter.validate_python(value)
     return adapter.validate_json(text)
 
@@ -92,7 +90,7 @@ def invalid_input(name: str, error: ValidationError, value: Any, annotation: Any
     if first["type"] == "extra_forbidden":
         return UnknownKey(field, first["input"], hint(str(first["loc"][-1]), _keys(annotation, first["loc"][:-1])))
     if first["type"] == "missing":
-        return Missing(field, "a value, since there is no default")
+        return Missing(field, "a value, since it has no default")
     return InvalidInput(field, _given(value, first["loc"], first["input"]), _SUBJECT.sub("", first["msg"]))
 
 

@@ -14,7 +14,7 @@ def check_critic(actor: Model, critic: Model | None, algo: PPO) -> None:
     if critic is None and not shared:
         raise Missing("critic", "a model; or set actor.head: lm+scalar, for values of the actor's own trunk")
     if critic is not None and shared:
-        raise NotUsed("critic", critic.path, f"actor.head is {actor.head}, so the actor gives the values")
+        raise NotUsed("critic", critic.path, f"actor.head is {actor.head}, so the actor computes the values")
     unread = "critic_optimizer" if shared else "value_weight"
     stated = getattr(algo, unread)
     if stated != getattr(plain, unread):

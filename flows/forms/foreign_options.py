@@ -171,23 +171,23 @@ OURS: Mapping[tuple[str, ...], tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Of each row of the page our names, and theirs."""
+"""Our names and theirs, a row of the page each."""
 REFUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "no flow has a reference that follows the actor": (
+        "no flow has a reference model that follows the actor": (
             "sync_ref_model",
             "ref_model_sync_steps",
             "ref_model_mixup_alpha",
             "enable_ema",
         ),
-        "the log-probabilities that are trained would not be those of the policy": ("repetition_penalty", "logit_bias"),
+        "the trained log-probabilities would not be the policy's": ("repetition_penalty", "logit_bias"),
         "state optimizer steps: algo.optimizer.warmup_steps": (
             "warmup_ratio",
             "lr_warmup_steps_ratio",
             "lr_warmup_ratio",
         ),
         "no loss here has an entropy bonus": ("entropy_coef", "entropy_coeff", "entropy_loss_coef"),
-        "rows to learn from are never cut or packed": ("max_length", "truncation_mode", "packing", "packing_samples"),
+        "training rows are never truncated or packed": ("max_length", "truncation_mode", "packing", "packing_samples"),
         "adapters are not supported yet; all weights are trained": (
             "peft_config",
             "use_peft",
@@ -200,7 +200,7 @@ REFUSED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""Why there is no such parameter here, and their names of it."""
+"""Reasons why a parameter does not exist here, with its names elsewhere."""
 OF_A_PLAN = ("micro_batches=4", "engine=vllm", "tp2")
 OF_PPO: Mapping[str, str] = MappingProxyType({"algo.optimizer": "algo.actor_optimizer", "algo.clip_low": "algo.clip"})
 """The names that PPO has in place of GRPO's."""
@@ -234,8 +234,8 @@ def _last_part(option: str) -> str:
 def _where(name: str) -> str:
     """Return a note on a name: it belongs to a call in a plan, or PPO uses another name."""
     if name in OF_A_PLAN:
-        return " of a call in a plan"
+        return " for a call in a plan"
     for grpos, ppos in OF_PPO.items():
         if name == grpos or name.startswith(f"{grpos}."):
-            return f" (of PPO {ppos}{name.removeprefix(grpos)})"
+            return f" (for PPO {ppos}{name.removeprefix(grpos)})"
     return ""

@@ -22,7 +22,7 @@ class FormFlow(Flow[..., Any]):
     def validate_parameters(self, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the parameters converted to their types. Raises InvalidInput for the first mistake."""
         checked = checked_parameters(inspect.signature(self.fn), parameters)
-        return super().validate_parameters(checked)  # adds defaults; values that have their type stay as they are
+        return super().validate_parameters(checked)  # adds defaults; typed values stay as they are
 
 
 def form_entry(

@@ -13,7 +13,7 @@ from prefect_rlhf.tasks.settings import MOST_STEPS, Settings
 from prefect_rlhf.tasks.trackers.tracking import Tracking
 
 MOST_RESTARTS = 1000
-MOST_SEED = 2**32 - 1  # exact in a browser's form, and in every library that takes one
+MOST_SEED = 2**32 - 1  # exact in a browser's form, and accepted by every library
 
 
 LONGEST_SECONDS = 7 * 86400
@@ -50,40 +50,48 @@ class RunOptions(Form):
 
     steps: int = Field(10, ge=1, le=MOST_STEPS, description="Iterations of the algorithm.")
     epochs: int | None = Field(
-        None, ge=1, le=MOST_STEPS, description="Passes over the data, which say how many steps in place of `steps`."
+        None, ge=1, le=MOST_STEPS, description="Passes over the data; sets the number of steps in place of `steps`."
     )
     plan: PathText = Field("flattening", description="auto, measure(k), a preset's name, or a plan file's path.")
     seed: int = Field(
         1, ge=0, le=MOST_SEED, description="Decides the order of rows and every sampled token, under any plan."
     )
     checkpoint_every: int | None = Field(
-        None, ge=1, le=MOST_STEPS, description="Steps between checkpoints; without it, none."
+        None, ge=1, le=MOST_STEPS, description="Steps between checkpoints; empty writes no checkpoints."
     )
     keep_checkpoints: int = Field(
-        2, ge=1, le=MOST_STEPS, description="Newest checkpoints of this run that stay on disk."
+        2, ge=1, le=MOST_STEPS, description="Number of this run's newest checkpoints to keep on disk."
     )
     best_metric: PathText | None = Field(
-        None, min_length=1, description="Metric of an evaluation, record_evaluation.score, whose best model is kept."
+        None,
+        min_length=1,
+        description="Evaluation metric that selects the best model, such as record_evaluation.score.",
     )
-    best_is: Literal["highest", "lowest"] = Field("highest", description="Which value of best_metric is the best.")
+    best_is: Literal["highest", "lowest"] = Field(
+        "highest", description="Whether a higher or a lower best_metric is better."
+    )
     patience: int | None = Field(
-        None, ge=1, le=MOST_STEPS, description="Evaluations in a row that may be no better before the run ends."
+        None, ge=1, le=MOST_STEPS, description="Stop after this many evaluations without improvement."
     )
-    resume_from: PathText | None = Field(None, description="A run's or a checkpoint's folder, or latest of output_dir.")
+    resume_from: PathText | None = Field(
+        None, description="A run's or a checkpoint's folder, or latest for the newest checkpoint in output_dir."
+    )
     output_dir: PathText = Field(
         "runs", min_length=1, description="Folder for this run's models, rollouts and metrics."
     )
-    dry_run: bool = Field(False, description="Check everything, print plan and graph, take no device.")
-    steps_per_group: int = Field(2, ge=1, le=10_000, description="Steps shown together as one subflow run.")
+    dry_run: bool = Field(False, description="Check everything, print plan and graph, use no device.")
+    steps_per_group: int = Field(2, ge=1, le=10_000, description="Number of steps per subflow run.")
     tracking: Tracking = Field(
         Tracking(), description="Trackers that show the metrics: TensorBoard, MLflow, Weights & Biases."
     )
-    call_deadline_seconds: float = Field(900.0, ge=1, le=LONGEST_SECONDS, description="Longest time one call may take.")
+    call_deadline_seconds: float = Field(
+        900.0, ge=1, le=LONGEST_SECONDS, description="Time limit of a call, in seconds."
+    )
     role_deadlines: dict[Role, Seconds] = Field(
-        {}, description="Longest time of each call of a role, where another is right: actor: 1800."
+        {}, description="Time limits for the calls of some roles, in seconds, such as actor: 1800."
     )
     limits: dict[MetricName, Annotated[float, Field(ge=-1e12, le=1e12)]] = Field(
-        {}, description="Metrics, and the values above which an event says so: kl_penalised_rewards.kl: 20."
+        {}, description="Upper limits of metrics; a higher value emits an event: kl_penalised_rewards.kl: 20."
     )
 
     @classmethod

@@ -21,10 +21,10 @@ _SCALAR: list[dict[str, Any]] = [
     *({"type": kind} for kind in ("string", "boolean", "null")),
 ]
 _GROUP = {"anyOf": [*_SCALAR, {"type": "array", "items": {"anyOf": _SCALAR}}]}
-for _ in range(3):  # of groups within groups, as many as an algorithm's settings have
+for _ in range(3):  # levels of nested groups, as many as an algorithm's settings have
     _GROUP = {"anyOf": [*_GROUP["anyOf"][:5], {"type": "object", "additionalProperties": _GROUP}]}
 Plain = Annotated[Any, WithJsonSchema(_GROUP)]
-"""A value as JSON has it; its type is checked when the algorithm is known, that no number breaks a server before."""
+"""A JSON value. Its type is checked once the algorithm is known; the schema only keeps numbers safe for a server."""
 
 
 class PlanOptions(Form):
@@ -34,54 +34,55 @@ class PlanOptions(Form):
         "ppo", max_length=MOST_CHARACTERS, description="ppo, dpo, grpo, remax, reward, or module:function of your own."
     )
     models: dict[str, PathText] = Field(
-        {}, description="Of each role: a known model such as llama-70b or Qwen/Qwen2.5-7B, or a Hugging Face folder."
+        {},
+        description="Model by role: a known model such as llama-70b or Qwen/Qwen2.5-7B, or a Hugging Face folder.",
     )
-    parameters: dict[str, Plain] = Field(
-        {}, description="The algorithm's own parameters, as its deployment takes them."
-    )
+    parameters: dict[str, Plain] = Field({}, description="The algorithm's own parameters, as in its deployment.")
     cluster: str = Field(
         "",
         max_length=MOST_CHARACTERS,
-        description="Such as 16x8:h100; empty is the mesh that the work pool would lease.",
+        description="Such as 16x8:h100; empty means the mesh that the work pool would lease.",
     )
     device: PathText = Field(
         "",
-        description="A kind of device by hand: name=mine, tflops=..., memory_gib=..., memory_gb_per_s=..., "
-        "link_gb_per_s=..., or a YAML file of these; the cluster is then such as 1x8:mine.",
+        description="A custom device: name=mine, tflops=..., memory_gib=..., memory_gb_per_s=..., "
+        "link_gb_per_s=..., or a YAML file of these; refer to it in the cluster, as in 1x8:mine.",
     )
     network: str = Field(
-        "", max_length=MOST_CHARACTERS, description="Between nodes: Gbit/s of a node, or a name such as roce-3200."
+        "",
+        max_length=MOST_CHARACTERS,
+        description="Network between nodes: Gbit/s per node, or a name such as roce-3200.",
     )
     device_memory_gib: float | None = Field(
-        None, gt=0, le=1e5, description="Of one device; empty takes its datasheet's."
+        None, gt=0, le=1e5, description="Memory of a device; empty means its datasheet's."
     )
     host_memory_gib: float | None = Field(
-        None, gt=0, le=1e6, description="Of each node's host, for what plans offload; empty sets no limit."
+        None, gt=0, le=1e6, description="Host memory per node for offloading; empty sets no limit."
     )
     call_seconds: float | None = Field(
-        None, ge=0, le=1e3, description="What a call takes its hosts besides its layers; empty takes our estimate."
+        None, ge=0, le=1e3, description="Fixed overhead of a call, in seconds; empty means our estimate."
     )
     profiles: list[PathText] = Field([], max_length=100, description="Files of measured times, in place of datasheets.")
     prompt_length: str = Field(
         "",
         max_length=MOST_CHARACTERS,
-        description="Tokens: 1024, or 512:3,1024:1 (three of one to one of the other), or a run's rollouts (Parquet).",
+        description="Tokens: 1024, shares such as 512:3,1024:1 (3 to 1), or a run's rollouts (Parquet).",
     )
     response_length: str = Field(
         "",
         max_length=MOST_CHARACTERS,
-        description="Tokens of a response, said in the same ways; one number is the limit of lengths with a tail.",
+        description="Tokens of a response, in the same forms; a single number is the limit of lengths with a tail.",
     )
-    batch_size: int | None = Field(None, ge=1, le=MOST_ROWS, description="The algorithm's own batch_size, for short.")
-    plan: PathText = Field("", description="A plan file of your own, to be priced, certified and compared.")
+    batch_size: int | None = Field(None, ge=1, le=MOST_ROWS, description="Short for the algorithm's batch_size.")
+    plan: PathText = Field("", description="Your own plan file to price, certify and compare.")
     pins: dict[str, Annotated[str, Field(max_length=MOST_CHARACTERS)]] = Field(
-        {}, description="Calls that must be on a mesh: the searched plan has ref_inference=n0:0-3 there."
+        {}, description="Calls that must run on a mesh, such as ref_inference=n0:0-3."
     )
-    method: Method = Field("exact", description="How plans are searched.")
-    budget_seconds: float = Field(2.0, gt=0, le=86400, description="Processor time of the search.")
-    explain: bool = Field(False, description="Say of each call why it is placed so, and what the runner-up costs.")
+    method: Method = Field("exact", description="Search method.")
+    budget_seconds: float = Field(2.0, gt=0, le=86400, description="Processor time of the search, in seconds.")
+    explain: bool = Field(False, description="Explain the placement of each call, with the cost of the runner-up.")
     sweep: list[Annotated[int, Field(ge=1, le=MOST_NODES)]] = Field(
-        [], max_length=100, description="Numbers of nodes to plan for besides, to compare."
+        [], max_length=100, description="Also plan for these numbers of nodes."
     )
     output_dir: PathText = Field(
         "plans", min_length=1, description="Folder for plan file, report, certificate and pictures."

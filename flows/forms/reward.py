@@ -14,7 +14,7 @@ from prefect_rlhf.tasks.rl.hyperparameters import GRPO
 
 def _kind(value: Any) -> str:
     is_functions = "functions" in value if isinstance(value, dict) else isinstance(value, HostRewards)
-    return "<functions>" if is_functions else "<model>"  # errors leave out what stands in such brackets
+    return "<functions>" if is_functions else "<model>"  # errors omit text in angle brackets
 
 
 Reward = Annotated[Annotated[Model, Tag("<model>")] | Annotated[HostRewards, Tag("<functions>")], Discriminator(_kind)]
@@ -27,7 +27,7 @@ def with_reward_weights(algo: GRPO, reward: Model | HostRewards) -> GRPO:
     Raises InvalidInput for weights that are not stated at the functions.
     """
     if algo.reward_weights:
-        raise NotUsed("algo.reward_weights", algo.reward_weights, "each of reward.functions states its own weight")
+        raise NotUsed("algo.reward_weights", algo.reward_weights, "each entry of reward.functions has its own weight")
     if algo.advantage != "gdpo" or not isinstance(reward, HostRewards):
         return algo
     weights = {name: function.weight for name, function in reward.functions.items()}

@@ -22,7 +22,7 @@ from prefect_rlhf.placement.planner.question import Site
 
 _GROUP = re.compile(r"([0-9]{1,9})x([0-9]{1,9}):([\w. -]+)")
 CLUSTER_FORM = "nodes x devices : kind, such as 16x8:h100, or 1x8:a100-40+1x8:v100-32 for nodes of two kinds"
-CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU, as a Cluster block says it where nobody else does
+CPU_MEMORY_BYTES = 8 * GIB  # of a rank without a GPU: the default of a Cluster block
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def parse_cluster(text: str, described: Datasheet | None = None) -> tuple[NodeGr
             raise InvalidInput("cluster", text, CLUSTER_FORM)
         nodes, devices, name = int(match[1]), int(match[2]), match[3].lower()
         if not (1 <= nodes <= MOST_NODES and 1 <= devices <= MOST_DEVICES):
-            raise InvalidInput("cluster", text, f"1 to {MOST_NODES} nodes, and 1 to {MOST_DEVICES} devices in each")
+            raise InvalidInput("cluster", text, f"1 to {MOST_NODES} nodes with 1 to {MOST_DEVICES} devices each")
         if described is not None and name == described.name:
             groups.append(NodeGroup(nodes, devices, name, described))
         else:
@@ -87,10 +87,12 @@ def site_of(
     """
     widths = sorted({group.devices_per_node for group in groups})
     if len(widths) > 1:
-        raise InvalidInput("cluster", f"nodes of {' and '.join(map(str, widths))} devices", "as many in every node")
+        raise InvalidInput(
+            "cluster", f"nodes of {' and '.join(map(str, widths))} devices", "the same number in every node"
+        )
     kinds = {"cpu" if group.device == "cpu" else "cuda" for group in groups}
     if len(kinds) > 1:
-        raise InvalidInput("cluster", "cpu and GPUs", "devices that are all GPUs, or all without")
+        raise InvalidInput("cluster", "cpu and GPUs", "only GPUs, or only CPUs")
     between = parse_network(network) if sum(group.num_nodes for group in groups) > 1 else None
     nodes = [group for group in groups for _ in range(group.num_nodes)]
     memory = [int(memory_gib * GIB) if memory_gib else group.memory_bytes for group in nodes]
@@ -126,5 +128,5 @@ def parse_network(text: str) -> Network:
     except ValueError:
         gigabits = 0.0
     if not 0 < gigabits < float("inf"):
-        raise InvalidInput("network", text, f"Gbit/s of a node, or one of {', '.join(NETWORKS)}")
+        raise InvalidInput("network", text, f"Gbit/s per node, or one of {', '.join(NETWORKS)}")
     return Network(f"{text} Gbit/s", gigabits * 1e9 / 8)

@@ -16,13 +16,13 @@ from prefect_rlhf.placement.lease import Lease
 
 QUERY = ("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
 QUERY_LIMIT_SECONDS = 60
-NETWORK = NETWORKS["infiniband-200"]  # between nodes, where nobody says: the slower of those that papers report
+NETWORK = NETWORKS["infiniband-200"]  # default between nodes: the slower of the networks in papers
 
 CALL_SECONDS = 0.01
-"""What a call takes of its ranks besides its layers, in place of the 2.2 s of ReaL's runtime (docs/cost_model.md)."""
+"""Fixed overhead of a call on its ranks, in place of the 2.2 s of ReaL's runtime (docs/cost_model.md)."""
 GPU_CALL_SECONDS = 0.05
-"""The same on a GPU: its fingerprint of the weights before a call besides, some 1,500 short kernels that the host
-starts and waits for, one weight after the other. An estimate, until a profile has measured it."""
+"""The same on a GPU. It includes the fingerprint of the weights before a call: some 1,500 short kernels that the host
+starts and waits for, weight by weight. It is an estimate until a profile has measured it."""
 RUNTIME = Efficiency(call_seconds=GPU_CALL_SECONDS)
 """The constants between a datasheet's peaks and calls of our own runs."""
 
@@ -32,20 +32,20 @@ CPU = Hardware(
         bfloat16_flops=100e9,
         float32_flops=100e9,
         memory_bytes_per_second=10e9,
-        memory_bytes=0,  # a cluster says what a rank may use
+        memory_bytes=0,  # a cluster states the memory of a rank
         link_bytes_per_second=4e9,
         host_bytes_per_second=8e9,
-        source="one core of 3 GHz with two 512-bit multiply-adds a cycle; its share of two channels of memory",
+        source="a core of 3 GHz with two 512-bit multiply-adds per cycle; its share of two memory channels",
     ),
     devices_per_node=1,
     efficiency=replace(RUNTIME, call_seconds=CALL_SECONDS, graph_layer_seconds=400e-6, eager_layer_seconds=400e-6),
 )
-"""A process with a core of its own, as a rank on a machine without GPUs. It orders plans; a profile says seconds."""
+"""A process with its own core, as a rank on a machine without GPUs. It only ranks plans; a profile gives seconds."""
 
 ORCHESTRATION_SECONDS = 0.015
-"""What the controller adds to every task run (docs/plans.md): a matter of its own machine, not of devices."""
+"""Seconds that the controller adds to every task run (docs/plans.md). They depend on its machine, not on devices."""
 CORE_SECONDS = 0.06
-"""Processor time that a task run takes of controller and server: where every core has a rank, ranks give it up."""
+"""Processor time of controller and server per task run. If every core has a rank, the ranks lose this time."""
 
 
 def cost_sources(leased: Lease, device: str, profiles: Iterable[Profile] = ()) -> CostSources:
@@ -101,13 +101,15 @@ def gpu_name(field: str = "kind", otherwise: str = "node_kinds that do") -> str:
     an alternative.
     """
     if shutil.which(QUERY[0]) is None:
-        right = f"a machine with {QUERY[0]}, which says what GPUs there are, or {otherwise}"
+        right = f"a machine with {QUERY[0]}, which names its GPUs, or {otherwise}"
         raise InvalidInput(field, "cuda", right)
     try:
         answer = subprocess.run(QUERY, capture_output=True, text=True, check=False, timeout=QUERY_LIMIT_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise InvalidInput(field, "cuda", f"a GPU; {QUERY[0]} says nothing in {QUERY_LIMIT_SECONDS} s") from error
+        raise InvalidInput(
+            field, "cuda", f"a GPU; {QUERY[0]} did not respond within {QUERY_LIMIT_SECONDS} s"
+        ) from error
     names = answer.stdout.splitlines()
     if answer.returncode or not names:
-        raise InvalidInput(field, "cuda", f"a GPU; {QUERY[0]} says: {(answer.stdout + answer.stderr).strip()[:200]}")
+        raise InvalidInput(field, "cuda", f"a GPU; {QUERY[0]} reports: {(answer.stdout + answer.stderr).strip()[:200]}")
     return names[0].strip()

@@ -11,11 +11,11 @@ from prefect_rlhf.placement.errors import InvalidInput, Missing, UnknownKey
 from prefect_rlhf.placement.yaml_text import parse_yaml, read_yaml
 
 NEEDED = {"tflops": 1e12, "memory_gib": GIB, "memory_gb_per_s": 1e9, "link_gb_per_s": 1e9}
-"""What must be said, with its unit: dense bfloat16, and bandwidths of one device, a link's in one direction."""
+"""Required fields with their units: dense bfloat16, and bandwidths per device (a link's in a single direction)."""
 OPTIONAL = {"float32_tflops": 1e12, "host_gb_per_s": 1e9}
 DEFAULT_NAME = "custom"
 HOST_GB_PER_S = 32.0  # PCIe 4 x16 in one direction
-FLOAT32_SHARE = 1 / 16  # of the bfloat16 peak, as A100 and H100 have it
+FLOAT32_SHARE = 1 / 16  # of the bfloat16 peak, as on A100 and H100
 MOST = 1e9  # of any field
 FORM = "tflops=989, memory_gib=80, memory_gb_per_s=3350, link_gb_per_s=450"
 
@@ -59,14 +59,14 @@ def _fields(text: str) -> Mapping[str, Any]:
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key in fields:
-            raise InvalidInput("device", part.strip(), f"fields as in {FORM}, each once")
+            raise InvalidInput("device", part.strip(), f"fields such as {FORM}, each once")
         fields[key] = value if key == "name" else parse_yaml(f"device.{key}", value, value)
     return fields
 
 
 def _name(value: object) -> str:
     if not isinstance(value, str) or not value.strip() or set(value) & set("+:"):
-        raise InvalidInput("device.name", value, "a word, as --cluster has it: 1x8:mine")
+        raise InvalidInput("device.name", value, "a word to use in --cluster, as in 1x8:mine")
     if value.lower() in DATASHEETS:
         raise InvalidInput("device.name", value, f"another name: {value} has a datasheet")
     return value.strip().lower()

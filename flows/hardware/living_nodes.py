@@ -23,15 +23,15 @@ def on_living_nodes(leased: Lease, say: Callable[[str], object]) -> Lease:
     whole, least = leased.mesh, leased.min_devices
     if not least or whole.num_nodes == 1 or not leased.devices:
         return leased
-    from prefect_rlhf.tasks.nodes import known_nodes  # needs the engines, which a dry run does without
+    from prefect_rlhf.tasks.nodes import known_nodes  # needs the engines, which a dry run may lack
 
     nodes = known_nodes()
     for mesh in _parts(whole):
         part = replace(leased, mesh=mesh, devices=mesh.devices())
         if mesh.num_devices >= least and _are_there(part, nodes):
             if part != leased:
-                gone = f"of the nodes of {whole.name} the Ray cluster has too few"
-                say(f"{gone}: going on with {mesh.name} (min_devices: {least})")
+                gone = f"the Ray cluster lacks nodes of {whole.name}"
+                say(f"{gone}: continuing on {mesh.name} (min_devices: {least})")
             return part
     return leased
 

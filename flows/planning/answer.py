@@ -1,4 +1,4 @@
-"""From a question to its answer: read it, plan, explain and sweep where that was asked."""
+"""From a question to its answer: read it, plan, and, if requested, explain and sweep."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ ShowProgress = Callable[[Progress], None]
 
 
 def answer_question(options: PlanOptions, progress: ShowProgress | None = None) -> PlanAnswer:
-    """Plan what the options ask. Raises InvalidInput or GraphError, one line, for what cannot be planned.
+    """Plan according to the options. Raises InvalidInput or GraphError, of a single line, if no plan is possible.
 
-    The report of a PlanDoesNotFit prices a plan that was given.
+    If a plan is given, the report of a PlanDoesNotFit includes its price.
     """
     check_sizes(options.sweep)
     question = read_question(find_flow(options.algorithm), options)
@@ -44,15 +44,15 @@ def answer_question(options: PlanOptions, progress: ShowProgress | None = None) 
 
 
 def read_pins(pins: Mapping[str, str]) -> dict[str, DeviceMesh]:
-    """Return the mesh that each pinned call must have. Raises InvalidInput for a text that is no mesh."""
+    """Return the mesh that each pinned call must use. Raises InvalidInput for an invalid mesh."""
     return {call: DeviceMesh.parse(mesh, f"pins.{call}") for call, mesh in pins.items()}
 
 
 def sweep_sizes(question: Question, planned: Planned, options: PlanOptions, progress: ShowProgress | None) -> Sweep:
-    """Plan the question on other numbers of its nodes, which are all of one kind."""
+    """Plan the question for other numbers of nodes. Raises InvalidInput unless all nodes are of the same kind."""
     groups = parse_cluster(options.cluster, read_device(options.device)) if options.cluster else ()
     if len(groups) != 1:
-        raise InvalidInput("sweep", options.cluster, "a cluster of one kind of node, such as 4x8:h100")
+        raise InvalidInput("sweep", options.cluster, "a cluster with a single kind of node, such as 4x8:h100")
 
     def planned_on(num_nodes: int) -> Planned:
         if num_nodes == groups[0].num_nodes:

@@ -1,4 +1,4 @@
-"""What an answer assumes where nobody said or measured it, each with the field that changes it."""
+"""The assumptions of an answer, for values neither stated nor measured, each with the field that changes it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.planner.question import Question
 
 DEVIATION = 0.745
-"""Of the logarithms of response lengths: one in a thousand is ten times as long as the median, as RLHFuse (Zhong et al.
-2024, arXiv:2409.13221, section 2) reports of chats."""
+"""Standard deviation of log response lengths: 0.1% of responses have ten times the median length, as RLHFuse (Zhong et
+al. 2024, arXiv:2409.13221, section 2) reports for chats."""
 AT_LIMIT = 1 / 16
-"""The share of responses that end at the limit. An assumption."""
-PIECES = 7  # of the responses below the limit, each of one length: the cost model counts each
+"""The share of responses that end at the limit. It is an assumption."""
+PIECES = 7  # groups of equal lengths below the limit; the cost model evaluates each length
 
 
 def tail(limit: int) -> LengthDistribution:
-    """Return response lengths with a long tail that is cut at `limit`: log-normal, 0.39 of it on average.
+    """Return response lengths with a long tail cut at `limit`: log-normal, with a mean of 0.39 times the limit.
 
     >>> round(tail(1000).mean), tail(1000).longest, tail(1).shares
     (390, 1000, ((1, 1.0),))
@@ -33,17 +33,17 @@ def tail(limit: int) -> LengthDistribution:
 
 
 def assumptions(question: Question) -> Iterator[str]:
-    """Yield a line for each assumption that the answer's seconds rest on."""
+    """Yield a line for each assumption behind the answer's seconds."""
     workload, sources, site = question.workload, question.site.sources, question.site
     longest = workload.responses.longest
     if workload.responses == tail(longest) and longest > 1:
         yield (
             f"responses are {workload.responses.mean:.0f} tokens on average, log-normal, and {AT_LIMIT:.0%} of them "
-            f"end at {longest}; --response-length {longest}:1 makes all of them so long, a run's rollouts as they were"
+            f"end at {longest}; --response-length {longest}:1 sets this length for all, a run's rollouts set their own"
         )
     if not sources.profiles:
         calls = " and ".join(dict.fromkeys(f"{1000 * node.efficiency.call_seconds:g} ms" for node in sources.nodes))
-        measured = "" if site.backend == "cpu" else ", which no run on GPUs has shown yet"
+        measured = "" if site.backend == "cpu" else ", which no run on GPUs has confirmed yet"
         change = "--call-seconds changes it, a profile measures it"
-        yield f"a call takes its hosts {calls} besides its layers{measured}; {change}"
+        yield f"a call has a fixed overhead of {calls} on its hosts{measured}; {change}"
     yield f"the controller adds {1000 * sources.orchestration_seconds:g} ms to every node"

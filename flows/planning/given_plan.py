@@ -1,4 +1,4 @@
-"""A plan that a person wrote, priced and certified beside the one that the search found."""
+"""A plan that a person wrote, priced and certified next to the plan of the search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prefect_rlhf.placement.schedule.estimate import Estimate
 
 @dataclass(frozen=True, slots=True)
 class GivenPlan:
-    """The plan of a file as a run would take it, its seconds, and what its devices hold."""
+    """The plan of a file as a run would use it, its estimate, and its certificate."""
 
     plan: ExecutionPlan
     estimate: Estimate
@@ -28,9 +28,9 @@ class GivenPlan:
 
     @classmethod
     def read(cls, path: str, question: Question) -> GivenPlan:
-        """Read a plan for the question's graph and devices. Raises InvalidInput, one line, for one that cannot run.
+        """Read a plan for the question's graph and devices. Raises InvalidInput, of a single line, if it cannot run.
 
-        One that does not fit in memory is priced all the same.
+        A plan that exceeds the memory is still priced.
         """
         graph, site = question.graph, question.site
         plan = aligned(check_plan(read_plan(path, site.cluster), graph, site.mesh), graph)
@@ -38,31 +38,31 @@ class GivenPlan:
 
     @property
     def row(self) -> PresetResult:
-        """The plan for the table of plans beside each other."""
+        """The plan as a row of the table of plans."""
         return PresetResult(self.plan.name, self.plan, self.estimate, "" if self.certificate.fits else "does not fit")
 
     def text(self, planned: Planned) -> str:
-        """Say in a few lines how it compares: with the bound, with the plan that was found, with the memory."""
+        """Return a few lines that compare it with the bound, with the plan of the search, and with the memory."""
         seconds, bound = self.estimate.seconds, planned.lower_bound_seconds
         above = seconds / bound - 1
         against = (
             f"{above:.1%} above the bound ({bound:.4g} s)"
             if above >= 0
-            else f"{-above:.1%} below the bound ({bound:.4g} s): it is none of the plans that were searched"
+            else f"{-above:.1%} below the bound ({bound:.4g} s): it is outside the search space"
         )
         return "\n".join(
             [
-                f"{self.plan.name}: {seconds:.4g} s an iteration by the estimate, {against}, "
+                f"{self.plan.name}: {seconds:.4g} s per iteration by the estimate, {against}, "
                 f"{seconds / planned.seconds - 1:+.1%} against {planned.plan.name}",
                 self._memory(),
             ]
         )
 
     def beside(self, error: InvalidInput) -> PlanDoesNotFit:
-        """Return the error of a search that has no plan, with what is known of this one below its line."""
+        """Return the error of a search without a plan, extended by a report on this plan."""
         found = (error.report,) if isinstance(error, PlanDoesNotFit) else ()
         mine = (
-            f"{self.plan.name}: {self.estimate.seconds:.4g} s an iteration by the estimate; no other plan was found",
+            f"{self.plan.name}: {self.estimate.seconds:.4g} s per iteration by the estimate; no other plan was found",
             self._memory(),
             self.certificate.table(),
         )
@@ -73,11 +73,11 @@ class GivenPlan:
     def _memory(self) -> str:
         peak = self.certificate.fullest
         if peak is None:
-            return "memory: nothing"
+            return "memory: unused"
         held = f"{byte_size(peak.num_bytes)} of {byte_size(peak.device_bytes)} on {peak.device} at {peak.node}"
-        return f"memory: {'fits' if self.certificate.fits else 'does not fit, so no run takes it'}, {held}"
+        return f"memory: {'fits' if self.certificate.fits else 'does not fit, so it cannot run'}, {held}"
 
 
 def given_plan(path: str, question: Question) -> GivenPlan | None:
-    """Return the plan of a file; None where no file is named."""
+    """Return the plan of a file, or None if no file is named."""
     return GivenPlan.read(str(Path(path).expanduser()), question) if path else None

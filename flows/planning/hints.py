@@ -1,4 +1,4 @@
-"""Hints of an answer: what about the question itself makes every plan for it worse than it need be."""
+"""Hints of an answer: properties of the question that make every plan for it slower than necessary."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from prefect_rlhf.placement.planner.question import Question
 
 
 def uneven_batch(question: Question) -> str | None:
-    """Say which numbers of rows would divide over a node's devices, where those of a training call do not.
+    """Return a hint with better numbers of rows if a training call's rows do not divide over a node's devices.
 
-    None where they do, and for a batch of fewer than a row a device and mini-batch.
+    None if they do, and for a batch of less than a row per device and mini-batch.
     """
     devices = 1 << (question.site.cluster.devices_per_node.bit_length() - 1)  # strategies divide by powers of two
     for call in question.graph:
@@ -18,7 +18,7 @@ def uneven_batch(question: Question) -> str | None:
         less = call.num_rows // even * even
         parts = f" in {call.mini_batches} mini-batches" if call.mini_batches > 1 else ""
         return (
-            f"hint: {call.num_rows} rows{parts} do not divide over {devices} devices, and replicas wait for the "
-            f"fullest; {less} or {less + even} would"
+            f"hint: {call.num_rows} rows{parts} do not divide evenly over {devices} devices, so replicas wait for the "
+            f"fullest; {less} or {less + even} do"
         )
     return None

@@ -36,7 +36,7 @@ class Section:
 
 @dataclass(frozen=True)
 class PlanAnswer:
-    """A plan and what is known of it."""
+    """A plan, with its question and its explanations."""
 
     question: Question
     planned: Planned
@@ -46,7 +46,7 @@ class PlanAnswer:
 
     @cached_property
     def sections(self) -> Sequence[Section]:
-        """Everything that a person may want to read, the most wanted first."""
+        """The whole answer for a person, most important sections first."""
         given = self.given
         sections = [
             Section("Question", question_text(self.question)),
@@ -68,7 +68,7 @@ class PlanAnswer:
 
     @cached_property
     def files(self) -> Mapping[str, str]:
-        """Name and content of each file but the report. The plan has what is known of it above it as comments."""
+        """Name and content of each file except the report. The plan file begins with its summary as comments."""
         plan = without_orders(self.planned.plan, self.question.graph)
         files = {
             "plan.yaml": plan_file(self.planned, plan),
@@ -89,7 +89,7 @@ class PlanAnswer:
         return "\n\n".join(section.text for section in self.sections)
 
     def markdown(self) -> str:
-        """Return the answer as a page; the pictures lie beside it."""
+        """Return the answer as a page that links the pictures next to it."""
         parts = [f"## {section.title}\n\n```text\n{section.text}\n```" for section in self.sections]
         pictures = [f"![{name}]({name})" for name in self.files if name.endswith(".svg")]
         return "\n\n".join([f"# Plan of {self.question.graph.name}", *parts, *pictures]) + "\n"
@@ -104,7 +104,7 @@ class PlanAnswer:
 
 
 def without_orders(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """Return the plan without the orders of devices that a run chooses by itself: shorter to read."""
+    """Return the plan without device orders, if a run would choose the same orders: it is shorter to read."""
     plain = replace(plan, placements=tuple((name, replace(old, device_order=())) for name, old in plan.placements))
     return plain if aligned(plain, graph) == plan else plan
 
@@ -119,7 +119,7 @@ def explanation_text(explanations: Sequence[Explanation]) -> str:
 
 
 def question_text(question: Question) -> str:
-    """Return what was asked, with what was filled in."""
+    """Return the question, with the values that were filled in."""
     graph, cluster, workload = question.graph, question.site.cluster, question.workload
     nodes = question.site.sources.nodes
     kinds = " and ".join(dict.fromkeys(node.device.name for node in nodes))
@@ -141,7 +141,7 @@ def question_text(question: Question) -> str:
         [
             f"{graph.name} on {question.site.mesh.num_devices} devices ({question.site.mesh.name} of "
             f"{cluster.num_nodes} x {cluster.devices_per_node}, {kinds}{network})",
-            f"{rows} rows a step, prompts of {workload.prompts.mean:.0f} and responses of "
+            f"{rows} rows per step, prompts of {workload.prompts.mean:.0f} and responses of "
             f"{workload.responses.mean:.0f} tokens on average, at most {workload.longest} together",
             table(models),
             *not_run(graph),
@@ -151,7 +151,7 @@ def question_text(question: Question) -> str:
 
 
 def not_run(graph: DataflowGraph) -> Iterator[str]:
-    """Yield a line for each model that can be planned but not run, and for each that lacks tokens of what it reads."""
+    """Yield a line for each model that can be planned but not run, and for each reader that lacks some tokens."""
     roles: dict[tuple[str, str], list[str]] = defaultdict(list)
     for model in graph.models:
         if model.shape.not_run:
@@ -160,8 +160,8 @@ def not_run(graph: DataflowGraph) -> Iterator[str]:
         writer, reader = (graph.model(role).shape.vocab_size for role in (rows.writer, rows.reader))
         if rows.is_sampled and reader < writer:
             yield (
-                f"planned, but not to be run: {rows.reader}, whose vocabulary of {reader} lacks some of the {writer} "
+                f"planned, but cannot run: {rows.reader}, whose vocabulary of {reader} lacks some of the {writer} "
                 f"tokens that {rows.writer} may sample"
             )
     for (path, reason), played in roles.items():
-        yield f"planned, but not to be run yet: {path} ({', '.join(played)}), since our engines do not run {reason}"
+        yield f"planned, but cannot run yet: {path} ({', '.join(played)}), since our engines do not run {reason}"

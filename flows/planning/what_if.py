@@ -1,7 +1,7 @@
-"""A question about a plan, made ready: the graph that the flow would run, its workload, and where it would run.
+"""Prepare a planning question: the graph that the flow would run, its workload, and its cluster.
 
 Models need no weights and datasets need not exist. The graph is traced from the flow function with the flow's own
-parameters, so that a plan for it is a plan for the run.
+parameters, so a plan for it is a plan for the run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from prefect_rlhf.tasks.model_shape import model_shape
 
 
 def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
-    """Read what the options ask. Raises InvalidInput or GraphError, one line, for what cannot be planned."""
+    """Read the question of the options. Raises InvalidInput or GraphError, of a single line, if no plan is possible."""
     prompts = parse_lengths(options.prompt_length, "prompt_length") if options.prompt_length else None
     responses = parse_lengths(options.response_length, "response_length") if options.response_length else None
     limit = responses.longest if responses and options.response_length.strip().isdecimal() else None
@@ -59,12 +59,14 @@ def read_model_shape(role: str, model: Model) -> ModelSpec:
 
 
 def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
-    """Read the cluster that the options name; where they name none, the mesh that this run's work pool leases.
+    """Read the cluster that the options name, or else the mesh that this run's work pool leases.
 
-    A lease is counted by the profiles that were made of it; a named cluster by those that the options name.
+    A lease uses the profiles measured on it; a named cluster uses the profiles that the options name.
     """
     if options.call_seconds is not None and (options.profiles or not options.cluster):
-        raise InvalidInput("call_seconds", options.call_seconds, "a named cluster without profiles, which measure it")
+        raise InvalidInput(
+            "call_seconds", options.call_seconds, "a named cluster without profiles, because profiles measure it"
+        )
     if options.cluster:
         site = site_of(
             parse_cluster(options.cluster, read_device(options.device)),
@@ -82,7 +84,7 @@ def read_site(options: PlanOptions, models: Mapping[str, ModelSpec]) -> Site:
 
 
 def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[str]) -> Profile:
-    """Read a profile. Raises InvalidInput for one of another device, model or software version."""
+    """Read a profile. Raises InvalidInput if it is for another device, model or software version."""
     profile = Profile.read(file)
     alike = (model for model in models.values() if (model.shape, model.dtype) == (profile.shape, profile.dtype))
     model = next(alike, next(iter(models.values())))
@@ -92,7 +94,7 @@ def read_profile(file: Path, models: Mapping[str, ModelSpec], devices: Sequence[
 
 
 def resize_evaluation(graph: DataflowGraph, inputs: RunInputs) -> DataflowGraph:
-    """Return the graph, where evaluation on a dataset that is not there works on as many items as a step."""
+    """Return the graph with evaluations on an absent dataset resized to the number of items in a step."""
     trained = [call for call in graph if call.every is None]
     num_items = max(call.span // call.rows.rows_per_item for call in trained)
     evaluated = inputs.datasets.keys() - inputs.sources.keys() - {call.rows.dataset for call in trained}
@@ -109,10 +111,10 @@ def resize_evaluation(graph: DataflowGraph, inputs: RunInputs) -> DataflowGraph:
 def read_workload(
     graph: DataflowGraph, inputs: RunInputs, prompts: LengthDistribution | None, responses: LengthDistribution | None
 ) -> Workload:
-    """Return the workload of the lengths that are given; of those that are not, as in a run on the data that is there.
+    """Return the workload with the given lengths; missing lengths come from the data, if it exists.
 
-    Responses that nobody knows have a tail, up to the most that may be sampled.
-    Where nothing generates, any token may be one that is scored, so all of them count as responses.
+    Unknown response lengths have a tail, up to the most tokens that may be sampled. If no call generates, any token may
+    be a scored token, so all of them count as responses.
     """
     trained = next(call for call in graph if call.every is None)
     of_run = run_workload(graph, inputs) if trained.rows.dataset in inputs.sources else None

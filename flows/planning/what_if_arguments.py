@@ -1,4 +1,4 @@
-"""The arguments of a flow function whose models have no weights yet and whose datasets need not exist."""
+"""The arguments of a flow function with models that have no weights yet and datasets that need not exist."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from prefect_rlhf.tasks.model_shape import model_shape
 from prefect_rlhf.tasks.rl.offline_settings import REFERENCE_FREE
 
 LIKE = {"ref": "actor", "reward": "critic", "cost": "critic", "cost_critic": "critic"}
-"""Roles that have the model of another where nobody says; where that has none either, the actor's."""
+"""Roles with the model of another role by default; if that role is unnamed too, they have the actor's model."""
 UNNAMED_FUNCTION = {"functions": {"reward": {"function": "your_module:your_reward"}}}
-"""The reward where nobody says: a plan imports none."""
-SCALAR_ROLES = ("critic", "reward", "cost", "cost_critic")  # their head, where nobody says
+"""The default reward: a plan does not import it."""
+SCALAR_ROLES = ("critic", "reward", "cost", "cost_critic")  # the roles whose default head is scalar
 
 
 def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthDistribution | None) -> dict[str, Any]:
-    """Return the body's arguments, typed. Models and datasets that nobody named are filled in.
+    """Return the body's arguments, typed. Unnamed models and datasets are filled in.
 
-    Where the options say how long `responses` are, the algorithm may sample the longest of them.
+    If the options state the lengths of `responses`, the algorithm may sample the longest of them.
     """
     hints = typing.get_type_hints(flow.algorithm.body)
     names = inspect.signature(flow.algorithm.body).parameters
@@ -58,7 +58,7 @@ def read_arguments(flow: AlgorithmFlow, options: PlanOptions, responses: LengthD
 
 
 def _check_models(models: Mapping[str, str]) -> None:
-    """Raise InvalidInput for every name that stands for no model: before anybody is asked for what is missing."""
+    """Raise InvalidInput for all unknown model names together, before missing models are reported."""
     wrong: dict[str, InvalidInput] = {}
     for role, name in models.items():
         try:
@@ -73,16 +73,16 @@ def _check_models(models: Mapping[str, str]) -> None:
 
 
 def _may_be(hint: Any, kind: type) -> bool:
-    """Whether a parameter of this type may be of `kind`."""
+    """Whether a parameter of this type accepts `kind`."""
     return hint is kind or any(_may_be(part, kind) for part in typing.get_args(hint))
 
 
 def _may_do_without(
     hints: Mapping[str, Any], role: str, values: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> bool:
-    """Whether a role that nobody named is left out: functions score, nothing needs a reference, the actor gives values.
+    """Whether an unnamed role needs no model: functions score, no reference is needed, or the actor gives the values.
 
-    Functions score where the parameters say so, or where no other role has a model that would do.
+    Functions score if the parameters state them, or if no other role has a suitable model.
     """
     hint, given = hints[role], values.get(role)
     if _may_be(hint, HostRewards):
@@ -101,7 +101,7 @@ def _may_do_without(
 
 
 def _shares_trunk(values: Mapping[str, Any]) -> bool:
-    """Whether the actor gives values, too."""
+    """Whether the actor also computes the values."""
     actor = values.get("actor")
     head = actor.get("head", "") if isinstance(actor, dict) else getattr(actor, "head", "")
     return head == "lm+scalar"
@@ -110,14 +110,14 @@ def _shares_trunk(values: Mapping[str, Any]) -> bool:
 def _model_fields(
     role: str, value: Any, models: Mapping[str, str], roles: Mapping[str, Any], shared: bool
 ) -> dict[str, Any]:
-    """Return the fields of a Model parameter, its path from `models` first."""
+    """Return the fields of a Model parameter; a path in `models` has priority."""
     fields = dict(value) if isinstance(value, dict) else {} if value is None else value.model_dump()
     like = LIKE.get(role, "")
     if like == "critic" and shared:
         like = "actor"
     named = models.get(role) or fields.get("path") or fields.get("saved") or (models.get(like) if like in roles else "")
     if not named:
-        also = f", or one for {like}" if like in roles else ""
+        also = f", or a model for {like}" if like in roles else ""
         raise Missing(f"models.{role}", f"a known model, such as llama-70b, or a Hugging Face folder{also}")
     if not fields.get("saved"):
         fields["path"] = named
@@ -127,7 +127,7 @@ def _model_fields(
 def _algorithm_settings(
     values: Mapping[str, Any], fields: Mapping[str, Any], batch_size: int | None, responses: LengthDistribution | None
 ) -> dict[str, Any]:
-    """Return the algorithm's settings with `batch_size` and the longest response where it has fields for them."""
+    """Return the algorithm's settings with `batch_size` and the longest response, if it has fields for them."""
     algo = dict(values)
     if batch_size is not None:
         if "batch_size" not in fields:

@@ -170,10 +170,8 @@ def check_operators(graph: DataflowGraph, inputs: RunInputs, best: BestModel | N
         if is_own:
             log_warning("torch is not installed, so your own losses and computations are not tried")
     elif is_own or best is not None:
-        from prefect_rlhf.tasks.trial.try_operators import (
-            evaluation_of,
-            try_operators,
-        )  # imported here: planning needs no engine
+        # Imported here: planning needs no engine.
+        from prefect_rlhf.tasks.trial.try_operators import evaluation_of, try_operators
 
         part = graph if is_own else evaluation_of(graph)
         tried = try_operators(part, inputs.sources, inputs.tokenizer, calls_functions=is_own)

@@ -17,7 +17,7 @@ def summary(planned: Planned, *others: PresetResult) -> str:
     left_out = planned.space.left_out
     return "\n".join(
         [
-            f"{planned.seconds:.4g} s an iteration by the estimate, {_against_bound(planned)}",
+            f"{planned.seconds:.4g} s per iteration by the estimate, {_against_bound(planned)}",
             f"a cold start: {planned.estimate.cold_seconds:.4g} s for the first {COLD_ITERATIONS} iterations",
             f"binding constraint: {planned.binding}",
             f"search: {_proof(planned)} ({planned.search.cpu_seconds:.1f} s)",

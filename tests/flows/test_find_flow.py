@@ -61,7 +61,7 @@ def test_a_file_that_starts_its_flow_when_ranks_import_it_is_refused(monkeypatch
     """It would start another run, whose ranks would start another."""
     monkeypatch.setenv(IN_RANK, "1")
     with pytest.raises(
-        GraphError, match='^ppo is run by importing its file; put that under `if __name__ == "__main__":`$'
+        GraphError, match='^importing the file of ppo starts a run; put the call under `if __name__ == "__main__":`$'
     ):
         find_flow("ppo")(steps=1)
 
@@ -74,11 +74,11 @@ def test_a_file_that_starts_its_flow_when_ranks_import_it_is_refused(monkeypatch
             "",
             f"one of {', '.join(ALGORITHMS)}, module:function or file.py:function",
         ),
-        ("nowhere:run", "", "a module of that name: nowhere is not in {folder}, nor installed"),
-        ("nowhere.py:run", "", "a file that is there; {folder}/nowhere.py is not"),
+        ("nowhere:run", "", "an existing module: nowhere is neither in {folder} nor installed"),
+        ("nowhere.py:run", "", "an existing file; {folder}/nowhere.py does not exist"),
         ("...:run", "", "module:function, such as mine.rloo:rloo, or file.py:function"),
-        ("bad:other", FLOW, "one of the @rlhf_flow functions of bad, which are: run ('other' is not there)"),
-        ("bad:NUMBER", FLOW, "which are: run ('NUMBER' is no @rlhf_flow function, but a int)"),
+        ("bad:other", FLOW, "an @rlhf_flow function of bad: run ('other' does not exist)"),
+        ("bad:NUMBER", FLOW, "an @rlhf_flow function of bad: run ('NUMBER' is a int)"),
         ("bad:run", "x = 1\nx[0]\n", "it raised TypeError: 'int' object is not subscriptable ({folder}/bad.py:2 in"),
         (
             "bad.py:run",

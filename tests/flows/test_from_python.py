@@ -130,4 +130,4 @@ def test_a_script_whose_own_computation_ranks_would_import_is_refused_in_one_lin
     (folder / "unguarded.py").write_text(UNGUARDED)
     done = script(folder, "unguarded.py")
     (line,) = done.stdout.splitlines()
-    assert 'mine is run by importing its file; put that under `if __name__ == "__main__":`' in line
+    assert 'importing the file of mine starts a run; put the call under `if __name__ == "__main__":`' in line

@@ -98,7 +98,7 @@ def test_a_folder_without_a_result_is_refused(tmp_path):
     [
         ({"algorithm": len}, "algorithm: got <built-in function len>, expected an @rlhf_flow function"),
         ({"algorithm": "grop"}, "algorithm: got 'grop', expected one of ppo, "),
-        ({"devices": 0}, "devices: got 0, expected a whole number of 1 to 1024"),
+        ({"devices": 0}, "devices: got 0, expected a whole number from 1 to 1024"),
         ({"devices": True}, "devices: got True, expected a whole number"),
         ({"max_restarts": -1}, "max_restarts: got -1, expected a whole number"),
         ({"stepz": 3}, "stepz: "),
@@ -118,7 +118,7 @@ def test_a_mistake_is_one_line_and_begins_no_flow_run(given, words, says):
 def test_under_a_lease_that_is_there_another_number_of_devices_is_refused(given):
     with leased(2):
         assert "n0:0-1" in str(rl.run(rl.grpo, dry_run=True, **given))
-        with pytest.raises(rl.InvalidInput, match="devices: got 1, expected 2, the devices that are leased"):
+        with pytest.raises(rl.InvalidInput, match="devices: got 1, expected 2, the number of devices leased"):
             rl.run(rl.grpo, devices=1, **given)
 
 
@@ -177,8 +177,8 @@ def test_ctrl_c_while_a_run_waits_says_one_line(given, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(DEADLINE_SECONDS) == 130
     log, waiting, stopped = (tmp_path / "said").read_text().splitlines()
-    assert log.startswith("log of everything else: runs/logs/")
-    assert stopped == "prefect-rlhf: stopped while it waited for devices; no step was run"
+    assert log.startswith("full log: runs/logs/")
+    assert stopped == "prefect-rlhf: stopped while waiting for devices; no step was run"
 
 
 @pytest.mark.parametrize(("by", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

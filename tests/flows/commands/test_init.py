@@ -61,7 +61,7 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "parameters.yaml").write_text("mine: 1\n")
     assert main(["init", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "without parameters.yaml: nothing is overwritten" in line
+    assert "without parameters.yaml: no file is overwritten" in line
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine: 1\n"]
 
 

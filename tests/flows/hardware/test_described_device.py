@@ -35,7 +35,7 @@ def test_no_text_describes_no_device():
         (TEXT.replace("362", "0"), "device.tflops: got 0, expected a number above 0"),
         (TEXT.replace("362", ".inf"), "device.tflops: got inf, expected a number above 0"),
         (TEXT.replace("362", "true"), "device.tflops: got True, expected a number above 0"),
-        (f"{TEXT}, tflops=3", "device: got 'tflops=3', expected fields as in .*, each once"),
+        (f"{TEXT}, tflops=3", "device: got 'tflops=3', expected fields such as .*, each once"),
         (TEXT.replace("Mine", "h100"), "device.name: got 'h100', expected another name"),
         (TEXT.replace("Mine", "a:b"), "device.name: got 'a:b', expected a word"),
         ("nowhere.yaml", "device: got 'nowhere.yaml', expected a readable file"),

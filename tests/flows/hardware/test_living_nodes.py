@@ -44,7 +44,7 @@ def test_the_largest_part_whose_nodes_are_there(monkeypatch, cluster, there, lea
     part = on_living_nodes(leased, said.append)
     mesh = DeviceMesh.parse(goes_on_with)
     assert (part.mesh, part.devices) == (mesh, mesh.devices())
-    assert len(said) == (part != leased) and all(f"going on with {goes_on_with}" in line for line in said)
+    assert len(said) == (part != leased) and all(f"continuing on {goes_on_with}" in line for line in said)
 
 
 def test_a_node_with_too_few_devices_is_none(monkeypatch):

@@ -105,7 +105,11 @@ def test_profiles_of_several_kinds_count_where_each_has_one():
 @pytest.mark.parametrize(
     ("kind", "names", "says"),
     [
-        ("cuda", ("a100-80", "v100-32"), "mesh: got 'n0-1:0-1 of a100-80 and v100-32', expected nodes of one kind"),
+        (
+            "cuda",
+            ("a100-80", "v100-32"),
+            "mesh: got 'n0-1:0-1 of a100-80 and v100-32', expected nodes of the same kind",
+        ),
         ("cpu", ("old", "old"), "node_kinds: got ['old'], expected GPUs, or no kinds"),
     ],
 )
@@ -154,8 +158,8 @@ def test_degrees_divide_devices_and_model():
     ("arguments", "complaint"),
     [
         (["no-such-model"], "models.model: got 'no-such-model', expected a Hugging Face folder, or the name"),
-        (["llama-7b", "--rows", "0"], "--rows: got '0', expected a whole number of 1"),
-        (["llama-7b", "--longest", "4"], "--longest: got '4', expected a whole number of 16"),
+        (["llama-7b", "--rows", "0"], "--rows: got '0', expected a whole number from 1"),
+        (["llama-7b", "--longest", "4"], "--longest: got '4', expected a whole number from 16"),
         (["llama-7b", "--tensor-parallel", "two"], "--tensor-parallel: got 'two', expected degrees, such as 1,2"),
         (["llama-7b", "--tensor-parallel", "3"], "tensor_parallel: got 3, expected a divisor of the model's 32 heads"),
         (["llama-7b", "--longest", "4096"], "longest: got 4096, expected at most 4090"),

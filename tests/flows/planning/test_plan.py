@@ -84,7 +84,7 @@ def test_what_is_known_of_the_plan_is_said():
     """Estimate, bound, what binds, how the search ended, and every preset."""
     said: list[str] = []
     auto.auto_plan(question(), said.append)
-    for words in ("s an iteration by the estimate", "above the bound", "binding constraint: ", "search: ", *PRESETS):
+    for words in ("s per iteration by the estimate", "above the bound", "binding constraint: ", "search: ", *PRESETS):
         assert words in said[-1]
 
 

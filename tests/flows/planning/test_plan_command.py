@@ -114,7 +114,7 @@ def test_the_answer_has_plan_certificate_picture_and_a_report(answered):
 
 def test_what_is_known_of_a_plan_stands_in_its_file_as_comments(answered):
     lines = (answered / "plan.yaml").read_text().splitlines()
-    assert lines[0].startswith("# ") and "s an iteration by the estimate" in lines[0]
+    assert lines[0].startswith("# ") and "s per iteration by the estimate" in lines[0]
     assert yaml.safe_load("\n".join(lines))["name"] == "auto"
 
 
@@ -177,7 +177,7 @@ def test_a_plan_of_ones_own_is_priced_where_none_is_found(tmp_path):
     with pytest.raises(PlanDoesNotFit, match="GiB less, by more devices") as error:
         answer_question(plan_options({"algorithm": "ppo", "models": models, **values}))
     seconds, memory, *_ = error.value.report.splitlines()
-    assert seconds.startswith("mine: ") and " s an iteration by the estimate" in seconds
+    assert seconds.startswith("mine: ") and " s per iteration by the estimate" in seconds
     assert memory.startswith("memory: does not fit")
 
 
@@ -228,12 +228,12 @@ def test_a_folder_needs_nothing_but_its_config(tmp_path):
 def test_a_model_that_can_only_be_planned_is_said_so_in_one_line():
     """Roles that share the model share the line; a model that runs has none."""
     text = question_text(question("actor=google/gemma-2-9b", "critic=gemma-2-2b"))
-    lines = [line for line in text.splitlines() if line.startswith("planned, but not to be run yet")]
+    lines = [line for line in text.splitlines() if line.startswith("planned, but cannot run yet")]
     assert [line.partition(": ")[2].partition(",")[0] for line in lines] == [
         "google/gemma-2-9b (actor",
         "gemma-2-2b (critic",
     ]
-    assert "not to be run" not in question_text(question())
+    assert "cannot run" not in question_text(question())
 
 
 def test_a_mixture_of_experts_is_planned_and_its_plan_file_is_read_back(capsys, tmp_path):
@@ -256,8 +256,8 @@ def test_a_mixture_of_experts_is_planned_and_its_plan_file_is_read_back(capsys, 
 def test_models_of_one_family_are_planned_together_however_their_vocabulary_is_padded():
     """Qwen2.5 has the same tokens in every size, in tables of two sizes; the smaller table cannot read the larger."""
     text = question_text(question("actor=qwen2.5-7b", "critic=qwen2.5-1.5b"))
-    assert "not to be run: critic, whose vocabulary of 151936 lacks some of the 152064 tokens that actor may" in text
-    assert "not to be run" not in question_text(question("actor=qwen2.5-1.5b", "critic=qwen2.5-7b"))
+    assert "cannot run: critic, whose vocabulary of 151936 lacks some of the 152064 tokens that actor may" in text
+    assert "cannot run" not in question_text(question("actor=qwen2.5-1.5b", "critic=qwen2.5-7b"))
 
 
 @pytest.mark.parametrize(("batch", "hint"), [(100, "96 or 112 would"), (128, ""), (4, "")])
@@ -344,7 +344,7 @@ CASES = {
     "an unknown kind of device": (["--cluster", "2x8:b9000", *LENGTHS, *MODELS], "b9000"),
     "a cluster that is none": (["--cluster", "sixteen", *LENGTHS, *MODELS], "16x8:h100"),
     "no cluster": ([*LENGTHS, *MODELS], "cluster"),
-    "nodes of unequal width": (["--cluster", "1x8:h100+1x4:h100", *LENGTHS, *MODELS], "as many in every node"),
+    "nodes of unequal width": (["--cluster", "1x8:h100+1x4:h100", *LENGTHS, *MODELS], "the same number in every node"),
     "GPUs beside none": (["--cluster", "1x8:h100+1x8:cpu", *LENGTHS, *MODELS], "all GPUs"),
     "an unknown network": (["--cluster", "2x8:h100", "--network", "pigeon", *LENGTHS, *MODELS], "pigeon"),
     "no memory": ([*ONE, "--device-memory-gib", "0", *LENGTHS, *MODELS], "device_memory_gib"),
