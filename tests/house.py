@@ -91,14 +91,14 @@ def folders() -> list[str]:
 
 
 def purpose(folder: str) -> str:
-    """The line of a folder's `__init__` that says what it is for."""
+    """The line of a folder's `__init__` that states its purpose."""
     return (ast.get_docstring(ast.parse(files()[folder].read_text())) or "").split("\n")[0]
 
 
 def table() -> str:
     """Rooms and sub-rooms with what each is for, as Markdown."""
     rows = [f"| `{name.replace('.', '/')}/` | {purpose(name)} |" for name in folders()]
-    return "\n".join(["| room | what it is for |", "|---|---|", *rows, ""])
+    return "\n".join(["| room | purpose |", "|---|---|", *rows, ""])
 
 
 WIDTH, MARGIN, LEFT = 1200, 12, 200
