@@ -10,8 +10,8 @@ from prefect_rlhf.placement.cost.workload import LengthDistribution
 from prefect_rlhf.placement.planner.question import Question
 
 DEVIATION = 0.745
-"""Standard deviation of log response lengths: 0.1% of responses have ten times the median length, as RLHFuse (Zhong et
-al. 2024, arXiv:2409.13221, section 2) reports for chats."""
+"""Standard deviation of log response lengths. With it, 0.1% of responses exceed ten times the median length, as RLHFuse
+(Zhong et al. 2024, arXiv:2409.13221, section 2) reports for chats."""
 AT_LIMIT = 1 / 16
 """The share of responses that end at the limit. It is an assumption."""
 PIECES = 7  # groups of equal lengths below the limit; the cost model evaluates each length
