@@ -89,7 +89,7 @@ def quiet_terminal(log: Path) -> Iterator[Terminal]:
 
 def _redirect(targets: list[int]) -> None:
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a closed stream has no text left
+        with suppress(OSError, ValueError):  # a closed stream cannot be flushed
             stream.flush()
     for descriptor, target in zip(STANDARD, targets, strict=True):
         os.dup2(target, descriptor)

@@ -34,7 +34,7 @@ def form_entry(
     """Return the function that Prefect calls: it has the name of `body` and passes its keywords to `run`.
 
     Its parameters are `own`, then the fields of `form`. A mistake that a person can correct ends the run in a Failed
-    state with a message of a single line, without a traceback. A run that a person stops ends in a Cancelled state.
+    state with a single-line message, without a traceback. A run that a person stops ends in a Cancelled state.
     """
 
     def entry(**parameters: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Retries of a flow that returns its failures as states of a single line: Prefect itself retries only raised errors."""
+"""Retries of a flow that returns its failures as states: Prefect itself retries only raised errors."""
 
 from __future__ import annotations
 

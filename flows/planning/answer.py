@@ -25,9 +25,10 @@ ShowProgress = Callable[[Progress], None]
 
 
 def answer_question(options: PlanOptions, progress: ShowProgress | None = None) -> PlanAnswer:
-    """Plan according to the options. Raises InvalidInput or GraphError, of a single line, if no plan is possible.
+    """Plan according to the options.
 
-    If a plan is given, the report of a PlanDoesNotFit includes its price.
+    Raises InvalidInput or GraphError with a single-line message if no plan is possible. If a plan is given, the report
+    of a PlanDoesNotFit includes its price.
     """
     check_sizes(options.sweep)
     question = read_question(find_flow(options.algorithm), options)

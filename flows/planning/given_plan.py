@@ -28,9 +28,9 @@ class GivenPlan:
 
     @classmethod
     def read(cls, path: str, question: Question) -> GivenPlan:
-        """Read a plan for the question's graph and devices. Raises InvalidInput, of a single line, if it cannot run.
+        """Read a plan for the question's graph and devices.
 
-        A plan that exceeds the memory is still priced.
+        Raises InvalidInput with a single-line message if it cannot run. A plan that exceeds the memory is still priced.
         """
         graph, site = question.graph, question.site
         plan = aligned(check_plan(read_plan(path, site.cluster), graph, site.mesh), graph)

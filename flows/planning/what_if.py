@@ -34,7 +34,10 @@ from prefect_rlhf.tasks.model_shape import model_shape
 
 
 def read_question(flow: AlgorithmFlow, options: PlanOptions) -> Question:
-    """Read the question of the options. Raises InvalidInput or GraphError, of a single line, if no plan is possible."""
+    """Read the question of the options.
+
+    Raises InvalidInput or GraphError with a single-line message if no plan is possible.
+    """
     prompts = parse_lengths(options.prompt_length, "prompt_length") if options.prompt_length else None
     responses = parse_lengths(options.response_length, "response_length") if options.response_length else None
     limit = responses.longest if responses and options.response_length.strip().isdecimal() else None
