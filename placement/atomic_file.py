@@ -13,7 +13,7 @@ from prefect_rlhf.placement.errors import OutputFailed
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise OutputFailed, which names the file, where the body cannot write it: full disk, quota, read-only folder."""
+    """Raise OutputFailed, which names the file, if the body cannot write it: full disk, quota, read-only folder."""
     try:
         yield
     except OSError as error:
@@ -21,10 +21,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> Path:
-    """Let `write` make something beside `path`, then rename it, in place of what is there; return `path`.
+    """Let `write` make a file or folder next to `path`, then rename it to `path`, over an existing file; return `path`.
 
-    Nobody sees half of it, even when several processes write at once, nor after a power failure; nothing is left of a
-    write that raises. Raises OutputFailed, which names `path`.
+    No process sees an unfinished file, even if several processes write at once, or after a power failure. A write that
+    raises leaves no file. Raises OutputFailed, which names `path`.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with writing(path):

@@ -20,11 +20,11 @@ _FOREIGN = tuple(
 
 
 def described(error: BaseException) -> str:
-    """Say in one line an error's type, the first line of its message, and where in a person's own file it came from.
+    """Describe an error in a line: its type, the first line of its message, and its place in a person's own file.
 
-    Of a settings class that refuses its values it names the first field that is wrong.
+    If a settings class refuses its values, the line names the first wrong field.
 
-    >>> described(MemoryError("no room\\nfor it"))
+    >>> described(MemoryError("no room\nfor it"))
     'MemoryError: no room'
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()][:1]
@@ -36,7 +36,7 @@ def described(error: BaseException) -> str:
 
 
 def own_place(error: BaseException) -> str:
-    """Return `file:line in function` of the innermost frame in a person's own file; empty where there is none."""
+    """Return `file:line in function` of the innermost frame in a person's own file; empty if there is no such frame."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
@@ -44,5 +44,5 @@ def own_place(error: BaseException) -> str:
 
 
 def is_own(file: str) -> bool:
-    """Whether a file is a person's own: of no package that is installed, nor of this one."""
+    """Whether a file is a person's own: not in an installed package, nor in this package."""
     return not file.startswith(("<", *_FOREIGN))

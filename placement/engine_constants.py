@@ -1,6 +1,6 @@
-"""Numbers that the engines work by and that time estimates and the memory certificate count with: one place for both.
+"""Numbers of the engines that time estimates and the memory certificate use too, in a single place.
 
-Formats are bytes of one element; limits are in the unit that their line says.
+Formats are bytes of an element; limits are in the unit that their line states.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Errors that a person can act on: one line naming the field, the value seen and what would be right.
+"""Errors that a person can fix: a single line with the field, the value and a valid value.
 
 RlhfError
     InvalidInput (also a ValueError)    a config, plan, dataset, checkpoint or cluster that cannot run
@@ -30,7 +30,7 @@ class RlhfError(Exception):
 
 
 class RunStopped(KeyboardInterrupt):
-    """A person stopped a run with Ctrl-C or SIGTERM. Its text is one line: how far the run came, and how to continue.
+    """A person stopped a run with Ctrl-C or SIGTERM. Its text is a line: the progress of the run, and how to continue.
 
     `resume_from` is the run's newest checkpoint; None if there is no checkpoint. `is_terminated`: it was SIGTERM.
 
@@ -47,7 +47,7 @@ class RunStopped(KeyboardInterrupt):
 
 
 class InvalidInput(RlhfError, ValueError):
-    """Bad input: `field` is where, `seen` the value, `expected` what would be right. Its text is one line, in short.
+    """Bad input: `field` is the place, `seen` the value, `expected` a valid value. Its text is a single short line.
 
     >>> print(InvalidInput("plan.calls.actor.tp", 2, "a divisor of the 9 attention heads"))
     plan.calls.actor.tp: got 2, expected a divisor of the 9 attention heads
@@ -106,10 +106,10 @@ class NotUsed(InvalidInput):
 
 
 class PlanDoesNotFit(InvalidInput):
-    """A plan needs more device memory than there is.
+    """A plan needs more device memory than exists.
 
-    `report` is what to show beside the line: a table of the devices, what holds the bytes, and what would make it fit.
-    `details` is the same as JSON: `certificate` and `remedies`.
+    `report` is shown after the line: a table of the devices, the owners of the bytes, and changes that would make it
+    fit. `details` is the same as JSON: `certificate` and `remedies`.
     """
 
     def __init__(self, field: str, seen: object, expected: str, report: str, details: str) -> None:
@@ -127,7 +127,7 @@ class NotFinite(RlhfError):
 
 
 class NothingKept(RlhfError):
-    """A choice of rows has kept none for as many steps as it may."""
+    """A choice of rows has kept no row for its permitted number of consecutive steps."""
 
 
 MISTAKES = (InvalidInput, GraphError, NotFinite, NothingKept)
@@ -139,7 +139,7 @@ class StaleWeights(RlhfError):
 
 
 class OutputFailed(RlhfError):
-    """A file of the run could not be written; what was written before stays."""
+    """A file of the run could not be written; files that were written before stay."""
 
 
 class DeviceOutsideLease(RlhfError):
@@ -155,7 +155,7 @@ class RankSilent(RlhfError, TimeoutError):
 
 
 class RankFailed(RlhfError):
-    """A call raised in a rank process. `traceback` is the rank's own, for the log; empty where there is none."""
+    """A call raised in a rank process. `traceback` is the rank's own, for the log; empty if unknown."""
 
     traceback: str = ""
 
@@ -169,4 +169,4 @@ class CollectiveFailed(RankFailed):
 
 
 class EngineFailed(RankFailed):
-    """An engine or its device failed inside; what it held is not to be used again."""
+    """An engine or its device failed inside; its state must not be used again."""

@@ -18,7 +18,7 @@ MOST_BYTES = 1 << 30
 
 
 def require_regular(path: Path) -> None:
-    """Raise OSError unless a path is a regular file, or a link to one."""
+    """Raise OSError unless a path is a regular file, or a link to a regular file."""
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
@@ -27,7 +27,7 @@ def require_regular(path: Path) -> None:
 
 
 def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return what a regular file holds, at most so many bytes. Raises OSError."""
+    """Return the content of a regular file, at most `most` bytes. Raises OSError."""
     require_regular(path)
     with path.open("rb") as file:
         content = file.read(most)
@@ -37,7 +37,7 @@ def read_content(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text. Raises ValueError, also for one that is nested too deeply for the parser.
+    """Return the value of a JSON text. Raises ValueError, also if it is nested too deeply for the parser.
 
     >>> parse_json("[" * 100_000)
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ def read_json_object(field: str, path: Path, expected: str = "a JSON object") ->
 
 
 def finished_lines(field: str, path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON-lines file that prefect-rlhf wrote, none if there is no file.
+    """Yield the objects of a JSON-lines file that prefect-rlhf wrote; no object if the file does not exist.
 
     A last line without an end is left out: its writer was killed. Raises InvalidInput at `field`.
     """

@@ -1,4 +1,4 @@
-"""The dataflow graph of one iteration: model function calls and the data that flows between them."""
+"""The dataflow graph of an iteration: model function calls and the data that flows between them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MeanOver = Literal["tokens", "rows", "groups"] | float
 class Operation:
     """The work of a call by its name, so that a graph survives JSON and moved files.
 
-    `name` is a registered one (a loss, an advantage estimator) or a plain word an engine knows (`logprobs`, `values`,
-    `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the `module:class` of
-    the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other processes import
-    both, but they are neither saved nor compared.
+    `name` is a registered name (a loss, an advantage estimator) or a plain word that an engine knows (`logprobs`,
+    `values`, `scores`, `sample`); `settings` is JSON. `module` registers the name, and `settings_type` is the
+    `module:class` of the settings; `file` and `settings_file` are the files of these modules, wherever they lie. Other
+    processes import both, but they are neither saved nor compared.
     """
 
     name: str
@@ -38,9 +38,9 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`.
+    """An input of a call: `keys` that call or dataset `source` produced, bound to parameter `argument`.
 
-    A row of the source counts for `rows_each` rows of the call, those that were made of it.
+    A row of the source belongs to `rows_each` rows of the call, the rows made of it.
     """
 
     argument: str
@@ -57,7 +57,7 @@ class Port:
 class Dataset:
     """A source of items: prompts (a row each) or preference pairs (`rows_per_item` 2). `num_items` is its size.
 
-    `read_as` says which columns and rows are read, and how: whoever goes on with a run reads as it did. `columns` are
+    `read_as` states which columns and rows are read, and how, so a resumed run reads the same data. `columns` are
     further keys, which rows have as plain values.
     """
 
@@ -71,10 +71,10 @@ class Dataset:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One loss of a train_step on its own rows; the step's loss is the sum of `weight` times each one's mean.
+    """A loss of a train_step on its own rows; the step's loss is the sum of `weight` times the mean of each term.
 
-    `operation` is the loss, `outputs` what it asks of the model; `inputs`, `rows`, `num_rows`, `rows_per_item` and
-    `temperature` are as in a Call. `name` tells it from the step's other terms.
+    `operation` is the loss, `outputs` the outputs that it needs from the model. `inputs`, `rows`, `num_rows`,
+    `rows_per_item` and `temperature` are as in a Call. `name` distinguishes it from the step's other terms.
     """
 
     name: str
@@ -93,16 +93,16 @@ class Term:
 class Call:
     """A model function call, or a pure computation on data.
 
-    `role` names the model (None for compute); `outputs` the keys it adds to `rows`, the rows it works on (a generate's:
-    those it makes), of which there are `num_rows` in a step; `every` makes it an evaluation call: it runs at steps 0,
-    every, 2 * every, ... and once after the last step. `stateful` computations carry state from step to step. Groups of
-    `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step takes `epochs` *
-    `mini_batches` optimizer steps on its `terms`; its `inputs` are those of all, its rows those of the first.
-    `temperature` divides the logits of log-probabilities that a call makes. A generate adds at most `max_new_tokens` to
-    a row (0: not stated). A compute whose work is done in worker processes on the node's CPUs has `host_seconds`, those
-    that it is expected to take. One that says which of its rows stay `chooses` those.
-    A compute that makes rows has a `row_limit`. `draws` names the stream of a generate's random numbers, which calls
-    may share; the empty name is that of the only stream of earlier versions.
+    `role` names the model (None for compute). `outputs` are the keys that it adds to `rows`, the rows it works on; a
+    generate works on the rows that it makes. A step has `num_rows` of them. `every` makes it an evaluation call: it
+    runs at steps 0, every, 2 * every, ... and once after the last step. `stateful` computations carry state from step
+    to step. Groups of `rows_per_item` adjacent rows (a chosen and a rejected answer) are never split. A train_step
+    takes `epochs` * `mini_batches` optimizer steps on its `terms`; its `inputs` are the inputs of all terms, its rows
+    the rows of the first. `temperature` divides the logits of log-probabilities that a call makes. A generate adds at
+    most `max_new_tokens` to a row (0: not stated). `host_seconds` is the expected time of a compute whose work is done
+    in worker processes on the node's CPUs. A compute that selects rows has `chooses`. A compute that makes rows has a
+    `row_limit`. `draws` names the stream of a generate's random numbers, which calls may share; the empty name is the
+    only stream of earlier versions.
     """
 
     name: str
@@ -133,12 +133,12 @@ class Call:
 
     @property
     def span(self) -> int:
-        """Its rows have numbers from 0 to below this: more than there are rows where some were chosen."""
+        """Its rows have numbers from 0 to below this limit, which exceeds the number of rows if some were chosen."""
         return self.rows.choice.num_rows if self.rows.choice else self.num_rows
 
     @property
     def waits_for_choices(self) -> tuple[str, ...]:
-        """The calls that choose the rows it works on, on whichever row set."""
+        """The calls that choose the rows it works on, in any of its row sets."""
         row_sets = dict.fromkeys((self.rows, *(term.rows for term in self.terms)))
         return tuple(dict.fromkeys(chosen.name for rows in row_sets for chosen in rows.choices))
 
@@ -153,7 +153,7 @@ class Call:
 
     @property
     def parts(self) -> tuple[Call, ...]:
-        """The call on each of its row sets alone: itself, but one for each where a train_step's terms have several."""
+        """The call on each of its row sets alone: several if the terms of a train_step have several row sets."""
         row_sets = dict.fromkeys(term.rows for term in self.terms)
         if len(row_sets) < 2:
             return (self,)
@@ -167,7 +167,7 @@ class Call:
 
     @property
     def on_hosts(self) -> bool:
-        """Whether it runs in worker processes on the node's CPUs, beside what its device computes."""
+        """Whether it runs in worker processes on the node's CPUs, concurrently with the work of its device."""
         return self.host_seconds is not None
 
 
@@ -226,7 +226,7 @@ class DataflowGraph:
         return self._trainers.get(role)
 
     def generated_by(self, call: Call) -> Call | None:
-        """Return the generate that made the rows a call works on, through whichever calls; None: rows of a dataset."""
+        """Return the generate that made the rows of a call, even through other calls; None for rows of a dataset."""
         if call.kind == "generate":
             return call
         sources = (self.generated_by(self.call(port.source)) for port in call.inputs if port.source in self._by_name)
@@ -241,23 +241,23 @@ class DataflowGraph:
         ) + tuple(DataEdge(name, call.name, ()) for call in self.calls for name in call.waits_for_choices)
 
     def reads_of(self, consumer: str) -> Mapping[str, tuple[str, ...]]:
-        """Return the calls whose rows `consumer` reads, each with all keys that it reads, through whichever ports.
+        """Return the calls whose rows `consumer` reads, each with all keys that it reads, over all ports.
 
-        Of a call that chooses its rows it reads no key, but which they are.
+        From a selecting call it reads no keys, only the row numbers.
         """
         return self._reads[consumer]
 
     def keys_read(self, part: Call) -> dict[str, tuple[str, ...]]:
-        """Return the calls whose rows a call reads on one of its row sets, each with all keys that it reads."""
+        """Return the calls whose rows a call reads on a single row set of its own, each with all keys that it reads."""
         return dict(self.reads_of(part.name)) if part == self.call(part.name) else self._keys_by_producer(part)
 
     def version_edges(self) -> tuple[VersionEdge, ...]:
         """Return, for each reader of a trained role, the train_step it waits for and how many steps earlier that ran.
 
-        A call written after its role's train_step reads what that wrote in the same step (lag 0). A call written before
-        it reads what the train_step of `1 + staleness` steps earlier wrote. The train_step itself and evaluation calls,
-        wherever they are written, go on from the newest version at the step's start (lag 1).
-        A stateful computation follows its own previous run in the same way.
+        A call written after its role's train_step reads the version of the same step (lag 0). A call written before it
+        reads the version of the train_step `1 + staleness` steps earlier. The train_step itself and evaluation calls,
+        wherever they are written, use the newest version at the step's start (lag 1). A stateful computation follows
+        its own previous run in the same way.
         """
         position = {call.name: index for index, call in enumerate(self.calls)}
         edges = []

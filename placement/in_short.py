@@ -1,4 +1,4 @@
-"""Values as a message shows them: in one line, and no longer than a person reads, however large they are."""
+"""Values as a message shows them: on a single line, and no longer than a person reads, however large they are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHORT = _Short()
 
 
 def in_short(value: object, write: Callable[[object], str] | None = None) -> str:
-    """Return a value as `write` shows it, the middle left out where it is long.
+    """Return a value as `write` shows it, without the middle if it is long.
 
     >>> in_short("plan"), len(in_short("x" * 100_000)), in_short("a.b", str)
     ("'plan'", 200, 'a.b')

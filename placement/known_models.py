@@ -1,4 +1,4 @@
-"""Models by name: the exact shapes of those that people train, as their config.json on the Hugging Face hub says."""
+"""Models by name: the exact shapes of popular models, from their config.json on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ KNOWN_SHAPES: Mapping[str, TransformerShape] = MappingProxyType(
 
 
 def find_shape(name: str) -> TransformerShape | None:
-    """Return the shape of a model by its short name or by its id on the hub; None for a name that stands for none.
+    """Return the shape of a model by its short name or by its id on the hub; None for an unknown name.
 
     >>> find_shape("Qwen/Qwen2.5-7B") == find_shape("qwen2.5-7b"), find_shape("someone/Qwen2.5-7B")
     (True, None)
@@ -180,7 +180,7 @@ def find_shape(name: str) -> TransformerShape | None:
 
 
 def known_shape(name: str, field: str = "model", otherwise: str = "") -> TransformerShape:
-    """Return the shape of a model by name. Raises InvalidInput with names like it, and what else would be right.
+    """Return the shape of a model by name. Raises InvalidInput with similar names and other valid values.
 
     >>> known_shape("llama-7b").num_layers
     32

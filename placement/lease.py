@@ -1,4 +1,4 @@
-"""A lease: the devices of a cluster that one flow run may use, and no other run meanwhile."""
+"""A lease: the devices of a cluster that a single flow run may use, and no other run meanwhile."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ENVIRONMENT_VARIABLE = "RLHF_LEASE"
 class Lease:
     """The devices that a flow run leases: `devices` of `mesh` in `cluster`, through work pool `pool`.
 
-    Where nodes of it are lost, the run may make do with `min_devices`; 0: with all of them alone. A dry run may plan
-    but touch no device: it has the mesh that it would get, and no devices. A run without a worker has pool `local`.
+    After a loss of nodes the run may continue with `min_devices`; 0: only with all of them. A dry run may plan but use
+    no device: it has the mesh that it would get, and no devices. A run without a worker has pool `local`.
 
     >>> cluster = ClusterShape("desk", 1, 2, 8 << 30)
     >>> lease = Lease("mesh-pool", "8c1f", cluster, cluster.whole, cluster.whole.devices())
@@ -51,7 +51,7 @@ class Lease:
 
     @property
     def node_devices(self) -> tuple[str, ...]:
-        """The kind of device of each node of its mesh, in order; empty where the cluster does not say."""
+        """The kind of device of each node of its mesh, in order; empty if the cluster does not state it."""
         first = self.mesh.first_node
         return self.cluster.node_devices[first : first + self.mesh.num_nodes]
 

@@ -1,6 +1,6 @@
 """Clusters and device meshes: the devices that exist, and the rectangles of them that a call may occupy.
 
-A mesh is some whole consecutive nodes, or an aligned power-of-two slice of one node (ReaL, section 4), so any two
+A mesh is some whole consecutive nodes, or an aligned power-of-two slice of a single node (ReaL, section 4), so any two
 meshes are disjoint, nested, or overlap in whole nodes.
 """
 
@@ -103,10 +103,10 @@ class ClusterShape:
     """`num_nodes` nodes of `devices_per_node` devices with `device_memory_bytes` each.
 
     `node_speeds` are the speeds of the devices of each node, relative to each other; empty: all the same.
-    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`.
-    `node_devices` names the kind of device of each node, such as a100-80; empty: all the same, and nobody says which.
-    `host_memory_bytes` is what each node's host has for what plans offload; 0: nobody says. `backend` is what the
-    devices are; a lease or site of the cluster says so.
+    `node_memory_bytes` is the memory of a device of each node; empty: all have `device_memory_bytes`. `node_devices`
+    names the kind of device of each node, such as a100-80; empty: all the same, of an unknown kind. `host_memory_bytes`
+    is the host memory of each node for offloaded models; 0: unknown. `backend` is the kind of code that the devices
+    run, as a lease or site of the cluster states it.
     """
 
     name: str
@@ -125,11 +125,11 @@ class ClusterShape:
 
     @property
     def through_ray(self) -> bool:
-        """Whether runs find its nodes through Ray: else it is the machine that they start on, whatever that has."""
+        """Whether runs find its nodes through Ray; else the cluster is the machine on which they start."""
         return self.num_nodes > 1 or bool(self.node_devices)
 
     def with_speeds(self, speeds: Sequence[float], field: str = "node_speeds") -> ClusterShape:
-        """Return the cluster with these node speeds. Raises InvalidInput unless there is one for each node, above 0."""
+        """Return the cluster with these node speeds. Raises InvalidInput unless each node has a speed above 0."""
         if len(speeds) not in (0, self.num_nodes):
             raise InvalidInput(field, list(speeds), f"one speed for each of the {self.num_nodes} nodes of {self.name}")
         if not all(0 < speed < math.inf for speed in speeds):
@@ -137,7 +137,7 @@ class ClusterShape:
         return replace(self, node_speeds=tuple(speeds))
 
     def with_memory(self, memory_bytes: Sequence[int], field: str = "node_memory_bytes") -> ClusterShape:
-        """Return the cluster with this memory of a device by node. Raises InvalidInput unless all nodes have one."""
+        """Return the cluster with this memory of a device by node. Raises InvalidInput unless each node has a value."""
         if len(memory_bytes) not in (0, self.num_nodes):
             right = f"the memory of a device of each of the {self.num_nodes} nodes of {self.name}"
             raise InvalidInput(field, list(memory_bytes), right)
@@ -172,7 +172,7 @@ class ClusterShape:
 
 
 def lanes(values: Mapping[Device, Hashable]) -> list[DeviceMesh]:
-    """Return runs of devices of one node that have one value, each with those of the next nodes that have it too.
+    """Return runs of devices of a node that have the same value, joined with equal runs of the next nodes.
 
     >>> values = {Device(node, index): "busy" for node in range(2) for index in range(4)} | {Device(2, 0): "idle"}
     >>> [lane.name for lane in lanes(values)]

@@ -28,7 +28,7 @@ QUERY_BIASES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
-    """Llama 3.1's slower rotation of long wavelengths (`rope_type: llama3`), for contexts beyond the original one."""
+    """Llama 3.1's slower rotation of long wavelengths (`rope_type: llama3`), for contexts beyond `original_context`."""
 
     factor: float
     low_freq_factor: float
@@ -38,7 +38,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class SlidingWindow:
-    """The layers, by number, in which a token attends to so many tokens, itself included; their rotary base."""
+    """The layers, by number, in which a token attends to `tokens` tokens, itself included; their rotary base."""
 
     tokens: int
     layers: tuple[int, ...]
@@ -57,11 +57,11 @@ class Experts:
 class TransformerShape:
     """The shape of a decoder, as in a Hugging Face config.json: gated feed-forward layers and RMS norms.
 
-    `family` is its `model_type`, which says what its weights are called. `biases` are the matrices of a layer that have
-    one. With `qk_norm` queries and keys have a norm over the width of a head; with `norms_after` attention and
-    feed-forward layer have one each after them too (Gemma 2). Scores are divided by the root of `score_width`, or of a
-    head's width. With `experts`, `intermediate_size` is the width of each. `not_run` says what our engines do not
-    compute of it; empty: they run it. Such a model can be planned.
+    `family` is its `model_type`, which determines the names of its weights. `biases` are the matrices of a layer that
+    have a bias. With `qk_norm` queries and keys have a norm over the width of a head; with `norms_after` attention and
+    feed-forward layer also have a norm after them (Gemma 2). Scores are divided by the root of `score_width`, or of a
+    head's width. With `experts`, `intermediate_size` is the width of each. `not_run` names the parts that our engines
+    do not compute; empty: they run the model. A model with such parts can be planned.
     """
 
     hidden_size: int
@@ -90,8 +90,8 @@ class TransformerShape:
 class OptimizerSpec:
     """AdamW, linear warm-up and a schedule; `head_lr` applies to a scalar head, which starts untrained.
 
-    Rates fall over optimizer steps `warmup_steps` to `decay_steps`, to `min_lr_ratio` of what they were; of a constant
-    one those mean nothing, and `decay_steps` is None.
+    Rates fall over optimizer steps `warmup_steps` to `decay_steps`, to `min_lr_ratio` of their first value. A constant
+    rate ignores both, and its `decay_steps` is None.
     """
 
     lr: float = 1e-5
@@ -108,10 +108,10 @@ class OptimizerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A role's model: the Hugging Face folder `path`, how it ends, and its formats.
+    """A role's model: the Hugging Face folder `path`, its head, and its formats.
 
-    `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. A role with a scalar head
-    whose checkpoint has none starts with a head of zeros only when `new_head` is true.
+    `dtype` is the compute format; with bfloat16 the optimizer keeps float32 main weights. If a role has a scalar head
+    and its checkpoint does not, it starts with a head of zeros, but only if `new_head` is true.
     """
 
     role: str

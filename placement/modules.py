@@ -15,10 +15,10 @@ IN_RANK = "RLHF_RANK"  # set in the environment of rank processes: they import a
 
 
 def importable(name: str) -> tuple[str, str]:
-    """Return the name and the file under which another process can import a module that this one has.
+    """Return the name and the file under which another process can import a module of this process.
 
-    The file is empty for a module that has none, and for those of this package, which every process finds. A script
-    that runs is known by its file's name.
+    The file is empty for a module without a file, and for the modules of this package, which every process finds. A
+    script that runs is known by its file's name.
 
     >>> importable("sys")
     ('sys', '')
@@ -30,10 +30,10 @@ def importable(name: str) -> tuple[str, str]:
 
 
 def import_from(name: str, file: str = "") -> ModuleType:
-    """Import a module by its name; where `file` is given, that very file, whatever else has the name.
+    """Import a module by its name; with `file`, that very file, even if another module has the name.
 
-    The folder that it is imported from is on the path from then on, first, as it is for a script: what lies beside it
-    is found too. Raises what the import raises.
+    The folder of the import is first on the path from then on, as it is for a script, so modules in the same folder are
+    found too. Raises what the import raises.
     """
     if not file:
         return import_module(name)
@@ -50,7 +50,7 @@ def import_from(name: str, file: str = "") -> ModuleType:
 
 
 def import_folder(name: str, file: str) -> str:
-    """Return the folder that is on the path where `file` is imported as `name`: above its packages.
+    """Return the folder that is on the path if `file` is imported as `name`: above its packages.
 
     >>> import_folder("mine.losses", "/home/me/mine/losses.py"), import_folder("a_name_of_prefects", "/home/me/rloo.py")
     ('/home/me', '/home/me')

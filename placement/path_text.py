@@ -15,7 +15,7 @@ MOST_OF_A_NAME = 255
 
 
 def check_path(text: str) -> str:
-    """Return a path as it is. Raises what pydantic shows for one that can name no file on any machine."""
+    """Return a path unchanged. Raises the error that pydantic shows if it can name no file on any machine."""
     if not text.isprintable():
         raise PydanticCustomError("path", "a path without control characters")
     if len(text.encode()) > MOST_CHARACTERS or any(len(part.encode()) > MOST_OF_A_NAME for part in text.split("/")):
@@ -28,7 +28,7 @@ def check_path(text: str) -> str:
 
 
 def checked_path(field: str, text: str) -> Path:
-    """Return the path that a text is. Raises InvalidInput, at `field`, for one that can name no file.
+    """Return the path of a text. Raises InvalidInput, at `field`, if it can name no file.
 
     >>> checked_path("plan", "plans/mine.yaml").name
     'mine.yaml'

@@ -19,15 +19,15 @@ OffloadPart = Literal["all", "optimizer"]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The mesh, strategy and engine of one call.
+    """The mesh, strategy and engine of a call.
 
-    `micro_batches` is per data-parallel replica and mini-batch; vLLM has none. `cache_gib` are the GiB of vLLM's
-    key-value cache on each device (None: room for all rows of a replica at their longest); rows that find no room wait,
-    or are preempted. `offload` says what of the instance that this call uses is in
-    host memory whenever no call is using it; with `prefetch` it comes back while the call before still runs, without it
-    only when its devices have nothing else to do, so that no other call needs room beside it. `device_order` are the
-    mesh's devices, by position, in the order of the strategy's coordinates; empty: as the mesh lists them. `python` is
-    the engine of compute calls, which use one device's host CPU.
+    `micro_batches` is per data-parallel replica and mini-batch; vLLM does not use it. `cache_gib` are the GiB of vLLM's
+    key-value cache on each device (None: room for all rows of a replica at their longest). Rows without room in the
+    cache wait, or are preempted. `offload` names the part of the call's instance that is in host memory while no call
+    uses it. With `prefetch` it is reloaded while the previous call runs. Without it, it is reloaded only when its
+    devices are idle, so no other call needs memory for it. `device_order` are the mesh's devices, by position, in the
+    order of the strategy's coordinates; empty: as the mesh lists them. `python` is the engine of compute calls, which
+    use the host CPU of a single device.
     """
 
     mesh: DeviceMesh
@@ -81,7 +81,7 @@ class ModelInstance:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionPlan:
-    """A placement for every call of a graph, on one cluster."""
+    """A placement for every call of a graph, on a single cluster."""
 
     name: str
     cluster: ClusterShape
@@ -111,7 +111,7 @@ def device_coordinates(placed: Placement | ModelInstance) -> Iterator[tuple[Devi
 
 
 def instance_of(call: Call, placement: Placement) -> ModelInstance | None:
-    """Return the copy of weights that `call` uses when placed so; None for compute calls, which use none."""
+    """Return the copy of weights that `call` uses with this placement; None for compute calls."""
     if call.role is None:
         return None
     return ModelInstance(call.role, placement.engine, placement.mesh, placement.strategy, placement.device_order)
@@ -134,9 +134,9 @@ def trained_instance(graph: DataflowGraph, plan: ExecutionPlan, role: str) -> Mo
 
 
 def built_version(graph: DataflowGraph, plan: ExecutionPlan, instance: ModelInstance, first_step: int) -> int:
-    """Return the weight version that an instance holds when it is built, in a run that goes on at `first_step`.
+    """Return the weight version of a newly built instance, in a run that starts at `first_step`.
 
-    A checkpoint holds what is trained, once; other copies of it are brought by the first reallocate.
+    A checkpoint has a single copy of trained weights; the first reallocate writes the other copies.
     """
     return first_step if instance == trained_instance(graph, plan, instance.role) else 0
 
@@ -155,13 +155,13 @@ def offloaded_parts(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInst
 
 
 def prefetched(graph: DataflowGraph, plan: ExecutionPlan) -> frozenset[ModelInstance]:
-    """Return the instances whose offloaded part comes back beside the call before its use."""
+    """Return the instances whose offloaded part is reloaded concurrently with the call before its use."""
     users = instances(graph, plan)
     return frozenset(instance for instance, calls in users.items() if all(plan[call.name].prefetch for call in calls))
 
 
 def labels(graph: DataflowGraph, plan: ExecutionPlan) -> dict[ModelInstance, str]:
-    """Return a short name for each instance, unique within the plan: `actor.vllm`, longer where two would share it."""
+    """Return a short name for each instance, unique within the plan: `actor.vllm`, or longer if two would share it."""
     placed = tuple(instances(graph, plan))
     short = [f"{instance.role}.{instance.engine}" for instance in placed]
     return {

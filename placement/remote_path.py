@@ -1,6 +1,6 @@
-"""Paths that begin with a scheme, such as s3://: what is one, and the folder of a machine that mirrors it.
+"""Paths with a scheme, such as s3://: how to recognise them, and the folder of a machine that mirrors each.
 
-The mirror's name says what it mirrors, so every process of every node finds the one from the other.
+The mirror's name contains the remote path, so every process of every node finds each from the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_remote(text: str) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return what is before `://`.
+    """Return the part before `://`.
 
     >>> scheme_of("s3://bucket/models/llama")
     's3'
@@ -38,7 +38,7 @@ def scheme_of(url: str) -> str:
 
 
 def local_path(text: str, field: str) -> Path:
-    """Return a path of this machine: the text's own, of a remote one its mirror, whether it is there or not.
+    """Return a path of this machine, which need not exist: the text's own, or the mirror of a remote path.
 
     Raises InvalidInput, at `field`, for a remote path that has no mirror.
 
@@ -71,14 +71,14 @@ gs://: https:// is read-only
 
 
 def require_local(text: str, field: str) -> Path:
-    """Return a path of this machine. Raises InvalidInput, at `field`, for a remote one."""
+    """Return a path of this machine. Raises InvalidInput, at `field`, for a remote path."""
     if is_remote(text):
         raise InvalidInput(field, text, "a path of this machine, without a scheme")
     return Path(text)
 
 
 def remote_path(path: Path) -> str | None:
-    """Return the remote path that a folder or file of this machine mirrors; None of one that mirrors none.
+    """Return the remote path that a folder or file of this machine mirrors; None if it is no mirror.
 
     >>> remote_path(local_path("s3://bucket/models/llama", "actor.path"))
     's3://bucket/models/llama'
@@ -95,5 +95,5 @@ def shown(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Return where this machine keeps copies of what is elsewhere."""
+    """Return the folder of this machine for copies of remote files."""
     return Path(os.environ.get(CACHE_VARIABLE) or CACHE).expanduser().resolve()

@@ -1,4 +1,4 @@
-"""The rows that calls work on in a step and what they were made of: which rows of different calls belong together."""
+"""The rows of a step that calls work on, and their origin: the rows of different calls that belong together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import islice
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """How many rows a step has: memory is for `at_most`, seconds are those of `expected`."""
+    """The number of rows in a step: memory counts `at_most`, seconds count `expected`."""
 
     at_most: int
     expected: int
@@ -27,17 +27,18 @@ class RowLimit:
     max_new_tokens: int = 0
 
     def of(self, longest_input: int) -> int:
-        """Return the most tokens, where the longest row of the inputs has so many."""
+        """Return the largest number of tokens of a row, if the longest input row has `longest_input` tokens."""
         return self.longest if self.longest is not None else longest_input + self.max_new_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which rows of a row set stay: those of the first `at_most` groups, `per_group` of each, or any number (None).
+    """The rows of a row set that a choice keeps.
 
-    A group are the rows made of one row, or those of one item of a dataset. The set chosen from has `num_rows` rows in
-    groups of at most `group_size`; `expected` groups stay as a rule, which is what time is estimated by. A run ends
-    where `most_empty_steps` steps after each other keep none.
+    It keeps the first `at_most` groups, with `per_group` rows of each, or any number (None). A group is the rows made
+    of the same row, or the rows of the same item of a dataset. The choice is made among `num_rows` rows in groups of at
+    most `group_size`. Time estimates expect that `expected` groups are kept. A run ends if `most_empty_steps`
+    consecutive steps keep no row.
     """
 
     num_rows: int
@@ -54,10 +55,11 @@ class Choice:
         return RowCount(self.at_most * each, self.expected * each)
 
     def kept(self, places: Sequence[float], rows: Sequence[int], groups: Sequence[int]) -> tuple[int, ...]:
-        """Return the numbers of the rows that stay, group by group in the order of their numbers.
+        """Return the numbers of the kept rows, group by group in the order of their numbers.
 
-        Of a group those with a place above 0 may stay, the lowest place first, then the lowest number; with `per_group`
-        so many of them, and none of a group that has fewer. A truth value is a place: True is 1. NaN leaves.
+        In a group, rows with a place above 0 can be kept: the lowest place first, then the lowest number. With
+        `per_group`, that many rows of a group are kept, or no row if the group has fewer. A truth value is a place:
+        True is 1. NaN is not kept.
 
         >>> pairs = Choice(num_rows=8, group_size=4, at_most=2, expected=2, per_group=2)
         >>> pairs.kept([2, 0, 1, 0, 0, 1, 0, 0], range(8), [0, 0, 0, 0, 1, 1, 1, 1])
@@ -74,12 +76,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RowSet:
-    """A batch of a dataset, rows made of another row set's, `samples` of each row of `parent`, or a `choice` of those.
+    """A batch of a dataset, `samples` rows made of each row of `parent`, or a `choice` of the parent's rows.
 
-    Rows are numbered from 0 in each step and keep their numbers for life; rows r * samples to (r + 1) * samples - 1 are
-    made of row r of the parent, and rows that were chosen have the parent's numbers. Of a dataset's batch `samples` are
-    the rows of one item, 2 of a pair. `name` is that of the call that makes or chooses the rows, or of the dataset,
-    with what tells this batch from others of it.
+    Rows are numbered from 0 in each step and keep their numbers for life. Rows r * samples to (r + 1) * samples - 1 are
+    made of row r of the parent. Chosen rows keep the parent's numbers. For a dataset's batch, `samples` is the number
+    of rows per item, 2 for a pair. `name` is the name of the call that makes or chooses the rows, or of the dataset,
+    with a suffix that distinguishes its batches.
     """
 
     name: str
@@ -90,7 +92,7 @@ class RowSet:
 
     @property
     def lineage(self) -> Iterator[RowSet]:
-        """Itself and what it was made of, up to the dataset's batch."""
+        """Itself and its ancestors, up to the dataset's batch."""
         rows: RowSet | None = self
         while rows is not None:
             yield rows
@@ -98,7 +100,7 @@ class RowSet:
 
     @property
     def base(self) -> RowSet:
-        """The first row set of its lineage with one of these rows for each of its own."""
+        """The earliest row set of its lineage whose rows correspond one to one to these rows."""
         rows = self
         while rows.parent is not None and rows.samples == 1 and rows.choice is None:
             rows = rows.parent
@@ -106,7 +108,7 @@ class RowSet:
 
     @property
     def numbered(self) -> RowSet:
-        """The row set whose numbers these rows have: itself, or the one that they were chosen from."""
+        """The row set whose numbers these rows have: itself, or the row set from which they were chosen."""
         rows = self
         while rows.choice is not None and rows.parent is not None:
             rows = rows.parent
@@ -114,26 +116,26 @@ class RowSet:
 
     @property
     def choices(self) -> tuple[RowSet, ...]:
-        """The chosen row sets of its lineage: who chooses must have run before anyone knows which rows these are."""
+        """The chosen row sets of its lineage. Their rows are known only after the calls that choose have run."""
         return tuple(rows for rows in self.lineage if rows.choice is not None)
 
     @property
     def group_size(self) -> int:
-        """The most rows that were made of one row, or are of one item."""
+        """The largest number of rows made of the same row, or of the same item."""
         if self.choice is not None:
             return self.choice.per_group or self.choice.group_size
         return self.base.group_size if self.base is not self else self.samples
 
     @property
     def adjacent(self) -> int:
-        """The rows that surely stand together: a whole group, or one row where a choice leaves any number of each."""
+        """The number of adjacent rows that belong to the same group; 1 if a choice keeps any number of each group."""
         choice = self.base.choice
         return self.group_size if choice is None else choice.per_group or 1
 
     def may_read(self, other: RowSet) -> bool:
-        """Whether each of these rows has one row of `other` as its own.
+        """Whether each of these rows has its own row of `other`.
 
-        That is so of the same rows, of those that they were made of, and of what stands for either one to one.
+        True for the same rows, for their ancestors, and for row sets that correspond one to one to either.
 
         >>> prompts = RowSet("prompts", "prompts")
         >>> group, baseline = RowSet("group", "prompts", 4, prompts), RowSet("baseline", "prompts", 1, prompts)
@@ -143,7 +145,7 @@ class RowSet:
         return any(rows.base == other.base for rows in self.lineage)
 
     def per_row(self, other: RowSet) -> int:
-        """Return how many of these rows belong to one row of `other`, which they may read."""
+        """Return the number of these rows per row of `other`, which they may read."""
         rows_each = 1
         for rows in self.lineage:
             if rows.base == other.base:
@@ -152,7 +154,7 @@ class RowSet:
         raise ValueError(f"{self.name} may not read {other.name}")
 
     def groups(self, rows: Sequence[int]) -> tuple[int, ...]:
-        """Return the number of the row that each of these was made of; of a dataset's rows that of their item.
+        """Return the number of the source row of each of these rows; for a dataset's rows, the number of their item.
 
         >>> RowSet("group", "prompts", 4, RowSet("prompts", "prompts")).groups((0, 3, 4))
         (0, 0, 1)

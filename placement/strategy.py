@@ -57,9 +57,9 @@ def _coordinates(strategy: Strategy) -> tuple[Coordinate, ...]:
 
 
 def strategies(num_devices: int) -> Iterator[Strategy]:
-    """Yield all strategies for so many devices: most data parallelism first, then tensor before pipeline parallelism.
+    """Yield all strategies for a number of devices; all have ep 1.
 
-    All of them have ep 1.
+    The order is: most data parallelism first, then tensor before pipeline parallelism.
 
     >>> [str(strategy) for strategy in strategies(4)]
     ['dp4', 'dp2 tp2', 'dp2 pp2', 'tp4', 'tp2 pp2', 'pp4']

@@ -1,4 +1,4 @@
-"""The errors with which a group of settings refuses one of its fields because of another."""
+"""The errors with which a group of settings refuses a field because of another field."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOT_USED = "setting_not_used"
 
 
 def wrong(field: str, expected: str) -> PydanticCustomError:
-    """Return the error with which a validator of a group refuses a field of it, at a dotted path, beside the others."""
+    """Return the error with which a validator of a group refuses a field, at a dotted path, along with other errors."""
     return PydanticCustomError(WRONG, "{field}: {expected}", {"field": field, "expected": expected})
 
 

@@ -1,4 +1,4 @@
-"""YAML and JSON that a person wrote: plain values, numbers as JSON writes them, and nothing that grows when read."""
+"""YAML and JSON that a person wrote: plain values, numbers as JSON writes them, and no values that expand when read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_LEVELS = 50
 
 
 def read_yaml(field: str, path: Path) -> Any:
-    """Return the content of a YAML or JSON file. Raises InvalidInput, at `field`, for one that cannot be read."""
+    """Return the content of a YAML or JSON file. Raises InvalidInput, at `field`, for an unreadable file."""
     try:
         require_regular(path)
         with path.open("rb") as file:
@@ -35,7 +35,7 @@ def read_yaml(field: str, path: Path) -> Any:
 
 
 def parse_yaml(field: str, seen: str, text: str) -> Any:
-    """Return the value that `text` is. Raises InvalidInput, at `field` with `seen`, for what is no YAML or too much.
+    """Return the value of `text`. Raises InvalidInput, at `field` with `seen`, if it is not YAML or too large.
 
     >>> parse_yaml("-p", "x", "{lr: 1e-5, steps: 010, day: 2026-11-22}")
     {'lr': 1e-05, 'steps': '010', 'day': '2026-11-22'}
@@ -55,7 +55,7 @@ def parse_yaml(field: str, seen: str, text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Numbers are JSON's, dates are text, and a key that stands twice is an error, as nobody can mean any of it else.
+    """Numbers are JSON's, dates are text, and a duplicate key is an error.
 
     YAML 1.1 would read 1e-5 as text, 010 as 8, 1:30 as 90 and 1_000 as 1000.
     """

@@ -27,9 +27,9 @@ REACH = 2  # steps, beyond the staleness
 class StepGroups:
     """Hands out the nodes of a run, group by group, as `AugmentedGraph.in_groups` does; safe to call from any thread.
 
-    The joined groups are the whole graph in a valid order; within a group the order is that of the whole graph. A node
-    names its dependencies in its own group and in the previous group. Of older groups, which have ended, it names only
-    nodes whose rows it reads and nodes that may still be writing to disk.
+    The joined groups are the whole graph in a valid order; within a group the order is the order of the whole graph. A
+    node names its dependencies in its own group and in the previous group. Of older groups, which have ended, it names
+    only nodes whose rows it reads and nodes that may still be writing to disk.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class StepGroups:
             return ()
 
     def _cut(self, steps: range) -> tuple[Node, ...]:
-        """Cut out the nodes of these steps without dependencies on later steps, and earlier nodes that now have none.
+        """Cut out the nodes of these steps and of earlier steps that depend on no later step.
 
         Expects steps that follow the previous group's.
         """
@@ -155,7 +155,7 @@ class StepGroups:
         return tuple(_waiting_only_for(known, node) for node in nodes)
 
     def _window(self, steps: range, run: StepRange) -> list[int]:
-        """Return the steps of the run to unroll, so that the nodes of these steps equal those of the whole graph."""
+        """Return the steps of the run to unroll, so that the nodes of these steps equal the whole graph's."""
         reach = self.graph.staleness + REACH
         every = run.all()
         begin = max(every.start, steps.start - reach)

@@ -29,8 +29,8 @@ def row_lengths(graph: DataflowGraph, of_dataset: Mapping[str, int], response: i
 def with_made_rows(workload: Workload, graph: DataflowGraph, longest: Mapping[str, int]) -> Workload:
     """Return the workload with the rows that computations make; `longest` is the longest row of each dataset.
 
-    For memory every row may have as many tokens as the longest of all. For seconds rows have what the limits say beyond
-    the means. Of computed `tokens` any may be one that is scored, so all count as responses.
+    For memory every row may have as many tokens as the longest of all. For seconds, rows have the lengths of the limits
+    beyond the means. Any of the computed `tokens` may be scored, so all count as responses.
     """
     if not any(call.row_limit for call in graph):
         return workload
@@ -44,7 +44,7 @@ def with_made_rows(workload: Workload, graph: DataflowGraph, longest: Mapping[st
 def _made(
     call: Call, graph: DataflowGraph, workload: Workload, mean: int, whole: int
 ) -> tuple[str, LengthDistribution, LengthDistribution]:
-    """Return the prompts and responses of what is made of a computation's rows, together at most `whole` tokens."""
+    """Return the prompts and responses of rows made of a computation's rows, together at most `whole` tokens."""
     rows = LengthDistribution.fixed(mean)
     if "prompt_tokens" not in call.outputs:
         return call.name, LengthDistribution.fixed(0), rows.reaching(whole)
@@ -54,7 +54,7 @@ def _made(
 
 
 def _makers(graph: DataflowGraph, call: Call, known: Mapping[str, int]) -> list[str]:
-    """Return who made the rows with tokens that a call reads, of those that are known: datasets and calls."""
+    """Return the known makers of the rows with tokens that a call reads: datasets and calls."""
     calls = {other.name: other for other in graph}
     ports = [port for port in call.inputs if {"tokens", "prompt_tokens"} & set(port.keys)]
     return [_maker(calls[port.source].rows, known) if port.source in calls else port.source for port in ports]

@@ -44,7 +44,7 @@ class MemoryBounds:
 class Candidate:
     """`placement` on the first mesh of `mesh_class`. `host_seconds`: of its offload, and again of its reload.
 
-    `surely_comes`: whichever calls share the copy, it is reloaded for this call and offloaded after it. A device holds
+    `surely_comes`: with any sharing of the copy, it is reloaded for this call and offloaded after it. A device holds
     `least.static` bytes or more all the time, and `least.peak` or more while the call runs. The fullest device holds
     the bytes of `most`: without prefetch, offloaded parts are in host memory while other calls run. `copy_bytes` are
     each device's bytes, or more, while the copy of weights is resident and no call uses it.

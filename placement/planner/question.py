@@ -91,9 +91,10 @@ class Question:
 
 
 def with_copies_agreed(plan: ExecutionPlan, graph: DataflowGraph) -> ExecutionPlan:
-    """Return the plan in which each copy of weights leaves its devices as much as any of its calls requests.
+    """Return the plan that offloads each copy of weights as much as any of its calls requests.
 
-    If only one copy may leave a device, the first does. A copy has the largest cache that any of its calls requests.
+    If only a single copy may leave a device, the first does. A copy has the largest cache that any of its calls
+    requests.
     """
     strength: dict[Offload, int] = {"none": 0, "optimizer": 1, "all": 2}
     for calls in instances(graph, plan).values():

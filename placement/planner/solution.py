@@ -1,4 +1,4 @@
-"""The plan of a question that a search of one of its problems finds."""
+"""The plan of a question, from a solution of a single problem of the search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def made_to_fit(question: Question, plan: ExecutionPlan) -> ExecutionPlan | None
 
 
 def with_prefetch(question: Question, plan: ExecutionPlan, prefetch: bool) -> ExecutionPlan:
-    """Return the plan that reloads all offloaded parts during the preceding call, or none of them."""
+    """Return the plan that reloads all offloaded parts during the preceding call, or no part if `prefetch` is false."""
     for instance in offloaded_parts(question.graph, plan):
         plan = with_changes(plan, instances(question.graph, plan)[instance], prefetch=prefetch)
     return plan

@@ -52,7 +52,7 @@ class RowShare:
         return tuple(sum(sizes[start : start + finer]) for start in range(0, len(sizes), finer))
 
     def made_of(self, rows_each: int) -> RowShare:
-        """Return the source rows of these rows, each of which made `rows_each` rows."""
+        """Return the source rows of these rows; `rows_each` rows were made of each source row."""
         return self if rows_each == 1 else replace(self, rows_each=self.rows_each * rows_each)
 
     def surely_within(self, shares: Sequence[RowShare]) -> bool:
@@ -137,7 +137,7 @@ def reads(graph: DataflowGraph, plan: ExecutionPlan, name: str) -> dict[str, tup
 
 
 def reads_of_part(graph: DataflowGraph, placed: PlacedCall) -> dict[str, tuple[str, ...]]:
-    """Return the calls whose rows a call reads on one of its row sets, each with the keys that some device uses."""
+    """Return the calls whose rows a call reads on a single row set, each with the keys that some device uses."""
     used = frozenset[str]().union(*(need.keys for need in placed.needs().values()))
     by_producer = graph.keys_read(placed.call).items()
     return {producer: tuple(key for key in keys if key in used) for producer, keys in by_producer}

@@ -1,4 +1,4 @@
-"""Makespans of every other choice for one call, all others as planned: a ranking, before the best few are estimated."""
+"""A ranking by makespan of every other choice for a single call, with all other calls as planned."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from prefect_rlhf.placement.search.tables.tables import Tables, build_tables
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A choice for one call. `has_room` is whether every device has memory enough by the problem's count."""
+    """A choice for a call. `has_room` is whether every device has memory enough by the problem's count."""
 
     choice: Choice
     makespan_us: int
@@ -29,9 +29,10 @@ class Alternative:
 
 
 def alternatives(problem: Problem, plan: Plan) -> Mapping[str, tuple[Alternative, ...]]:
-    """Rank for each call every option on every mesh, the fastest first; of meshes that lie alike to the others', one.
+    """Rank for each call every option on every mesh, the fastest first; of equivalent meshes only the first.
 
-    What the plan chose is among them.
+    Meshes are equivalent if they have the same relations to the other calls' meshes. The plan's choice is in the
+    ranking.
     """
     tables = build_tables(problem)
     complete = empty_complete_plan(tables)
@@ -61,7 +62,7 @@ def _of_call(problem: Problem, t: Tables, complete: CompletePlan, plan: Plan, in
 def fill_makespans(
     t: Tables, p: CompletePlan, call: int, options: Ints, meshes: Ints, makespans: Ints, room: Ints
 ) -> None:
-    """Fill `makespans`, and `room` with 1 where no device overflows; leaves the last choice in `p`."""
+    """Fill `makespans`, and `room` with 1 if no device overflows; leaves the last choice in `p`."""
     for index in range(len(options)):
         p.option[call], p.mesh[call] = options[index], meshes[index]
         cost = evaluate(t, p)
@@ -70,7 +71,7 @@ def fill_makespans(
 
 
 def _unlike(problem: Problem, members: tuple[int, ...], planned: int, others: list[int]) -> list[int]:
-    """One mesh of a class for each way to lie to the other calls' meshes, and rather the one that the plan has."""
+    """A mesh of a class for each combination of relations to the other calls' meshes; the planned mesh is preferred."""
     by_relations: dict[tuple[int, ...], int] = {}
     for number in sorted(members, key=lambda number: number != planned):
         mesh = problem.meshes[number]

@@ -1,6 +1,6 @@
 """Compilation of the inner loops by numba, once per machine and version of this folder; the arrays and sets they read.
 
-A set of nodes or calls is one word of bits.
+A set of nodes or calls is a single word of bits.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def _keep_by_version(folder: Path) -> None:
-    """Let numba keep compiled code beside the source, in a folder named by a hash of all files of `folder`.
+    """Let numba keep compiled code next to the source, in a folder named by a hash of all files of `folder`.
 
-    By itself numba sees a change of a function's own file, none of the functions that are compiled into it. Where the
-    folder cannot be written to, numba finds a place of its own; NUMBA_CACHE_DIR is left as it is.
+    Without this, numba notices changes of a function's own file, but not of the functions that are compiled into it. If
+    the folder is not writable, numba chooses a folder itself; NUMBA_CACHE_DIR is not changed.
     """
     sources = b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))
     if not numba.config.CACHE_DIR and os.access(folder, os.W_OK):
@@ -76,7 +76,7 @@ def word(members: Sequence[bool]) -> int:
 
 
 def starts(lengths: Sequence[int]) -> Ints:
-    """The start of each part when all stand one after another, and the end of the last.
+    """The start of each part if all are stored consecutively, and the end of the last.
 
     >>> starts([2, 3])
     array([0, 2, 5])

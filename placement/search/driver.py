@@ -1,4 +1,4 @@
-"""The one loop that runs a search: budget, interrupt, progress, and the result as a value."""
+"""The loop that runs a search: budget, interrupt, progress, and the result as a value."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class State(Protocol):
 
 
 class Search(Protocol):
-    """A search: `step` does some milliseconds of work, `terminate` returns an outcome when nothing is left to do."""
+    """A search: `step` does some milliseconds of work, `terminate` returns an outcome if no work remains."""
 
     def init(self, t: Tables) -> Any: ...
     def step(self, t: Tables, state: Any) -> Any: ...
@@ -77,12 +77,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """The best plan and a bound on every plan. `plan` is None, and times infinite, when none was found.
+    """The best plan and a bound on every plan. `plan` is None, and times infinite, if no plan was found.
 
-    `seconds` are those that the problem's rule counts: of an iteration of a long run, or the makespan of all of them;
-    `period_seconds` those of one more iteration once the pipeline is full. No plan of the whole space takes less than
-    `lower_bound_seconds`, in whatever order its nodes start; by ReaL's rule, in that order. `binding` says in words
-    what keeps the plan from being faster.
+    `seconds` follow the problem's rule: of an iteration of a long run, or the makespan of all iterations.
+    `period_seconds` are the seconds of another iteration once the pipeline is full. No plan of the whole space takes
+    less than `lower_bound_seconds`, for any order of its nodes; by ReaL's rule, for its order. `binding` describes the
+    term of the bound that keeps the plan from being faster.
     """
 
     outcome: SearchOutcome
@@ -96,7 +96,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """The share of the lower bound by which the plan is above it."""
+        """The excess of the plan over the lower bound, as a share of the bound."""
         return self.seconds / self.lower_bound_seconds - 1
 
     @property
@@ -115,9 +115,9 @@ def search(
 ) -> SearchResult:
     """Search for the best plan in `budget_seconds` of processor time, and for a lower bound on any plan.
 
-    Ends early when the plan is proved optimal, when its gap is at most `max_gap`, after about `max_evaluations`, or on
-    KeyboardInterrupt: each time with what is known by then. The same problem, seed and number of evaluations give the
-    same plan. Raises InvalidInput for a budget that is not positive.
+    Ends early if the plan is proved optimal, if its gap is at most `max_gap`, after about `max_evaluations`, or on
+    KeyboardInterrupt, with the best results so far. The same problem, seed and number of evaluations give the same
+    plan. Raises InvalidInput for a budget that is not positive.
     """
     if not budget_seconds > 0:
         raise InvalidInput("budget_seconds", budget_seconds, "more than 0 seconds")

@@ -1,9 +1,9 @@
 """A planning problem as a value: the options of each call with their costs, moves between calls, dependencies.
 
-Both closed problem files and traced graphs with a cost model become one of these; searches know nothing else.
-Devices stand on a line and every mesh is an interval of it, so two facts hold on which all else rests: meshes that
-overlap pairwise have a device in common (Helly), and times and memory depend only on each call's option and on which
-pairs of meshes overlap, not on where they lie.
+Closed problem files and traced graphs with a cost model are both converted to a problem; it is the only input of
+searches. Devices stand on a line and every mesh is an interval of it. Everything else relies on two consequences.
+Meshes that overlap pairwise have a device in common (Helly). Times and memory depend only on each call's option and on
+the pairs of meshes that overlap, not on the positions of the meshes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ behind whatever was placed on its devices before; what counts is the makespan of
 
 @dataclass(frozen=True, slots=True, order=True)
 class Interval:
-    """Devices `start` to `stop - 1` of the line, under the name that the plan shall show.
+    """Devices `start` to `stop - 1` of the line, under the name that the plan shows.
 
     >>> Interval(0, 4, "a").overlaps(Interval(3, 5, "b")), Interval(0, 4, "a").overlaps(Interval(4, 8, "c"))
     (True, False)
@@ -54,11 +54,11 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to run a call: a strategy on any mesh of `mesh_class` (an index into the problem's classes).
+    """A way to run a call: a strategy on any mesh of `mesh_class` (an index into the problem's classes).
 
-    `static_bytes` stay on every device of the mesh all the time, `peak_bytes` (at least as many) while the call runs;
-    and on some device of it, where that is more, `fullest_bytes`.
-    Calls whose options name the same `copy` hold one copy of static bytes between them when their meshes are equal.
+    Every device of the mesh holds `static_bytes` all the time, and `peak_bytes` (at least as many) while the call runs.
+    Some device of it holds `fullest_bytes` then, if that is more. Calls whose options name the same `copy` share a
+    single copy of static bytes if their meshes are equal.
     """
 
     strategy: Strategy
@@ -84,8 +84,8 @@ class PlannedCall:
 class PairNode:
     """A move between the meshes of two calls: a reallocation of weights, a transfer of rows.
 
-    `microseconds[option of first, option of second]`; or, where it matters how the meshes lie, with a leading axis
-    of three: disjoint, overlapping but not equal, equal. Where it is 0 the node is absent.
+    `microseconds[option of first, option of second]`; if the relation of the meshes matters, with a leading axis of
+    three: disjoint, overlapping but not equal, equal. The node is absent if its entry is 0.
     """
 
     name: str
@@ -97,10 +97,10 @@ class PairNode:
 
 @dataclass(frozen=True, slots=True)
 class LinkNode:
-    """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent where it takes 0.
+    """An offload or reload: occupies the host link of a call's mesh, or its compute. Absent if it takes 0.
 
-    Under `graph_order` what comes and goes for a call is alone: while a call that has present link nodes, or one of
-    these, runs, nothing comes or goes, on meshes that overlap its own, for a call of another role.
+    Under `graph_order` the visit of a call's model is exclusive: while the call or its present link nodes run, no call
+    of another role with present link nodes runs on overlapping meshes, nor do its link nodes.
     """
 
     name: str
@@ -113,7 +113,7 @@ ProblemNode = PlannedCall | PairNode | LinkNode
 
 
 def calls_of(node: ProblemNode) -> tuple[str, ...]:
-    """The names of a node's calls: two for a pair node, else one."""
+    """The names of a node's calls: two for a pair node, else a single name."""
     if isinstance(node, PairNode):
         return node.first, node.second
     return (node.name,) if isinstance(node, PlannedCall) else (node.call,)
@@ -123,7 +123,8 @@ def calls_of(node: ProblemNode) -> tuple[str, ...]:
 class Edge:
     """A dependency, through absent nodes as well: `source` of iteration i ends before `target` of i + lag starts.
 
-    With `without`, only in plans in which that move takes no time; then the lag may be negative. Bounds leave it out.
+    With `without`, it applies only to plans whose move of that name takes no time; then the lag may be negative. Bounds
+    leave it out.
     """
 
     source: str
@@ -136,13 +137,13 @@ class Edge:
 class Problem:
     """The question of a search.
 
-    `nodes` are in a topological order of the edges of lag 0: that of the run, whose locks follow it, or that of a file;
-    ties of either rule go to the earlier node. Under `graph_order` a period is measured in `iterations`, of which at
-    most `in_flight` have begun and are not over.
+    `nodes` are in a topological order of the edges of lag 0: the order of the run, which its locks follow, or the order
+    of a file. Ties of either rule go to the earlier node. Under `graph_order` a period is measured in `iterations`; at
+    most `in_flight` of them have begun and are not over.
 
-    `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`)
-    of one size on which an option costs the same: with equal nodes one class per size; with nodes of two kinds one per
-    size and kind; a preset restricts a call to fewer.
+    `device_bytes[d]` is the memory of device d of the line. A mesh class is a set of meshes (indices into `meshes`) of
+    the same size and the same cost for every option. With equal nodes there is a class per size; with nodes of two
+    kinds a class per size and kind. A preset restricts a call to fewer classes.
     """
 
     name: str

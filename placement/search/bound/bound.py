@@ -1,16 +1,16 @@
-"""A lower bound on every completion of a partial plan, whatever the order in which nodes start, compiled.
+"""A lower bound on every completion of a partial plan, for any order of its nodes, compiled.
 
-Two nodes *exclude* each other when they occupy something in common, when for both a model comes to a common device and
-goes, or when one must wait for the other. The time that
-nodes need of which some exclude each other is at least (*) of `exclusive_work`. Undecided calls enter with their
-smallest duration and area, and no overlap, so a bound of a partial plan holds for all its completions. For the period
-of a long run see `period`. For the makespan M of N iterations (*) is used three times:
+Two nodes *exclude* each other if they occupy a common resource, if both load a model on a common device and offload it
+afterwards, or if the first must end before the second starts. If some nodes of a set exclude each other, the set needs
+at least the time (*) of `exclusive_work`. Undecided calls enter with their smallest duration and area, and no overlap,
+so a bound of a partial plan holds for all its completions. For the period of a long run see `period`. For the makespan M
+of N iterations (*) is used three times:
 
-1. all iterations together, where K's nodes exclude each other in whatever iterations they run:
+1. all iterations together, if K's nodes exclude each other in any two iterations:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
 2. a cycle through the iterations, and 3. the nodes after it in the last iteration: see `cycles`.
 
-tests/placement/search/test_bound.py holds all of this against every plan of random problems, in random orders too.
+tests/placement/search/test_bound.py compares the bound with every plan of random problems, in random orders too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from prefect_rlhf.placement.search.tables.tables import GRAPH_ORDER, LINK, PAIR,
 def fill_areas(t: Tables, option: Ints, least_area: Ints, least_size: Ints, us: Ints, area: Ints) -> None:
     """Write the area of each node: microseconds times the fewest devices that it can occupy.
 
-    `least_area` and `least_size` are those of the undecided calls.
+    `least_area` and `least_size` are the values of the undecided calls.
     """
     for node in range(t.num_nodes):
         first = t.first[node]
@@ -44,7 +44,7 @@ def fill_areas(t: Tables, option: Ints, least_area: Ints, least_size: Ints, us: 
 
 @inner
 def call_size(t: Tables, option: Ints, least_size: Ints, call: int) -> int:
-    """Devices of a call's mesh; the fewest possible where it is undecided."""
+    """Devices of a call's mesh; the fewest possible if it is undecided."""
     if option[call] < 0:
         return least_size[call]
     return t.class_size[t.option_class[t.option_start[call] + option[call]]]
@@ -65,7 +65,7 @@ def pair_size(t: Tables, option: Ints, least_size: Ints, node: int) -> int:
 
 @inner
 def fill_heads_and_tails(t: Tables, us: Ints, head: Ints, tail: Ints) -> None:
-    """Write the critical path to each node within its iteration, and the one after its end."""
+    """Write the critical path to each node within its iteration, and the critical path after its end."""
     for node in range(t.num_nodes):
         head[node] = tail[node] = 0
     for node in range(t.num_nodes):
@@ -121,7 +121,7 @@ def bound_of(t: Tables, us: Ints, overlap: Ints, s: Scratch, enough: int) -> int
 
 @inner
 def all_iterations_bound(t: Tables, us: Ints, s: Scratch, nodes: int, best: int) -> int:
-    """Term 1. Writes what binds where the bound is above `best`."""
+    """Term 1. Writes the binding nodes if the bound is above `best`."""
     exclude_always(t, s.conflict, s.adjacent)
     work, kept, fitting = heaviest_work(us, s.area, s, nodes, t.num_devices)
     ends = least_over(s.head, kept | fitting) + least_over(s.tail, kept | fitting)

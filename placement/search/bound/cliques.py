@@ -21,8 +21,8 @@ def sum_over(weights: Ints, members: int) -> int:
 def heaviest_clique(adjacent: Ints, weights: Ints, candidates: int, stack: Ints) -> tuple[int, int]:
     """Weight and members of the heaviest clique among `candidates`. `adjacent[v]` is a set of nodes.
 
-    Branch and bound: take the first candidate, or, where some other candidate is not adjacent to it, leave it. Weights
-    are 0 or more. `stack` is room for STACK numbers: choices to come back to, each as candidates, members, weight.
+    Branch and bound: take the first candidate, or leave it if some other candidate is not adjacent to it. Weights are 0
+    or more. `stack` has room for STACK numbers: choices to return to, each as candidates, members, weight.
 
     >>> import numpy as np
     >>> path = np.array([0b010, 0b101, 0b010])  # 0 - 1 - 2

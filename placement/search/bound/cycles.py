@@ -1,9 +1,9 @@
 """A lower bound on a cycle through the iterations, compiled.
 
-An anchor is a node whose next run, `lag` iterations on, waits for itself. Between the two lie nodes that run after the
-one and before the other: start of the next >= start of this + (*) over them. Nodes that may slip beyond the next run of
-the anchor, but not beyond the one after that, lie between its first and its last run all but once. What follows the
-anchor's last run adds (*) over what waits for it in that iteration.
+An anchor is a node whose run waits for its own run `lag` iterations before. Nodes of the cycle run after an anchor's
+run and before its next, so start of the next >= start of this + (*) over them. A node slips if it may run after the
+anchor's next run, but not after the run that follows. Between the anchor's first and last run, slipping nodes lack at
+most a single run. After the anchor's last run, (*) over the nodes that wait for it in that iteration is added.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from prefect_rlhf.placement.search.tables.tables import Tables
 
 @inner
 def cycle_bound(t: Tables, us: Ints, s: Scratch, nodes: int, number: int, best: int) -> int:
-    """Microseconds until all iterations have ended, for one anchor; `nodes` take time.
+    """Microseconds until all iterations have ended, for an anchor; `nodes` take time.
 
-    Writes what binds where the bound is above `best`.
+    Writes the binding term if the bound is above `best`.
     """
     anchor, repeats = t.anchor[number], (t.iterations - 1) // t.anchor_lag[number]
     after, cycle = t.anchor_followers[number] & nodes, t.anchor_cycle[number] & nodes
@@ -57,7 +57,7 @@ def work_with_slips(t: Tables, us: Ints, s: Scratch, cycle: int, slips: int, rep
 
 @inner
 def fill_total(per_run: Ints, cycle: int, slips: int, repeats: int, total: Ints) -> None:
-    """Write the total of all runs that end before the anchor's last: one run fewer of those that slip."""
+    """Write the total of all runs that end before the anchor's last: a run fewer of slipping nodes."""
     for node in range(len(per_run)):
         total[node] = 0
         if cycle >> node & 1:
@@ -83,7 +83,7 @@ def exclude_slips(t: Tables, conflict: Ints, slips: int, adjacent: Ints) -> None
 
 @inner
 def exclusive_before(t: Tables, conflict: Ints, nodes: int, last: int) -> int:
-    """The subset of `nodes` whose last run but one excludes the last runs of all of `last`."""
+    """The subset of `nodes` whose penultimate run excludes the last runs of all of `last`."""
     exclusive = 0
     while nodes:
         node = lowest(nodes)

@@ -1,7 +1,7 @@
-"""Which nodes can never run at the same time, compiled: by what they occupy, by whose models come and go on their
-devices one after the other, and by waiting for each other.
+"""The nodes that can never run at the same time, compiled.
 
-No rule of scheduling has a say, so what follows from it holds for every schedule.
+The reasons are common resources, models that visit the same device in sequence, and dependencies. Rules of scheduling
+are not used, so the consequences hold for every schedule.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from prefect_rlhf.placement.search.tables.tables import LINK, Tables
 
 @inner
 def visitors(t: Tables, us: Ints) -> int:
-    """The set of calls for which something comes and goes: a link node of theirs takes time."""
+    """The set of calls whose model visits its devices: a link node of the call takes time."""
     calls = 0
     for node in range(t.num_nodes):
         if t.node_kind[node] == LINK and us[node] > 0:
@@ -22,9 +22,9 @@ def visitors(t: Tables, us: Ints) -> int:
 
 @inner
 def fill_conflicts(t: Tables, us: Ints, overlap: Ints, by_resource: Ints, conflict: Ints) -> None:
-    """Write for each node the set of nodes that never run beside it, itself included.
+    """Write for each node the set of nodes that never run concurrently with it, itself included.
 
-    They occupy something in common, or are visits of other roles to a common device.
+    They occupy a common resource, or are visits of other roles to a common device.
     """
     for call in range(t.num_calls):
         by_resource[call] = by_resource[call + t.num_calls] = 0
@@ -58,20 +58,20 @@ def fill_conflicts(t: Tables, us: Ints, overlap: Ints, by_resource: Ints, confli
 
 @inner
 def exclude_once(t: Tables, conflict: Ints, adjacent: Ints) -> None:
-    """Write for each node those that it excludes within an iteration."""
+    """Write for each node the nodes that it excludes within an iteration."""
     for node in range(t.num_nodes):
         adjacent[node] = conflict[node] | t.ordered_once[node]
 
 
 @inner
 def exclude_always(t: Tables, conflict: Ints, adjacent: Ints) -> None:
-    """Write for each node those of which every run excludes every run of it."""
+    """Write for each node the nodes whose runs exclude its runs in any two iterations."""
     for node in range(t.num_nodes):
         adjacent[node] = conflict[node] | t.ordered_always[node]
 
 
 @inner
 def exclude_in_cycle(t: Tables, conflict: Ints, number: int, adjacent: Ints) -> None:
-    """Write for each node those that it excludes between two runs of an anchor."""
+    """Write for each node the nodes that it excludes between two runs of an anchor."""
     for node in range(t.num_nodes):
         adjacent[node] = conflict[node] | t.cycle_ordered[number, node]

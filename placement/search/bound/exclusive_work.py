@@ -1,7 +1,7 @@
 """A lower bound on the time that mutually exclusive nodes need, compiled.
 
-A set of nodes that exclude each other pairwise (a clique) runs one after the other. So while a clique K runs, nothing
-runs that all of K excludes; if A is a set of such nodes, the time besides K must have room for the area of A: each
+A set of nodes that exclude each other pairwise (a clique) runs in sequence. While a clique K runs, no node runs
+that all of K excludes. If A is a set of such nodes, the remaining time must have room for the area of A: each
 node's duration times the devices that it occupies. With D devices,
 
     seconds >= weight(K) + area(A) / D                                                                    (*)
@@ -16,10 +16,10 @@ from prefect_rlhf.placement.search.compiled import Ints, inner, lowest
 
 @inner
 def heaviest_work(us: Ints, area: Ints, s: Scratch, nodes: int, num_devices: int) -> tuple[int, int, int]:
-    """(*) over `nodes`, where `s.adjacent` are the nodes that exclude each other: device-microseconds, K and A.
+    """(*) over `nodes`, if `s.adjacent` are the nodes that exclude each other: device-microseconds, K and A.
 
-    The best that the heaviest clique gives: K is a part of it, A the rest with all nodes that only the rest does not
-    exclude.
+    The best value from the heaviest clique: K is a part of it; A is the rest, with all nodes that only the rest does
+    not exclude.
     """
     _, clique = heaviest_clique(s.adjacent, us, nodes, s.stack)
     best, best_k, best_a = sum_over(us, clique) * num_devices, clique, 0

@@ -1,9 +1,9 @@
-"""A lower bound on the seconds of an iteration of a long run, whatever the order of its nodes, compiled.
+"""A lower bound on the seconds of an iteration of a long run, for any order of its nodes, compiled.
 
 With (*) of `exclusive_work`, over many iterations: between two runs of an anchor, `lag` iterations apart, lie all nodes
-of its cycle, so the period is at least (*) of those over `lag`. Where the lag is 1, nodes of the cycle that wait for
-each other never run at the same time in any iterations; so then, and of nodes that always exclude each other, (*) of
-all nodes counts.
+of its cycle, so the period is at least (*) of these nodes over `lag`. If the lag is 1, nodes of the cycle that wait for
+each other never run at the same time in any iterations. (*) of all nodes counts as well: with the exclusions that
+always hold and, if the lag is 1, with the exclusions of the cycle.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def period_bound(t: Tables, us: Ints, s: Scratch, nodes: int, enough: int) -> in
 
 @inner
 def larger_of(t: Tables, us: Ints, s: Scratch, members: int, term: int, lag: int, best: int) -> int:
-    """The best bound or, where it is larger, (*) over `members` for `lag` iterations; then write that this binds."""
+    """The larger of the best bound and (*) over `members` for `lag` iterations; if it is (*), write that it binds."""
     work, kept, fitting = heaviest_work(us, s.area, s, members, t.num_devices)
     value = rounded_up(work, t.num_devices * lag)
     if value > best:

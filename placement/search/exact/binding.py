@@ -32,7 +32,7 @@ def binding_term(problem: Problem, t: Tables, incumbent: Incumbent | None) -> st
 
 
 def _describe(problem: Problem, kept: int, fitting: int, ordered: Ints) -> str:
-    """Write K as `chain: a -> b` where nodes wait for each other, else `device load of a + b`; A as `area of c + d`."""
+    """Write K as `chain: a -> b` if its nodes wait for each other, else `device load of a + b`; A: `area of c + d`."""
     members = [node for node in range(len(problem.nodes)) if kept >> node & 1]
     is_chain = all(int(ordered[a]) >> b & 1 for a in members for b in members if a != b)
     parts = []

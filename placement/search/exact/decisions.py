@@ -1,7 +1,8 @@
-"""The alternatives of each decision of the exact search, one after the other.
+"""The alternatives of each decision of the exact search, in sequence.
 
-Of plans that are the same up to a permutation of calls (`symmetry`) only one is visited: the one whose earlier calls
-have the earlier groups, or lie alike to all calls before and earlier to the next.
+Of plans that differ only by a permutation of calls (`symmetry`) a single plan is visited. In it, an earlier call has an
+earlier group than its symmetric calls, or, with the same group and the same relations so far, an earlier relation to
+the next call.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from prefect_rlhf.placement.search.tables.tables import EQUAL, UNDECIDED, Tables
 
 @inner
 def next_alternative(t: Tables, s: SearchState, decision: int, call: int, other: int) -> bool:
-    """Take the next alternative of a decision. With none left, undo it and return False."""
+    """Take the next alternative of a decision. If no alternative is left, undo the decision and return False."""
     if other == GROUP:
         return next_group(t, s, decision, call)
     if other == OPTION:
@@ -30,7 +31,7 @@ def next_alternative(t: Tables, s: SearchState, decision: int, call: int, other:
 
 @inner
 def next_group(t: Tables, s: SearchState, decision: int, call: int) -> bool:
-    """Take the next group whose class of meshes is in the call's domain. Returns False with none left."""
+    """Take the next group whose class of meshes is in the call's domain. Returns False if no group is left."""
     p = s.partial
     domain = p.domain[p.depth[0]]
     first = t.group_start[call]
@@ -47,7 +48,7 @@ def next_group(t: Tables, s: SearchState, decision: int, call: int) -> bool:
 
 @inner
 def next_option(t: Tables, s: SearchState, decision: int, call: int) -> bool:
-    """Take the next option of the call's group; with none left, the group stands for its options again."""
+    """Take the next option of the call's group; if no option is left, the group stands for its options again."""
     at = t.option_start[call] + s.group[call]
     s.cursor[decision] += 1
     if t.member_start[at] + s.cursor[decision] < t.member_start[at + 1]:
@@ -59,7 +60,7 @@ def next_option(t: Tables, s: SearchState, decision: int, call: int) -> bool:
 
 @inner
 def is_first_of_alike(t: Tables, s: SearchState, call: int, group: int) -> bool:
-    """Whether no earlier call that can change places with this one has a later group."""
+    """Whether no earlier call that can change places with this call has a later group."""
     earlier = s.not_before[call]
     while earlier:
         other = lowest(earlier)
@@ -71,7 +72,11 @@ def is_first_of_alike(t: Tables, s: SearchState, call: int, group: int) -> bool:
 
 @inner
 def relation_is_first_of_alike(s: SearchState, decision: int, call: int, other: int) -> bool:
-    """Whether no earlier call that can change places with this one, of the same group, lies later to those before."""
+    """Whether the relation keeps symmetric calls in order.
+
+    It does not if an earlier symmetric call of the same group has a later relation to `other` and the same relations
+    before.
+    """
     p = s.partial
     earlier = s.not_before[call]
     while earlier:

@@ -1,15 +1,13 @@
 """Exact search by iterative deepening on the threshold: each round proves that no plan ends sooner.
 
-A round goes depth first through the calls: for each every option, then the relation of its mesh to each earlier one.
-Plans are left out where the meshes cannot be packed, memory overflows, or the bound is at or above the threshold. So
-when a round ends, every plan that it left out takes at least LEAST_LEFT: the next lower bound. Options are never left
-out for being slower and no smaller than others: under list scheduling a shorter call can lengthen the whole
-(Graham's anomalies), so the best plan could be among them. But a call's mesh is decided first, with a group of options
-(`groups`) for them.
+A round visits the calls depth first: for each call every option, then the relation of its mesh to each earlier mesh.
+A plan is left out if its meshes cannot be packed, memory overflows, or its bound is at or above the threshold. So
+when a round ends, every plan that it left out takes at least LEAST_LEFT: the next lower bound. The mesh of a call is
+decided first, with a group of options (`groups`) as a stand-in for its options.
 
 A round is a sequence of decisions: for each call k its group of options, then its relation to each of the k calls
-before. Its option follows the group for a call with moves, and for any other when all meshes are decided. The cursors
-say which alternative each decision is at, so a round can stop anywhere and go on.
+before it. The option of a call with moves is decided after its relations, every other option after all meshes. The
+cursors store the present alternative of each decision, so a round can stop anywhere and continue.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ FEW = 2  # undecided calls for which it does not pay to narrow their domains
 
 
 def decision_order(t: Tables) -> list[int]:
-    """Calls in the order in which to decide them: those that take most devices for longest first."""
+    """Return the calls in the order of decisions: first calls that occupy the most devices for the longest time."""
     moved = calls_with_moves(t)
     return sorted(range(t.num_calls), key=lambda call: (-int(t.least_area[call]) * (2 if call in moved else 1), call))
 
@@ -108,7 +106,7 @@ def begin_within(t: Tables, s: SearchState, plan: CompletePlan, num_kept: int) -
 
 
 def lower(s: SearchState, makespan: int) -> None:
-    """Look only for plans better than one of this makespan, which another search found."""
+    """Look only for plans better than a plan of this makespan, which another search found."""
     if makespan < s.scalars[BEST]:
         s.scalars[BEST] = makespan
         s.best_option[:] = UNDECIDED
@@ -124,8 +122,10 @@ def best_plan(s: SearchState) -> Incumbent | None:
 
 @compiled
 def advance(t: Tables, s: SearchState, evaluations: int) -> bool:
-    """Go on with the round for about so many evaluations. Returns whether it ended."""
+    """Continue the round for about `evaluations` evaluations. Returns whether it ended."""
     until = s.tally[EVALUATIONS] + evaluations
+    # The recursion is written as a loop over cursors: compiled code keeps no stack between two calls, and the driver
+    # needs to stop after some milliseconds to check the budget and Ctrl-C.
     while s.scalars[CURRENT] >= s.scalars[FIRST] and s.tally[EVALUATIONS] < until:
         decision = s.scalars[CURRENT]
         call, other = s.decision_call[decision], s.decision_other[decision]
@@ -152,6 +152,8 @@ def descend(t: Tables, s: SearchState) -> bool:
 @inner
 def admissible(t: Tables, s: SearchState, decision: int, call: int, other: int) -> bool:
     """Whether the latest decision can be part of a plan that ends before the threshold."""
+    # No option is left out because another is faster and no larger. Under list scheduling a shorter call can lengthen
+    # the whole schedule (Graham's anomalies), so the best plan may contain a dominated option.
     p = s.partial
     if other < 0:
         fitting = (
@@ -163,6 +165,8 @@ def admissible(t: Tables, s: SearchState, decision: int, call: int, other: int) 
     relation = p.relation[call, other]
     if not possible(t, p, call, other, relation) or not relation_is_first_of_alike(s, decision, call, other):
         return False
+    # The order of the checks is their cost: memory first, then the bound, and packing only after a call's last
+    # relation. Disjoint meshes and forced overlaps leave the bound as it was, so they need no evaluation.
     if relation == DISJOINT:
         allowed = fits_apart(t, p, call, other)
     else:
@@ -174,21 +178,24 @@ def admissible(t: Tables, s: SearchState, decision: int, call: int, other: int) 
 
 @inner
 def is_forced_overlap(t: Tables, p: Partial, call: int, other: int) -> bool:
-    """Whether two decided calls have not the devices to lie apart."""
+    """Whether two decided calls need more devices than exist to be disjoint."""
     sizes = t.class_size[mesh_class(t, p.option, call)] + t.class_size[mesh_class(t, p.option, other)]
     return sizes > t.num_devices
 
 
 @inner
 def is_promising(t: Tables, s: SearchState, decision: int, call: int) -> bool:
-    """Whether the bound is below the threshold. If it is for no option of the group that is as slow, skip those."""
+    """Whether the bound is below the threshold. If no option as slow can be below it, skip those too."""
     p = s.partial
     threshold = s.scalars[THRESHOLD]
     s.tally[EVALUATIONS] += 1
     value = bound_partial(t, p, threshold)
     if value < threshold:
         return True
+    # LEAST_LEFT becomes a lower bound on all plans, so each pruned plan must enter with a value that it cannot beat.
     s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], value)
+    # Options of a group are sorted by time, and `bound_slower` holds for all that are no faster. If it reaches the
+    # threshold, the cursor skips them. Unlike dominance this is safe: a bound shows that each of them is too slow.
     if s.decision_other[decision] == OPTION:
         value = bound_slower(t, p, call, threshold)
         if value >= threshold:
@@ -199,10 +206,13 @@ def is_promising(t: Tables, s: SearchState, decision: int, call: int) -> bool:
 
 @inner
 def can_pack(t: Tables, s: SearchState, call: int) -> bool:
-    """Whether the meshes decided so far can be packed: first with the earlier ones where they are, then anew.
+    """Whether the meshes decided so far can be packed: first with the earlier meshes unchanged, then from the start.
 
-    Only a packing that succeeds is kept. One that takes too long is left to `schedule_all_alike`.
+    Only a packing that succeeds is kept. A packing that takes too long is left to `schedule_all_alike`.
     """
+    # Relations determine times and memory, so positions matter only for existence: any packing will do, and the
+    # packing of the earlier calls is tried first because it mostly extends. UNKNOWN may not prune, since the plan may
+    # exist; the mesh NOWHERE makes the next packing start anew.
     p = s.partial
     count, result = 0, UNKNOWN
     while s.order[count] != call:
@@ -232,7 +242,7 @@ def all_placed(s: SearchState, count: int) -> bool:
 
 @inner
 def schedule_all_alike(t: Tables, s: SearchState) -> None:
-    """Schedule a complete plan and all that are the same up to a permutation of calls, and keep the best.
+    """Schedule a complete plan and all plans that differ from it by a permutation of calls, and keep the best.
 
     A plan that could neither be packed nor shown impossible may exist, so its bound counts.
     """
@@ -245,6 +255,8 @@ def schedule_all_alike(t: Tables, s: SearchState) -> None:
             s.tally[LEAST_LEFT] = min(s.tally[LEAST_LEFT], bound_partial(t, p, s.scalars[THRESHOLD]))
         if result != PACKED:
             return
+    # Decisions visit a single plan of each symmetry class, because all have the same bound. Their times differ, since
+    # the order of nodes breaks ties, so here all of them are scheduled and the best is kept.
     bound = 0
     if t.rule == GRAPH_ORDER:
         bound = bound_partial(t, p, INFINITE)
@@ -255,7 +267,7 @@ def schedule_all_alike(t: Tables, s: SearchState) -> None:
 
 @inner
 def schedule_moved(t: Tables, s: SearchState, goes: Ints, bound: int) -> None:
-    """Schedule the plan with each call in the place of the one that it goes to; it takes no less than `bound`."""
+    """Schedule the plan with the calls permuted by `goes`; it takes no less than `bound`."""
     p, moved = s.partial, s.moved
     for call in range(t.num_calls):
         moved.option[goes[call]], moved.mesh[goes[call]] = p.option[call], p.mesh[call]

@@ -1,8 +1,8 @@
-"""Domains: the sizes of mesh left to undecided calls, those on which the bound is still below the threshold.
+"""Domains: the mesh sizes left to undecided calls, with a bound below the threshold.
 
-On few devices a call takes too long, on many it must overlap too much. So at each depth of the search the smallest and
-largest classes of meshes are tried one by one, until one may be part of a plan. The least time, area and size of an
-undecided call are then those of the classes between, which raises the bound of all that is decided below.
+On few devices a call takes too long; on many it must overlap too many calls. So at each depth of the search, the
+smallest and the largest classes of meshes are tested until a class may be part of a plan. The least time, area and size
+of an undecided call are then taken over the classes between, which raises the bound of all deeper decisions.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables
 
 @compiled
 def narrow(t: Tables, p: Partial, threshold: int, tally: Ints) -> bool:
-    """Narrow the domains of all undecided calls at the present depth. Returns False when one is empty.
+    """Narrow the domains of all undecided calls at the present depth. Returns False if a domain is empty.
 
-    `tally` is that of `SearchState`: LEAST_LEFT is lowered to the least bound of what is excluded.
+    `tally` is the tally of `SearchState`: LEAST_LEFT is lowered to the least bound of the excluded classes.
     """
     for call in range(t.num_calls):
         if p.option[call] == UNDECIDED and not narrow_call(t, p, call, threshold, tally):
@@ -28,7 +28,7 @@ def narrow(t: Tables, p: Partial, threshold: int, tally: Ints) -> bool:
 
 @inner
 def narrow_call(t: Tables, p: Partial, call: int, threshold: int, tally: Ints) -> bool:
-    """Narrow the domain of one call. Returns False when it is empty."""
+    """Narrow the domain of a call. Returns False if it is empty."""
     domain = p.domain[p.depth[0]]
     low, high = domain[0, call], domain[1, call]
     while low <= high and excluded(t, p, call, t.class_by_size[low], threshold, tally):
@@ -71,7 +71,7 @@ def fill_least(t: Tables, p: Partial, call: int) -> None:
 
 @inner
 def deeper(t: Tables, p: Partial) -> None:
-    """Go one depth down, with the domains of the depth above."""
+    """Go down a depth, with the domains of the depth above."""
     above = p.depth[0]
     p.depth[0] = above + 1
     for call in range(t.num_calls):

@@ -79,8 +79,9 @@ class ExactState:
 class IterativeDeepening:
     """The search: rounds of deepening, and between them steps of the search for plans.
 
-    `growth` is the share by which the threshold is first raised; later such that each round costs twice the last.
-    `improving_share` is the number of evaluations of the search for plans for one of deepening, until it is stale.
+    `growth` is the first increase of the threshold, as a share; later increases aim at rounds that cost twice the last.
+    `improving_share` is the ratio of evaluations of the search for plans to evaluations of deepening, until it is
+    stale.
     """
 
     seed: int = 0
@@ -135,7 +136,7 @@ def _next_round(t: Tables, state: ExactState) -> ExactState:
 
 
 def _improve(t: Tables, state: ExactState) -> ExactState:
-    """Search one step for a better plan: near the best one while that is new, else anywhere."""
+    """Search a step for a better plan: near the best plan while that is new, else anywhere."""
     if state.near is None or state.annealing.evaluations <= state.near_evaluations:
         annealing = step_annealing(t, state.annealing)
         improved = _adopt(replace(state, annealing=annealing), annealing.best)

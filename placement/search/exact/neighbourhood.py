@@ -1,7 +1,7 @@
-"""Search around the best plan: free a few calls, keep all others as they are, and search those few exactly.
+"""Search around the best plan: free a few calls, keep all others, and search the few exactly.
 
-First every pair of calls, then every three: large neighbourhoods (Shaw, 1998), pruned by the bound of what is kept.
-Each gets a limited number of evaluations; a better plan begins anew around itself.
+First every pair of calls, then every three: large neighbourhoods (Shaw, 1998), pruned by the bound of the kept calls.
+Each gets a limited number of evaluations; a better plan restarts the search around itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Neighbourhoods:
 
 
 def step_neighbourhood(t: Tables, state: Neighbourhoods) -> Neighbourhoods | None:
-    """Search one neighbourhood; None when all around this plan have been searched."""
+    """Search a neighbourhood; None if all neighbourhoods of this plan have been searched."""
     calls = range(t.num_calls)
     free_sets = [free for size in range(2, MOST_FREE + 1) for free in combinations(calls, min(size, t.num_calls))]
     if state.number == len(free_sets):

@@ -14,36 +14,36 @@ from prefect_rlhf.placement.search.tables.symmetry import not_before
 from prefect_rlhf.placement.search.tables.tables import UNDECIDED, Tables, calls_with_moves
 
 LARGE = 0.5  # of a device's memory
-GROUP, OPTION = -1, -2  # decisions about one call alone
+GROUP, OPTION = -1, -2  # decisions about a call alone
 CURRENT, FIRST, THRESHOLD, BEST = range(4)  # places in `SearchState.scalars`
 LEAST_LEFT, EVALUATIONS, LEAST_BOUND = range(3)  # places in `SearchState.tally`
 
 
 class SearchState(NamedTuple):
-    """One depth-first pass of D decisions; arrays are changed in place.
+    """A depth-first pass of D decisions; arrays are changed in place.
 
-    LEAST_LEFT in the tally is the least bound or time of all that was left in this round, EVALUATIONS counts those of
-    all rounds, and LEAST_BOUND is the least bound of the plans that were scheduled in this round, under `graph_order`:
-    in some other order a plan might take no more.
+    In the tally, LEAST_LEFT is the least bound or time of all plans that this round left out, and EVALUATIONS counts
+    the evaluations of all rounds. LEAST_BOUND is, under `graph_order`, the least bound of the plans that were scheduled
+    in this round: with another order of nodes a plan might take as little as its bound.
     """
 
     order: Ints  # [C]: calls, the most decisive first
     decision_call: Ints  # [D]
     decision_depth: Ints  # [D]: calls before it
     decision_other: Ints  # [D]: the earlier call that a relation is with; or GROUP or OPTION
-    group: Ints  # [C]: the group that the call's option is of
+    group: Ints  # [C]: the group of the call's option
     not_before: Ints  # [C]: see `symmetry`
     symmetry: Ints  # [S, C]
     place: Ints  # [C]: of each call in the order
     cursor: Ints  # [D]: the alternative that each decision is at
     partial: Partial
-    moved: CompletePlan  # scratch of `finish`
+    moved: CompletePlan  # scratch of `schedule_moved`
     pack_cursor: Ints  # [C]: scratch of `pack_meshes`
     trial: Ints  # [C]: meshes that it tries
     best_option: Ints  # [C]
     best_mesh: Ints  # [C]
-    scalars: Ints  # [4]: the decision under way, the first that is free, the threshold, the time of the best plan
-    tally: Ints  # [3]: see below
+    scalars: Ints  # [4]: the present decision, the first free decision, the threshold, the time of the best plan
+    tally: Ints  # [3]: see above
 
 
 def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> SearchState:
@@ -74,8 +74,8 @@ def empty_search_state(t: Tables, order: Sequence[int], num_kept: int = 0) -> Se
 def _decisions(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple[int, int, int]]:
     """Yield for each decision the call, the earlier call or GROUP or OPTION, and the number of calls before.
 
-    The time of weight moves, and what fits beside a large model, depend on the options: those of such calls are decided
-    at once.
+    The time of weight moves, and the models that fit next to a large model, depend on the options. So the options of
+    calls with moves or large models are decided at once.
     """
     at_once = calls_with_moves(t)
     at_once |= {call for call in order if _fastest_bytes(t, call) > LARGE * t.most_bytes}
@@ -86,7 +86,10 @@ def _decisions(t: Tables, order: Sequence[int], num_kept: int) -> Iterator[tuple
 
 
 def _decisive_first(t: Tables, call: int, others: Sequence[int]) -> list[int]:
-    """Put long calls first that do not wait for this one nor it for them: those it holds up where they overlap."""
+    """Order the earlier calls: first calls that are independent of this call, the longest first.
+
+    If such calls overlap they delay each other, so these relations decide most.
+    """
     ordered = int(t.ordered_once[t.node_of[call]])
     return sorted(others, key=lambda other: (ordered >> int(t.node_of[other]) & 1, -int(t.least_area[other])))
 

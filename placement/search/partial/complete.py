@@ -63,7 +63,8 @@ def evaluate(t: Tables, p: CompletePlan) -> int:
 def time_of(t: Tables, p: CompletePlan) -> int:
     """The time of a plan in microseconds, whether or not it fits: of an iteration, or of all under `ready_first`.
 
-    No period is below its bound, though a few iterations can be while one part of the graph is ahead of another.
+    A measured period can be too short while a part of the graph is ahead of another, so the plan's own bound counts
+    too.
     """
     fill_relations(t, p)
     us = time_by_rule(t, p.us, p.overlap, p.agenda)
@@ -80,7 +81,7 @@ def time_by_rule(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> int:
 
 @inner
 def own_bound(t: Tables, p: CompletePlan, enough: int) -> int:
-    """The bound of a plan of which relations and durations are written."""
+    """The bound of a plan with filled relations and durations."""
     fill_areas(t, p.option, t.least_area, t.least_size, p.us, p.scratch.area)
     return bound_of(t, p.us, p.overlap, p.scratch, enough)
 
@@ -100,7 +101,7 @@ def fill_relations(t: Tables, p: CompletePlan) -> None:
 
 @compiled
 def overflow(t: Tables, p: CompletePlan) -> int:
-    """Bytes by which devices are too small: the fullest ones, and where what lies there changes; 0 when all fits.
+    """Bytes by which the fullest devices, and devices at which the load changes, are too small; 0 if all fits.
 
     Expects that the relations are filled.
     """

@@ -53,6 +53,6 @@ def surely_covers(t: Tables, option: Ints, relation: Ints, call: int, running: i
 
 @inner
 def copies_may_be_one(t: Tables, option: Ints, first: int, second: int) -> bool:
-    """Whether the static bytes of two decided calls can be one copy."""
+    """Whether the static bytes of two decided calls can be a single copy."""
     a, b = t.option_start[first] + option[first], t.option_start[second] + option[second]
     return may_share(t.option_copy[a], t.option_copy[b])

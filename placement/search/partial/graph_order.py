@@ -1,8 +1,8 @@
 """The schedule of a run's device locks, and the period of its iterations, compiled: `placement.schedule` in integers.
 
-Of the nodes that wait for devices the earliest in the graph goes first (the earlier iteration, then the earlier node),
-and a later one may pass only where they share nothing. An iteration begins when the one `in_flight` before it, and all
-before that, are over. Zero-length nodes are contracted.
+Of the nodes that wait for devices the earliest in the graph goes first (the earlier iteration, then the earlier node).
+A later node may pass it only if they share no resource. An iteration begins when all iterations up to the
+`in_flight`-th before it are over. Zero-length nodes are contracted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STUCK = 1 << 50  # microseconds: the period of a plan whose nodes wait for each 
 
 @inner
 def period_in_graph_order(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> int:
-    """Microseconds by which the end of an iteration moves, once that repeats. Writes the start of each run."""
+    """Microseconds between the ends of consecutive iterations, once it repeats. Writes the start of each run."""
     prepare(t, us, overlap, a)
     num_iterations = t.iterations - max(1, min(t.in_flight - 1, (t.iterations - 1) // 4))  # in the others it drains
     now = over = num_ready = num_running = 0
@@ -38,7 +38,7 @@ def period_in_graph_order(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> int:
 
 @inner
 def prepare(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
-    """Write what each run waits for, with its iteration's beginning, and what each node keeps others from."""
+    """Write the number of events that each run awaits, and the resources that each node uses and blocks."""
     for node in range(t.num_nodes):
         a.own[node] = t.resources[node]
         a.reach[node] = in_reach(t, t.resources[node], overlap)
@@ -71,7 +71,7 @@ def fill_visits(t: Tables, us: Ints, overlap: Ints, a: Agenda) -> None:
 
 @inner
 def arrive(t: Tables, us: Ints, a: Agenda, run: int, num_ready: int, num_ended: int) -> tuple[int, int]:
-    """Let a run that waits for no other any more wait for its devices; one that takes no time has ended at once."""
+    """Let a run without remaining dependencies wait for its devices; a run that takes no time ends at once."""
     node = run % t.num_nodes
     if us[node] == 0 and t.node_kind[node] != CALL:
         a.ended[num_ended] = run
@@ -114,14 +114,14 @@ def settle(t: Tables, us: Ints, a: Agenda, now: int, over: int, num_ready: int, 
 
 @inner
 def awaited_ended(t: Tables, us: Ints, a: Agenda, run: int, num_ready: int, num_ended: int) -> tuple[int, int]:
-    """Count one thing fewer that a run waits for."""
+    """Decrease the number of events that a run awaits."""
     a.missing[run] -= 1
     return arrive(t, us, a, run, num_ready, num_ended) if a.missing[run] == 0 else (num_ready, num_ended)
 
 
 @inner
 def begin_those_that_may(t: Tables, a: Agenda, now: int, num_ready: int, num_running: int) -> tuple[int, int]:
-    """Begin the ready runs whose resources are free and wanted by no earlier one that waits."""
+    """Begin the ready runs whose resources are free and not claimed by an earlier waiting run."""
     busy = kept = 0
     for index in range(num_running):
         busy |= a.reach[a.running[index] % t.num_nodes]

@@ -32,7 +32,7 @@ class Incumbent:
 
     @classmethod
     def from_arrays(cls, makespan_us: int, options: Ints, meshes: Ints) -> Incumbent | None:
-        """Copy a plan; None where INFINITE says that there is none."""
+        """Copy a plan; None if INFINITE marks that there is no plan."""
         if makespan_us == INFINITE:
             return None
         return cls(int(makespan_us), tuple(map(int, options)), tuple(map(int, meshes)))

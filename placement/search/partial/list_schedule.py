@@ -16,7 +16,7 @@ from prefect_rlhf.placement.search.tables.tables import CALL, LINK, UNDECIDED, T
 
 
 class Agenda(NamedTuple):
-    """Room for a schedule. A run is a node in one iteration, number iteration * V + node."""
+    """Scratch arrays for a schedule. A run is a node in an iteration; its number is iteration * V + node."""
 
     starts: Ints  # [runs]: the schedule, microseconds
     missing: Ints  # [runs]: dependencies that have not ended
@@ -42,9 +42,9 @@ def agenda_for(t: Tables) -> Agenda:
 
 @compiled
 def fill_durations(t: Tables, option: Ints, relation: Ints, least_us: Ints, us: Ints) -> None:
-    """Write each node's duration in microseconds: the smallest possible where the plan is undecided.
+    """Write each node's duration in microseconds: the smallest possible if the plan is undecided.
 
-    `least_us` are those of the undecided calls.
+    `least_us` are the durations of the undecided calls.
     """
     for node in range(t.num_nodes):
         a, b = option[t.first[node]], option[t.second[node]]
@@ -116,7 +116,7 @@ def makespan_ready_first(t: Tables, us: Ints, overlap: Ints, agenda: Agenda) -> 
 
 @inner
 def first_ready(ready: Ints, ready_at: Ints, num_ready: int, us: Ints, node_kind: Ints) -> int:
-    """The place in `ready` of the next run: one that is absent, else the one that is ready first."""
+    """The place in `ready` of the next run: an absent run, else the run that became ready first."""
     best = 0
     for index in range(num_ready):
         run = ready[index]
@@ -142,7 +142,7 @@ def in_reach(t: Tables, resources: int, overlap: Ints) -> int:
 
 @inner
 def occupy(resources: int, reached: int, free_at: Ints, ready_at: int, us: int) -> tuple[int, int]:
-    """Start and end of a node on `resources`; those `reached` may be used by nothing else meanwhile."""
+    """Start and end of a node on `resources`; no other node may use the `reached` resources meanwhile."""
     start = ready_at
     while resources:
         start = max(start, free_at[lowest(resources)])

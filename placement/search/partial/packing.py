@@ -13,7 +13,7 @@ IMPOSSIBLE, PACKED, UNKNOWN = 0, 1, 2
 
 
 class Packing(NamedTuple):
-    """Meshes of the first calls of an order, and what they shall satisfy."""
+    """Meshes of the first calls of an order, and the relations that they must satisfy."""
 
     order: Ints  # [C]: calls
     option: Ints  # [C]
@@ -39,10 +39,10 @@ def mesh_class(t: Tables, option: Ints, call: int) -> int:
 
 @compiled
 def pack_meshes(t: Tables, k: Packing, cursor: Ints, num_placed: int, count: int) -> int:
-    """Write meshes for the first `count` calls of the order; keep those of the first `num_placed`.
+    """Write meshes for the first `count` calls of the order; keep the meshes of the first `num_placed`.
 
-    Returns PACKED, IMPOSSIBLE, or UNKNOWN after MOST_TRIES. `cursor` is room for the next mesh to try at each place in
-    the order.
+    Returns PACKED, IMPOSSIBLE, or UNKNOWN after MOST_TRIES. `cursor` is scratch for the next mesh to try at each place
+    in the order.
     """
     upto, tries = num_placed, 0
     if upto < count:
@@ -75,9 +75,9 @@ def is_packed(t: Tables, k: Packing) -> bool:
 
 @inner
 def is_placed(t: Tables, k: Packing, upto: int) -> bool:
-    """Whether the mesh at place `upto` of the order can stay, with those before it.
+    """Whether the mesh at place `upto` of the order is compatible with the meshes before it.
 
-    Memory is looked at only where devices differ: on equal ones the relations say all (see `partial.fits_together`).
+    Memory is checked only if devices differ: on equal devices the relations suffice (see `partial.fits_together`).
     """
     return lies_as_related(t, k, upto) and (len(t.capacity_changes) == 0 or has_room(t, k, upto))
 
@@ -98,9 +98,9 @@ def lies_as_related(t: Tables, k: Packing, upto: int) -> bool:
 
 @inner
 def has_room(t: Tables, k: Packing, upto: int) -> bool:
-    """Whether every device of the mesh at place `upto` holds what lies on it, of the calls up to there.
+    """Whether every device of the mesh at place `upto` can hold the calls up to that place.
 
-    What lies on a device, and how much it holds, changes only where a mesh starts or the devices' memory does.
+    The load of a device changes only at the start of a mesh, its memory only at `capacity_changes`.
     """
     for index in range(upto + 1):
         if not holds(t, k, upto, t.mesh_start[k.mesh[k.order[index]]]):

@@ -35,7 +35,7 @@ class Partial(NamedTuple):
 
 
 def empty_partial(t: Tables) -> Partial:
-    """Start with nothing decided."""
+    """Start without decisions."""
     least = np.zeros((t.num_calls + 1, 3, t.num_calls), dtype=np.int64)
     least[:] = np.stack([t.least_cost[t.node_of], t.least_area, t.least_size])
     domain = np.zeros((t.num_calls + 1, 2, t.num_calls), dtype=np.int64)
@@ -135,10 +135,10 @@ def fits_apart(t: Tables, p: Partial, first: int, second: int) -> bool:
 
 @inner
 def fits_together(t: Tables, p: Partial, call: int) -> bool:
-    """Whether a device holds every group of calls whose meshes overlap each other, `call` among them.
+    """Whether a device can hold every group of calls that contains `call` and whose meshes overlap pairwise.
 
-    Intervals that overlap pairwise share a device, so each group is the load of a real one: all their static bytes
-    and the largest active ones. (Where devices differ, `pack_meshes` looks at each.)
+    Intervals that overlap pairwise share a device, so each group is the load of a real device: all their static bytes
+    and the largest active bytes. (If devices differ, `pack_meshes` checks each.)
     """
     static = p.weights
     members = p.overlap[call]
@@ -159,7 +159,7 @@ def fits_together(t: Tables, p: Partial, call: int) -> bool:
 
 @inner
 def own_static(t: Tables, p: Partial, call: int) -> int:
-    """Static bytes of a call beyond those it shares with a lower-numbered one on an equal mesh."""
+    """Static bytes of a call beyond the bytes it shares with a lower-numbered call on an equal mesh."""
     at = t.option_start[call] + p.option[call]
     shared = 0
     for other in range(call):

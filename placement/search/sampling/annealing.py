@@ -1,8 +1,8 @@
-"""Simulated annealing (Kirkpatrick 1983): finds good plans soon and proves nothing; compiled.
+"""Simulated annealing (Kirkpatrick 1983): finds good plans soon and proves no bound; compiled.
 
-A proposal changes one call: its strategy, or its mesh to that of another call, to one of similar size, or to any, each
-with a strategy for it. Plans that overflow memory are passed through only until the first that fits; meanwhile the cost
-is the bytes too many. Runs get longer, each from where the last one ended.
+A proposal changes a single call: its strategy, or its mesh to another call's mesh, to a mesh of similar size, or to any
+mesh, each with a strategy for it. Plans that overflow memory are accepted only until the first plan that fits;
+meanwhile the cost is the excess bytes. Runs get longer, and each starts from the end of the previous run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def begin_annealing(t: Tables, seed: int) -> AnnealingState:
 
 
 def step_annealing(t: Tables, state: AnnealingState) -> AnnealingState:
-    """Make some proposals more; after the last of a run, begin a new one, hot again."""
+    """Make some proposals; after the last proposal of a run, begin a new run at the high temperature."""
     anneal(t, state.walk, state.done, PROPOSALS_A_STEP, state.length)
     done, evaluations = state.done + PROPOSALS_A_STEP, state.evaluations + PROPOSALS_A_STEP
     if done < state.length:
@@ -89,7 +89,7 @@ def step_annealing(t: Tables, state: AnnealingState) -> AnnealingState:
 def options_worth_proposing(t: Tables) -> tuple[Ints, Ints]:
     """The Pareto-optimal options of a call on meshes of a class: no other beats them in both time and memory.
 
-    Where weights move or copies are shared, a slower option can be better, so all stay.
+    If weights move or copies are shared, a slower option can be better, so all options are kept.
     """
     with_moves = calls_with_moves(t)
     kept: list[int] = []
@@ -150,7 +150,7 @@ def anneal(t: Tables, walk: Walk, done: int, count: int, length: int) -> None:
 
 @inner
 def acceptable(walk: Walk, temperature: float) -> int:
-    """The cost up to which the next plan is taken: that of the present one and a random part of it."""
+    """The highest accepted cost of the next plan: the present cost and a random share of it."""
     present = walk.cost[0]
     base = MISFIT if present >= MISFIT else 0
     return present + int(-math.log(fraction(walk.random)) * temperature * (present - base))
@@ -158,7 +158,7 @@ def acceptable(walk: Walk, temperature: float) -> int:
 
 @inner
 def propose(t: Tables, walk: Walk, call: int) -> bool:
-    """Change a call. Returns False when the mesh drawn suits none of its options."""
+    """Change a call. Returns False if no option of the call suits the drawn mesh."""
     plan, random = walk.plan, walk.random
     mesh_class, mesh = t.option_class[t.option_start[call] + plan.option[call]], plan.mesh[call]
     way = below(random, 5)

@@ -1,8 +1,8 @@
 """Metropolis-Hastings as in ReaL (section 5.2): the baseline that other systems' planners use.
 
-P(plan) is proportional to exp(-beta * makespan). A proposal gives one call, drawn evenly, one of its (mesh, strategy)
-pairs, drawn evenly; it is accepted with probability min(1, P(new) / P(old)). It starts where each call alone is
-fastest. Nothing is proved: the lower bound is that of the problem as a whole.
+P(plan) is proportional to exp(-beta * makespan). A proposal assigns to a call, drawn uniformly, a (mesh, strategy)
+pair, drawn uniformly; it is accepted with probability min(1, P(new) / P(old)). The start is each call's fastest pair,
+taken alone. It proves no bound; its lower bound is the bound of the problem as a whole.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ def next_31_bits(state: Ints) -> int:
 
 @inner
 def below(state: Ints, count: int) -> int:
-    """Draw one of 0 to count - 1."""
+    """Draw a number from 0 to count - 1."""
     return next_31_bits(state) % count
 
 
@@ -30,7 +30,7 @@ def fraction(state: Ints) -> float:
 
 @inner
 def draw_pair(t: Tables, state: Ints, pair_end: Ints, call: int) -> tuple[int, int]:
-    """Draw one of the call's (option, mesh) pairs, each as likely as any other.
+    """Draw a (option, mesh) pair of the call, each with the same probability.
 
     `pair_end` counts the pairs of a call up to and with each of its options.
     """

@@ -1,4 +1,4 @@
-"""Dependencies between nodes, whatever the plan: direct ones, and the least iterations between any two nodes."""
+"""Dependencies between nodes in every plan: direct dependencies, and the least iterations between any two nodes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Groups: options of a call taken together, with a stand-in at least as good as each, for the first decisions.
+"""Groups: the options of a call on a class of meshes. A stand-in for them is used in the first decisions.
 
-A group holds the options of a call on one class of meshes. Its stand-in takes the least time, the fewest bytes and the
-shortest moves that any of them does, so a bound with it holds for all of them.
+A stand-in takes the least time, the fewest bytes and the shortest moves of any option of its group, so a bound with it
+holds for all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Symmetries: permutations of the calls after which the problem is the same.
+"""Symmetries: permutations of the calls that do not change the problem.
 
-Calls of equal options with the same predecessors and successors (several reward models) can be swapped, and so can
-pairs of them with the moves between (two critics, each scoring and being trained). Times then differ only by whom the
-order of nodes favours, which bounds know nothing of: one holds for all plans that are the same up to a permutation.
+Calls with equal options and the same predecessors and successors (several reward models) can be swapped. So can pairs
+of them together with the moves between them (two critics, each with its inference and its training). Plans that differ
+only by such a permutation have the same bound. Their times differ only by the order of nodes, which decides ties.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from prefect_rlhf.placement.search.problem import (
 )
 
 Permutation = tuple[int, ...]  # of the calls
-MOST_PERMUTATIONS = 24  # of so many the complete plans are all scheduled
+MOST_PERMUTATIONS = 24  # all complete plans of a class are scheduled, so their number is limited
 
 
 def symmetries(problem: Problem) -> list[Permutation]:
     """A group of permutations, the identity first: [call] -> the call in whose place it goes."""
+    # Swaps are added while the group they generate stays small: each complete plan is scheduled once per permutation.
+    # A swap that is left out costs only time, because any subgroup is a valid set of symmetries. `not_before` needs a
+    # group, not just a set of swaps: its argument composes permutations.
     identity = tuple(range(len(problem.calls)))
     group = {identity}
     for swap in _swaps(problem):
@@ -39,7 +42,7 @@ def symmetries(problem: Problem) -> list[Permutation]:
 
 
 def _closure(group: set[Permutation]) -> set[Permutation]:
-    """The closure under products; some more than MOST_PERMUTATIONS when there are so many."""
+    """The closure under products, or more than MOST_PERMUTATIONS of its members if it is larger than that."""
     while len(group) <= MOST_PERMUTATIONS:
         products = {tuple(a[place] for place in b) for a in group for b in group}
         if products <= group:
@@ -67,7 +70,9 @@ def _keys(problem: Problem, moved: dict[str, str]) -> Iterator[tuple[str, ...]]:
 
 
 def _swaps(problem: Problem) -> Iterator[Permutation]:
-    """Exchanges of two calls, alone or with one other pair, after which the problem is the same."""
+    """Exchanges of two calls, alone or with another pair, that do not change the problem."""
+    # A call with moves cannot be swapped alone: a critic's weights move to its own inference. So the swap of a pair is
+    # tried alone first, then together with each later pair; the first exchange that keeps the problem is taken.
     calls = problem.calls
     alike = [(a, b) for a, b in combinations(range(len(calls)), 2) if _alike(calls[a], calls[b])]
     for index, pair in enumerate(alike):
@@ -84,7 +89,7 @@ def _alike(first: PlannedCall, second: PlannedCall) -> bool:
 
 
 def _exchange(count: int, pairs: set[tuple[int, int]]) -> Permutation | None:
-    """The permutation of `count` calls that swaps these pairs; None when a call is in more than one of them."""
+    """The permutation of `count` calls that swaps these pairs; None if a call is in several of them."""
     goes = list(range(count))
     for a, b in pairs:
         if (goes[a], goes[b]) != (a, b):
@@ -94,7 +99,7 @@ def _exchange(count: int, pairs: set[tuple[int, int]]) -> Permutation | None:
 
 
 def _keeps(problem: Problem, swap: Permutation) -> bool:
-    """Whether each node has its equal in the place where it goes, and all dependencies stay, and who shares a role."""
+    """Whether a swap maps nodes to equal nodes, dependencies to dependencies, and each role's calls to a role's."""
     roles = [call.role for call in problem.calls]
     pairs = combinations(range(len(roles)), 2)
     if any((roles[a] == roles[b]) != (roles[swap[a]] == roles[swap[b]]) for a, b in pairs):
@@ -121,11 +126,16 @@ def _same(first: ProblemNode, second: ProblemNode) -> bool:
 
 
 def not_before(group: Sequence[Permutation], order: Sequence[int]) -> list[int]:
-    """The set, for each call, of earlier ones in `order` whose choice may not come after its own.
+    """The set, for each call, of calls earlier in `order` whose choice may not come after its own.
 
-    Of all plans that are the same up to a permutation, one has at each place in the order the first choice of those
-    that the permutations that keep all calls before could put there.
+    Among the plans that differ only by a permutation, there is a plan with this property at each place of the order:
+    consider the permutations that keep all earlier calls, and the calls that they could move to the place. The call
+    there has the first choice among them.
     """
+    # This is the usual way to break symmetry with a stabiliser chain: at each place, only permutations that fix all
+    # earlier calls matter. If such a permutation moves `call` to a later call, the two could change places, and the
+    # search keeps only the plan in which `call` has the first choice. At least a plan of each class survives, so no
+    # makespan is lost.
     earlier = [0] * len(order)
     for index, call in enumerate(order):
         kept = order[:index]

@@ -1,8 +1,8 @@
 """A problem as flat arrays, for the compiled inner loops: nodes and calls by number, sets of them as 64-bit words.
 
 Words used in the arrays: a *resource* is occupied by nodes; bit c is the devices of call c's mesh, bit `num_calls + c`
-the host link of that mesh. A *relation* of two calls says how their meshes lie: DISJOINT, OVERLAP (and not equal, where
-being equal costs something else), EQUAL; UNDECIDED in a partial plan.
+the host link of that mesh. A *relation* of two calls is the position of their meshes: DISJOINT, OVERLAP, EQUAL, or
+UNDECIDED in a partial plan. Equal meshes have the relation OVERLAP if equality does not change a cost.
 """
 
 from __future__ import annotations
@@ -100,6 +100,9 @@ class Tables(NamedTuple):
 
 def build_tables(problem: Problem) -> Tables:
     """Number nodes, calls, options and meshes. The same problem always gives the same arrays."""
+    # Numba compiles functions of arrays of numbers well, and functions of Python objects not at all. So everything
+    # that the inner loops read is flattened here, once. Lists of different lengths share an array with an array of
+    # starts, and sets of at most 62 nodes are bits of a word, which makes union and membership single instructions.
     calls = {call.name: index for index, call in enumerate(problem.calls)}
     groups = {call.name: groups_of(call) for call in problem.calls}
     return Tables(
@@ -159,7 +162,7 @@ def _node_arrays(problem: Problem, calls: dict[str, int], groups: dict[str, list
 
 
 def _cost(node: ProblemNode) -> Ints:
-    """Durations as [layers, options of first, options of second]; one column for a call or a link node."""
+    """Durations as [layers, options of first, options of second]; a single column for a call or a link node."""
     if isinstance(node, PlannedCall):
         return _ints([option.microseconds for option in node.options])[None, :, None]
     durations = np.asarray(node.microseconds, dtype=np.int64)
@@ -179,6 +182,8 @@ def _resources(node: ProblemNode, calls: dict[str, int]) -> int:
 
 def _with_groups(cost: Ints, node: ProblemNode, groups: dict[str, list[Ints]]) -> Ints:
     """Add a row (and for a pair a column) for each group of options: the least of their durations."""
+    # A group behaves like a further option of the call with the least of each cost, so the search needs no second
+    # set of tables, and the bound with a group is at most the bound with any of its members.
     for axis, name in enumerate(calls_of(node), start=1):
         least = [cost.take(members, axis).min(axis, keepdims=True) for members in groups[name]]
         cost = np.concatenate([cost, *least], axis)
@@ -232,7 +237,7 @@ def _possible_relations(first: Ints, size: int, second: Ints, other_size: int) -
 
 
 def _lie_within(first: Ints, size: int, second: Ints, other_size: int) -> bool:
-    """Whether each mesh of a class lies inside all those of another that it overlaps; sorted starts and a size each."""
+    """Whether each mesh of a class is inside all meshes of another that it overlaps; sorted starts and a size each."""
     if size > other_size:
         return False
     overlapping = np.searchsorted(second, first + size) - np.searchsorted(second, first - other_size, side="right")
@@ -241,6 +246,8 @@ def _lie_within(first: Ints, size: int, second: Ints, other_size: int) -> bool:
 
 
 def _tells_equal(problem: Problem, calls: dict[str, int]) -> Ints:
+    # EQUAL and OVERLAP are separate alternatives only if they differ in cost: a copy that both calls could share, or a
+    # move that takes another time. For all other pairs a third of the relations need not be visited.
     tells = np.zeros((len(calls), len(calls)), dtype=np.int64)
     copies = [{option.copy for option in call.options} - {None} for call in problem.calls]
     for a, b in np.ndindex(tells.shape):
@@ -287,9 +294,9 @@ def _order_arrays(lags: Ints, iterations: int) -> dict[str, Ints]:
 
 
 def _anchors(lags: Ints, iterations: int) -> list[int]:
-    """One node of each cycle through the iterations: of the nodes that wait for each other's past runs, the first.
+    """The first node of each cycle through the iterations: a cycle is nodes that wait for each other's past runs.
 
-    Without any such cycle the first node of all serves, which nothing precedes.
+    Without any such cycle, the first node of the problem, which has no predecessor.
     """
     anchors: list[int] = []
     for node in range(len(lags)):
@@ -319,12 +326,12 @@ def _waits_for_last(lags: Ints, node: int, other: int) -> bool:
 
 
 def _slips(lags: Ints, anchor: int, node: int) -> bool:
-    """Whether a node waits for the anchor's run, and not the next but the one after that waits for the node."""
+    """Whether a node waits for an anchor's run, and the anchor's second next run waits for the node."""
     return bool(lags[anchor, anchor] == 1 and lags[anchor, node] == 0 and lags[node, anchor] <= 2)
 
 
 def _ordered_in(cycle: dict[int, int], lags: Ints, node: int, other: int) -> bool:
-    """Whether one of two nodes waits for the other's run in the cycle."""
+    """Whether either of two nodes waits for the other's run in the cycle."""
     if node not in cycle or other not in cycle or node == other:
         return False
     apart = cycle[other] - cycle[node]
