@@ -3,8 +3,8 @@
 Two nodes *exclude* each other if they occupy a common resource, if both load a model on a common device and offload it
 afterwards, or if the first must end before the second starts. If some nodes of a set exclude each other, the set needs
 at least the time (*) of `exclusive_work`. Undecided calls enter with their smallest duration and area, and no overlap,
-so a bound of a partial plan holds for all its completions. For the period of a long run see `period`. For the makespan M
-of N iterations (*) is used three times:
+so a bound of a partial plan holds for all its completions. For the period of a long run see `period`. For the makespan
+M of N iterations (*) is used three times:
 
 1. all iterations together, if K's nodes exclude each other in any two iterations:
    M >= head + N * (*) + tail; head and tail are the shortest times before the first and after the last of K and A.
