@@ -1,6 +1,6 @@
-"""The vocabulary of an author as the code itself says it: calls, parameters, settings, rows, losses and computations.
+"""The vocabulary of an author, from the code: calls, parameters, settings, rows, losses and computations.
 
-`python -m tests.vocabulary` writes docs/vocabulary.md anew.
+`python -m tests.vocabulary` writes docs/vocabulary.md.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from prefect_rlhf.tasks.terms import Terms
 PAGE = Path(__file__).parents[1] / "docs" / "vocabulary.md"
 HEAD = """# Vocabulary
 
-All that the file of an algorithm may name, by `from prefect_rlhf import ...`, with what the code says of it.
-[Write an algorithm](authoring.md) has one.
-`python -m tests.vocabulary` writes this page from docstrings and fields.
+The names that the file of an algorithm may import with `from prefect_rlhf import ...`.
+[Write an algorithm](authoring.md) shows such a file.
+`python -m tests.vocabulary` generates this page from docstrings and fields.
 
 Shapes: B rows, T response tokens, S tokens of prompt and response.
 """
@@ -84,7 +84,7 @@ BODY_HELPERS = [
 ]
 OTHERS = {
     "Reward": "Type of a flow's parameter: a `Model` or `HostRewards`.",
-    "Staleness": "Type of a field of settings: how many steps old the weights of a generate may be.",
+    "Staleness": "Type of a field of settings: the age of the weights of a generate, in steps.",
 }
 """Names of types, which have no docstring of their own."""
 MODULES = [
@@ -103,19 +103,23 @@ MODULES = [
 def page() -> str:
     """Return the page."""
     sections = [
-        ("Calls", "The words of a flow's body.", map(function_text, WORDS)),
-        ("Parameters of a flow", "As the form shows them.", map(fields_text, PARAMETERS)),
+        ("Calls", "The calls in a flow's body.", map(function_text, WORDS)),
+        ("Parameters of a flow", "The fields of a deployment's form.", map(fields_text, PARAMETERS)),
         ("Settings", docstring(Settings), map(fields_text, SETTINGS)),
         (
             "Settings of the shipped algorithms",
-            "Each field may be given as `algo.FIELD`; a class of your own may extend one of these.",
+            "Set a field with `algo.FIELD`. Your own class may extend any of these classes.",
             map(fields_text, ALGORITHM_SETTINGS),
         ),
-        ("Rows", "What losses and computations are given, and what they return.", map(class_text, ROWS)),
-        ("Decorators", "For losses and computations of your own.", map(function_text, [loss, computation, Bound.on])),
+        ("Rows", "Arguments and results of losses and computations.", map(class_text, ROWS)),
+        (
+            "Decorators",
+            "They register your own losses and computations.",
+            map(function_text, [loss, computation, Bound.on]),
+        ),
         (
             "Losses",
-            "`settings` is what each needs; a subclass with more fields will do.",
+            "`settings` is the class that a loss needs. It also accepts a subclass with more fields.",
             operators("loss"),
         ),
         (
@@ -123,9 +127,9 @@ def page() -> str:
             f"A computation gets its inputs in order, then `settings`{offered()}.",
             operators("computation"),
         ),
-        ("For computations of your own", "What the shipped ones are made of.", map(typed_text, HELPERS)),
-        ("For a flow", "The decorator of a flow, and helpers of its body.", map(typed_text, BODY_HELPERS)),
-        ("Other names", "They have no section above.", other_names()),
+        ("Helpers for computations", "The shipped computations use them.", map(typed_text, HELPERS)),
+        ("Helpers for flows", "The decorator of a flow, and helpers for its body.", map(typed_text, BODY_HELPERS)),
+        ("Other names", "Names without a section above.", other_names()),
     ]
     return "\n".join([HEAD, *(f"## {title}\n{intro}\n\n{chr(10).join(texts)}" for title, intro, texts in sections)])
 
@@ -138,16 +142,16 @@ def function_text(function: Any) -> str:
 
 
 def typed_text(function: Any) -> str:
-    """Return a function with the types of its parameters and of what it returns."""
+    """Return a function with the types of its parameters and of its result."""
     called = f"{function.__name__}{inspect.signature(function)}".replace("'", "")
     return f"### `{called}`\n{docstring(function)}\n"
 
 
 def other_names() -> Iterator[str]:
-    """Yield a table of what the door shows and no other section names."""
+    """Yield a table of the door's names that no other section has."""
     named = {kind.__name__ for kind in (*PARAMETERS, *SETTINGS, *ALGORITHM_SETTINGS, *ROWS)}
     named |= {function.__name__ for function in (*WORDS, *HELPERS, *BODY_HELPERS, loss, computation)}
-    yield "| name | what |\n|---|---|"
+    yield "| name | meaning |\n|---|---|"
     for name in door.__all__:
         thing = getattr(prefect_rlhf, name)
         if name not in named and not isinstance(thing, Operator):
@@ -175,7 +179,7 @@ def fields_text(kind: Any) -> str:
 
 
 def bounds(schema: dict[str, Any]) -> str:
-    """Say in a few words what a field takes."""
+    """Return the values that a field accepts, in a few words."""
     choices = [choice for choice in schema.get("anyOf", [schema]) if choice.get("type") != "null"]
     if len(choices) != 1:
         return ""
@@ -209,7 +213,7 @@ def class_text(kind: type) -> str:
 def operators(kind: str) -> Iterator[str]:
     """Return the shipped operators of a kind as a table."""
     made = "output" if kind == "loss" else "keys made"
-    yield f"| {kind} | inputs | {made} | settings | what |\n|---|---|---|---|---|"
+    yield f"| {kind} | inputs | {made} | settings | meaning |\n|---|---|---|---|---|"
     for module in MODULES:
         for operator in vars(module).values():
             if (
@@ -234,8 +238,8 @@ def operator_row(operator: Operator[..., Any]) -> str:
 
 
 def offered() -> str:
-    """Say what else a computation may ask for."""
-    return f", and {' and '.join(f'`{name}`' for name in OFFERED)} where its parameters name them"
+    """Return the further arguments of a computation, in words."""
+    return f", and {' and '.join(f'`{name}`' for name in OFFERED)} if it has parameters of these names"
 
 
 def docstring(thing: Any) -> str:
@@ -245,7 +249,7 @@ def docstring(thing: Any) -> str:
 
 
 def main() -> None:
-    """Write the page anew."""
+    """Write the page."""
     PAGE.write_text(page())
 
 
