@@ -1,6 +1,7 @@
 # make demo   train SmolLM2 (MODEL=gemma-3-270m: Gemma) with PPO on human ratings, in Prefect, on this machine
 # make test   lint, types and all tests that fit in minutes;  make test-all adds the long ones
 # make stop   end everything that make demo started
+# make docs   the documentation as a site, in build/site; a warning is an error
 # make dist   a source archive and the wheel made from it, in dist/, checked by twine
 PYTHON ?= python3.11
 PORT ?= 4200
@@ -11,14 +12,17 @@ RUN := PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 $(VENV)/bin
 # Two files of tests at a time, in the order of tests/conftest.py: much of a test is waiting for processes to start.
 SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo stop test test-all lint dist
+# A link, an anchor or a page that does not resolve is a warning, and a warning is an error.
+SITE := --fail-on-warning --keep-going --nitpicky --quiet --doctree-dir build/doctrees
+
+.PHONY: setup demo stop test test-all lint docs dist
 setup: $(VENV)/.ready
 
-# constraints.txt is complete, so nothing is resolved and the CPU build of torch, installed first, stays.
-$(VENV)/.ready: constraints.txt pyproject.toml
+# The files of pins are complete, so nothing is resolved and the CPU build of torch, installed first, stays.
+$(VENV)/.ready: constraints.txt constraints-docs.txt pyproject.toml
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet torch==2.13.0
-	$(VENV)/bin/pip install --quiet --no-deps --requirement constraints.txt
+	$(VENV)/bin/pip install --quiet --no-deps --requirement constraints.txt --requirement constraints-docs.txt
 	$(VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 
@@ -41,6 +45,10 @@ test: setup
 
 test-all: lint
 	$(RUN)/pytest --durations=15
+
+# tests/test_site.py does the same as a part of `make test`.
+docs: setup
+	$(RUN)/python -m sphinx $(SITE) docs build/site
 
 # In an environment of its own, since nobody else needs these two. The wheel is built from the source archive.
 dist: .venv-dist/.ready

@@ -24,6 +24,7 @@ def pins(*names):
     return {canonicalize_name(name): version for name, _, version in (line.partition("==") for line in lines)}
 
 
+OWN_PINS = ("rewards", "docs")
 PINNED = pins("constraints.txt")
 FIRST = {"torch": "2.13.0+cpu", "vllm": "0.32.0"}  # in no file of pins: from an index of its own, or for GPUs
 
@@ -59,14 +60,20 @@ def closure(requirements, pinned):
 
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_every_requirement_of_an_extra_has_a_pin_that_satisfies_it(extra):
-    """Transitively, and what is installed here is what is pinned; only `rewards` has pins in a file of its own."""
-    files = ["constraints.txt", *(["constraints-rewards.txt"] if extra == "rewards" else [])]
+    """Transitively, and the installed versions are the pins; `rewards` and `docs` have pins in files of their own."""
+    files = ["constraints.txt", *([f"constraints-{extra}.txt"] if extra in OWN_PINS else [])]
     assert closure(EXTRAS[extra], pins(*files) | FIRST)[1] == []
 
 
 def test_nothing_is_pinned_that_no_extra_needs():
     needed = set().union(*(closure(requirements, PINNED | FIRST)[0] for requirements in EXTRAS.values()))
     assert set(PINNED) <= needed
+    assert pins("constraints-docs.txt").keys() <= closure(EXTRAS["docs"], PINNED | pins("constraints-docs.txt"))[0]
+
+
+def test_the_base_install_has_no_package_of_the_docs():
+    """The README's first commands install `constraints.txt`."""
+    assert not PINNED.keys() & pins("constraints-docs.txt").keys()
 
 
 def test_no_library_is_installed_whose_build_must_fit_torch():
