@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("flows", "tasks", "placement", "engines", "blocks")
-PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md", "docs/adr/*.md")
 FEWEST_WORDS = 4  # of a string literal that counts as a text
 
 SUGGESTIONS = {
