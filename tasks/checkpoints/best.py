@@ -1,6 +1,6 @@
-"""The best model of a run by a metric of its evaluations: which checkpoint has it, and when to look no further.
+"""The best model of a run by a metric of its evaluations: its checkpoint, and the decision to stop early.
 
-All of it is read from the run's own record, so a run that goes on knows what it knew before.
+Both follow from the run's own record, so a resumed run decides as before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prefect_rlhf.tasks.checkpoints.elsewhere import MANIFEST, publish, recall_c
 from prefect_rlhf.tasks.checkpoints.folders import folder_of
 from prefect_rlhf.tasks.metric_names import metric_names
 
-EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each time that the graph's evaluation calls ran
+EVALUATIONS = "evaluation.jsonl"  # in the run's folder: a line for each execution of the graph's evaluation calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class BestModel:
-    """Which evaluation is the best: of the highest or the lowest value of `metric`, the earliest of equal ones.
+    """The choice of the best evaluation: highest or lowest value of `metric`, and the earliest of equal values.
 
-    With `patience` a run ends once so many evaluations in a row were no better. The weights that it began with are no
-    candidate.
+    With `patience` a run ends after this many evaluations in a row without improvement. The initial weights of the run
+    are no candidate.
     """
 
     metric: str
@@ -47,7 +47,7 @@ class BestModel:
 
     @property
     def call(self) -> str:
-        """The name of the call whose metric it is."""
+        """The name of the call that reports the metric."""
         return self.metric.rpartition(".")[0]
 
     def check(self, graph: DataflowGraph, checkpoint_every: int | None, keep_checkpoints: int) -> None:
@@ -55,18 +55,18 @@ class BestModel:
         evaluations = {call.name: call.every for call in graph if call.every is not None}
         every = evaluations.get(self.call)
         if every is None:
-            names = ", ".join(f"{name}.*" for name in evaluations) or "none, as this algorithm does not evaluate"
+            names = ", ".join(f"{name}.*" for name in evaluations) or "no metric, as this algorithm does not evaluate"
             raise InvalidInput("best_metric", self.metric, f"a metric of evaluation.jsonl: {names}")
         if checkpoint_every is None or every % checkpoint_every:
-            expected = f"a divisor of {every}, the steps between evaluations: the best model is that of a checkpoint"
+            expected = f"a divisor of {every}, the steps between evaluations: the best model comes from a checkpoint"
             raise InvalidInput("checkpoint_every", checkpoint_every, expected)
         if keep_checkpoints < 2:
             raise InvalidInput("keep_checkpoints", keep_checkpoints, "at least 2 with best_metric")
 
     def check_metric(self, graph: DataflowGraph, tried: Mapping[str, Sequence[str]]) -> str | None:
-        """Raise InvalidInput for a metric that its call surely lacks; return a warning of one that it may lack.
+        """Raise InvalidInput for a metric that its call certainly lacks; return a warning if the call may lack it.
 
-        `tried` has the names of the metrics that calls had on made-up rows.
+        `tried` has the names of the metrics that calls reported on made-up rows.
         """
         names = {call.name: metric_names(call, tried.get(call.name)) for call in graph if call.every is not None}
         own, name = names[self.call], self.metric.rpartition(".")[2]
@@ -74,27 +74,29 @@ class BestModel:
             return None
         known = [f"{call}.{each}" for call, of_call in names.items() for each in of_call.known]
         alike = get_close_matches(self.metric, known, n=1)
-        likely = f"{f'{alike[0]}, perhaps' if alike else 'another'}: evaluations have {', '.join(known) or 'none'}"
+        likely = (
+            f"{f'{alike[0]}, perhaps' if alike else 'another'}: evaluations have {', '.join(known) or 'no metrics'}"
+        )
         if own.excludes(name):
             raise InvalidInput("best_metric", self.metric, likely)
-        return f"best_metric: only the first evaluation shows whether there is {self.metric}; if not, {likely}"
+        return f"best_metric: only the first evaluation shows whether {self.metric} exists; if not, {likely}"
 
     def evaluations(self, run_dir: Path) -> list[Evaluation]:
-        """Read the evaluations so far, oldest first. Raises InvalidInput where they have no such metric."""
+        """Read the evaluations so far, oldest first. Raises InvalidInput if they lack the metric."""
         found = list(finished_lines("resume_from", run_dir / EVALUATIONS))
         if found and self.metric not in found[-1]:
             known = ", ".join(name for name in found[-1] if name != "step")
-            raise InvalidInput("best_metric", self.metric, f"one of {known}, as evaluated")
+            raise InvalidInput("best_metric", self.metric, f"an evaluated metric: {known}")
         return [Evaluation(one["step"], one[self.metric]) for one in found if one["step"] > 0 and self.metric in one]
 
     def best(self, run_dir: Path) -> Evaluation | None:
-        """Return the best evaluation so far; None before the first that is a number."""
+        """Return the best evaluation so far; None before the first evaluation whose value is a number."""
         sign = 1 if self.highest else -1
         numbers = [one for one in self.evaluations(run_dir) if not math.isnan(one.value)]
         return max(numbers, key=lambda one: (sign * one.value, -one.step), default=None)
 
     def enough(self, run_dir: Path) -> str | None:
-        """Return why the run shall end now; None while it shall go on."""
+        """Return the reason for stopping early, or None to continue."""
         best = self.best(run_dir)
         if self.patience is None or best is None:
             return None
@@ -104,13 +106,13 @@ class BestModel:
         return f"no better {self.metric} than {best.value:.4g} after {best.step} steps in {later} evaluations"
 
     def spared(self, run_dir: Path) -> Path | None:
-        """Return the folder of the checkpoint with the best weights so far, which is not thrown away."""
+        """Return the folder of the best checkpoint so far, which must be kept; None without an evaluation."""
         best = self.best(run_dir)
         return None if best is None else folder_of(run_dir, best.step)
 
 
 def carry_over_best(best: BestModel, earlier: Path, run_dir: Path) -> None:
-    """Copy the best checkpoint of an earlier run into the folder of the one that goes on from it."""
+    """Copy the best checkpoint of an earlier run into the folder of the run that resumes it."""
     source = best.spared(run_dir)  # its record was carried over
     if source is None or source.is_dir():
         return
@@ -122,7 +124,7 @@ def carry_over_best(best: BestModel, earlier: Path, run_dir: Path) -> None:
 
 
 def export_stored(checkpoint: Path, spec: ModelSpec, path: Path, tokenizer: str) -> None:
-    """Write a role's weights of a checkpoint as a Hugging Face folder, rounded to the format that it was trained in."""
+    """Export a role's weights from a checkpoint as a Hugging Face folder, rounded to the dtype of its training."""
     import torch  # only here: a dry run without torch reads checkpoints
 
     from prefect_rlhf.engines.files.checkpoint_files import StoredState

@@ -1,6 +1,7 @@
-"""Run folders of a remote output_dir: what of them is brought to this machine, and when what is sent there.
+"""Run folders of a remote output_dir: the files that are downloaded, and the times of uploads.
 
-A run writes into the folder's mirror. The store says what there is: what it does not have is forgotten here, too.
+A run writes into the folder's mirror on this machine. The store decides: checkpoints that it lacks are deleted from the
+mirror too.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ LARGE = (".safetensors", ".parquet")
 
 
 def recall_owners(output_dir: Path, name: str, files: tuple[str, ...]) -> None:
-    """Bring the named files of those run folders whose names begin with `name`."""
+    """Download the named files of the run folders whose names begin with `name`."""
     _recall(output_dir, lambda found: found.startswith(name) and found.partition("/")[2] in files, "output_dir")
 
 
 def recall_manifests(output_dir: Path) -> None:
-    """Bring what says which runs have finished which checkpoints."""
+    """Download the manifests of all finished checkpoints of all runs."""
     _recall(output_dir, lambda name: name.endswith(f"/{MANIFEST}"), "output_dir")
     for run in output_dir.glob("*"):
         _forget_others(run)
 
 
 def recall_folder(folder: Path, field: str) -> None:
-    """Bring the folder of a run or of a checkpoint, without what is large in it."""
+    """Download the folder of a run or of a checkpoint without its large files."""
     _recall(folder, lambda name: not name.endswith(LARGE), field)
     _forget_others(folder)
 
 
 def recall_checkpoint(folder: Path, field: str) -> None:
-    """Bring all of a checkpoint, and what its run wrote down step by step."""
+    """Download a whole checkpoint and the step-by-step records of its run."""
     own, run = f"{CHECKPOINTS}/{folder.name}/", folder.parent.parent
 
     def wanted(name: str) -> bool:
@@ -51,26 +52,26 @@ def recall_checkpoint(folder: Path, field: str) -> None:
 
 
 def publish_record(run_dir: Path) -> None:
-    """Send the files that lie in a run's folder itself: what it wrote down so far."""
+    """Upload the files directly in a run's folder: its records so far."""
     if remote_path(run_dir) is not None:
         for file in sorted(path for path in run_dir.iterdir() if path.is_file() and path.suffix != ".part"):
             publish(file)
 
 
 def publish_checkpoint(folder: Path) -> None:
-    """Make a finished checkpoint, whose shards were sent by those who wrote them, one at the store: its manifest."""
+    """Finish a checkpoint at the store by uploading its manifest. The ranks have already uploaded their shards."""
     if remote_path(folder) is not None:
         publish_record(folder.parent.parent)
         publish(folder / MANIFEST)
 
 
 def withdraw_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint at the store; from the first moment on it is none there."""
+    """Delete a checkpoint at the store. The manifest is deleted first, so the rest never counts as a checkpoint."""
     withdraw(folder, first=MANIFEST)
 
 
 def withdraw_unfinished(run_dir: Path) -> None:
-    """Delete what the store has of checkpoints that were never finished."""
+    """Delete the files of unfinished checkpoints at the store."""
     found = names_at_store(run_dir / CHECKPOINTS)
     steps = {name.partition("/")[0] for name in found}
     for step in sorted(step for step in steps if f"{step}/{MANIFEST}" not in found):
@@ -84,7 +85,7 @@ def _recall(folder: Path, wanted: Callable[[str], bool], field: str) -> None:
 
 
 def _forget_others(run_dir: Path) -> None:
-    """Remove checkpoints of the mirror that the store does not have; not of a run that a live process writes."""
+    """Delete checkpoints in the mirror that the store lacks, unless a live process writes the run."""
     if remote_path(run_dir) is None or is_live(run_dir):
         return
     for folder in (run_dir / CHECKPOINTS).glob("step-*[0-9]"):

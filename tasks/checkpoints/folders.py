@@ -1,4 +1,4 @@
-"""Checkpoints of a run as the controller sees them: finding, checking, finishing and throwing away; never loaded here.
+"""Checkpoints of a run as the controller sees them: finding, checking, finishing and deleting; never loading.
 
     <run>/checkpoints/step-000004/checkpoint.json        the manifest; written last
     <run>/checkpoints/step-000004/actor/shard-00000.*    written by the ranks
@@ -52,15 +52,15 @@ from prefect_rlhf.tasks.checkpoints.run_identity import first_difference, with_d
 LATEST = "latest"
 UNFINISHED = ".part"
 PARAMETER = "resume_from"  # as errors name it
-FORMAT = 3  # of manifests; 1 had paths of modules for operations, 2 no losses of a train_step by their names
+FORMAT = 3  # of manifests; 1 stored paths of modules for operations, 2 did not store losses of a train_step by name
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All of a checkpoint but its shards. `step` steps are finished; every trained role has weights v`step`.
+    """The content of a checkpoint except its shards. `step` steps are finished; every trained role has weights v`step`.
 
-    `identity` is that of the run, `shards` a checksum of each index by trained role and file name, `fingerprints` those
-    of the weights by role, frozen ones too.
+    `identity` is the identity of the run. `shards` has a checksum of each index by trained role and file name.
+    `fingerprints` has the fingerprints of the weights by role, including frozen roles.
     """
 
     step: int
@@ -87,12 +87,12 @@ class Checkpoint:
         return tuple(self.folder / role / name for name in self.manifest.shards[role])
 
     def unfinished(self) -> tuple[str, ...]:
-        """Return the names of folders beside it whose writing was cut short; nothing reads them."""
+        """Return the names of adjacent folders whose writing was interrupted; no code reads them."""
         return tuple(sorted(path.name for path in self.folder.parent.glob(f"*{UNFINISHED}")))
 
 
 def folder_of(run_dir: Path, step: int) -> Path:
-    """Return the folder of the checkpoint of a run that finished `step` steps.
+    """Return the folder of a run's checkpoint after `step` finished steps.
 
     >>> str(folder_of(Path("runs/mine"), 4))
     'runs/mine/checkpoints/step-000004'
@@ -101,7 +101,7 @@ def folder_of(run_dir: Path, step: int) -> Path:
 
 
 def beside(folder: Path) -> Path:
-    """Return where a checkpoint is written, or thrown away: its own name only ever means a whole one."""
+    """Return the folder for writing or deleting a checkpoint: the final name always means a whole checkpoint."""
     return folder.with_name(folder.name + UNFINISHED)
 
 
@@ -114,9 +114,9 @@ def finish(
     fingerprints: Mapping[str, Fingerprint],
     states: Mapping[str, SavedState],
 ) -> Path:
-    """Add the manifest to the shards that the ranks wrote, and rename: from then on it is the newest checkpoint.
+    """Add the manifest to the ranks' shards, and rename the folder: it is now the newest checkpoint.
 
-    Raises InvalidInput, and renames nothing, unless the shards hold every element of every trained role once.
+    Raises InvalidInput, without renaming, unless the shards hold every element of every trained role exactly once.
     """
     folder = folder_of(run_dir, step)
     part = beside(folder)
@@ -143,7 +143,10 @@ def finish(
 
 
 def keep_newest(run_dir: Path, number: int, spared: Path | None = None) -> None:
-    """Throw away all finished checkpoints of a run but the newest, and `spared`; a crash leaves none half there."""
+    """Delete all finished checkpoints of a run except the newest `number` and `spared`.
+
+    Each folder is renamed first, so a crash leaves no partial checkpoint under a final name.
+    """
     for folder in (folder for folder in _finished(run_dir)[:-number] if folder != spared):
         folder.rename(beside(folder))
         shutil.rmtree(beside(folder))
@@ -151,22 +154,22 @@ def keep_newest(run_dir: Path, number: int, spared: Path | None = None) -> None:
 
 
 def clear_unfinished(run_dir: Path) -> None:
-    """Give back the disk space of what a run was writing when it stopped. For the run itself, once no rank is left."""
+    """Delete a run's unfinished checkpoints. Only the run itself may do so, after all its ranks have ended."""
     for part in (run_dir / "checkpoints").glob(f"*{UNFINISHED}"):
         shutil.rmtree(part, ignore_errors=True)
     withdraw_unfinished(run_dir)
 
 
 def newest_finished(run_dir: Path) -> Path | None:
-    """Return the folder of a run's newest checkpoint, None without any."""
+    """Return the folder of a run's newest finished checkpoint, or None."""
     return next(reversed(_finished(run_dir)), None)
 
 
 def find_checkpoint(resume_from: str, output_dir: Path) -> Checkpoint:
-    """Return the checkpoint that a user means: its folder, the newest of a run's folder, or `latest`.
+    """Return the checkpoint that `resume_from` names: its folder, the newest of a run's folder, or `latest`.
 
-    That is the one that was finished last of all runs in `output_dir`. Raises InvalidInput when there is none, when it
-    is not what was written, or when an older version wrote it.
+    `latest` is the checkpoint that was finished last among all runs in `output_dir`. Raises InvalidInput if no
+    checkpoint exists, if its content has changed, or if it has an older format.
     """
     if resume_from == LATEST:
         recall_manifests(output_dir)
@@ -193,7 +196,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read a finished checkpoint's manifest, and see that its shards are there, as long as they were."""
+    """Read a finished checkpoint's manifest, and check that its shards exist with their original length."""
     try:
         stored = read_json(folder / MANIFEST)
         is_whole = stored["checksum"] == _checksum(_canonical(stored["manifest"]))
@@ -202,7 +205,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     except InvalidInput:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise InvalidInput(PARAMETER, f"{folder / MANIFEST} that does not read", WHOLE) from error
+        raise InvalidInput(PARAMETER, f"an unreadable {folder / MANIFEST}", WHOLE) from error
     if not is_whole:
         raise InvalidInput(PARAMETER, f"other content of {folder / MANIFEST}", WHOLE)
     for role, shards in manifest.shards.items():
@@ -216,9 +219,9 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def check_resumable(
     checkpoint: Checkpoint, graph: DataflowGraph, identity: Mapping[str, Any], num_steps: int, has_ended: bool
 ) -> None:
-    """Raise InvalidInput unless a run of `graph` with this `identity` goes on to `num_steps` from the checkpoint.
+    """Raise InvalidInput unless a run of `graph` with this `identity` can resume from the checkpoint up to `num_steps`.
 
-    There must be something to do: steps, or for a run that has not `has_ended` what comes after its last one.
+    Work must be left: steps, or, for a run that has not `has_ended`, the work after its last step.
     """
     difference = first_difference(with_defaults(checkpoint.manifest.identity, graph), identity)
     if difference is not None:

@@ -1,4 +1,4 @@
-"""The identity of a run, as plain values: two runs with equal ones differ only in how and where they run."""
+"""The identity of a run, as plain values: runs with equal identities differ only in how and where they run."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ORIGIN = ("path", "new_head")
 def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) -> dict[str, Any]:
     """Return the algorithm with all its settings, the models' shapes and optimizers, the datasets' sizes, and the seed.
 
-    Where models are stored is not part of it, nor is the plan. How often a checkpoint is written is, with staleness:
-    a checkpoint then decides which weights are read after it (`Span.drained`). The stated lengths of computed rows are
-    not: a run that ended because a row was too long may go on with a larger one.
+    The storage of models and the plan are not part of it. The interval of checkpoints is part of it with staleness,
+    because a checkpoint then decides which weights are read after it (`Span.drained`). The stated lengths of computed
+    rows are not part of it: a run that ended because a row was too long may resume with a larger length.
     """
     models = {model.role: asdict(model) for model in graph.models}
     for model in models.values():
@@ -41,10 +41,10 @@ def run_identity(graph: DataflowGraph, seed: int, checkpoint_every: int | None) 
 
 
 def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str, Any]:
-    """Return a saved identity, with defaults for the fields that the version which wrote it did not have.
+    """Return a saved identity, with defaults for the fields that the version that saved it did not have.
 
-    They are those of what stands at the same place in `graph`, so a field that came later is no difference unless
-    this run uses it.
+    The defaults are those of the object at the same place in `graph`, so a later field makes no difference unless this
+    run uses it.
     """
     groups: Mapping[str, Mapping[str, object]] = {
         "models": {model.role: model for model in graph.models},
@@ -60,9 +60,9 @@ def with_defaults(identity: Mapping[str, Any], graph: DataflowGraph) -> dict[str
 
 
 def with_draws_of(identity: Mapping[str, Any], graph: DataflowGraph) -> DataflowGraph:
-    """Return the graph with the random numbers that a saved run had: of an earlier version all calls share one stream.
+    """Return the graph with the random numbers of a saved run: in an earlier version, all calls share a stream.
 
-    A stream that the body states stays what it is: the run that goes on then differs from the saved one.
+    A stream that the body states is unchanged; the resumed run then differs from the saved run.
     """
     old = {name for name, call in identity["calls"].items() if not call.get("draws")}
     calls = (replace(call, draws="") if call.name in old and call.draws == call.name else call for call in graph)
@@ -70,7 +70,7 @@ def with_draws_of(identity: Mapping[str, Any], graph: DataflowGraph) -> Dataflow
 
 
 def first_difference(left: Any, right: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Return where two plain values differ first, and what each has there; None when they are equal.
+    """Return the path of the first difference of two plain values, and both values there; None if they are equal.
 
     >>> first_difference({"lr": 1, "model": {"layers": 2}}, {"lr": 1, "model": {"layers": 3}})
     ('model.layers', 2, 3)
@@ -100,7 +100,7 @@ def _filled(saved: Any, now: object) -> Any:
 
 
 def _filled_settings(saved: Any, now: Operation) -> Any:
-    """Return settings as their class completes them; as they are where it does not take them any more."""
+    """Return settings with the defaults of their class; unchanged if the class no longer accepts them."""
     if not now.settings_type:
         return saved
     try:

@@ -1,8 +1,8 @@
-"""A chat cut where the assistant's answers begin and end, as the chat template renders it; and its tokens with a mask.
+"""Chats cut at the start and end of each answer as the chat template renders them, and their tokens with a mask.
 
-The template is rendered on the first messages, then on one more, and so on: each rendering must begin with the one
-before, so what is new is what the message adds. Pieces become tokens one by one, as a prompt and its response do when
-the response is sampled.
+The template is rendered on the first messages, then on one more message at a time. Each rendering must begin with the
+previous rendering; the text after that prefix is the message's own. Pieces become tokens separately, as a prompt and
+its response do during sampling.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ASSISTANT, SYSTEM = "assistant", "system"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a text; of an answer, every token is trained on."""
+    """A part of a text; every token of an answer is trained on."""
 
     text: str
     is_answer: bool
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MaskedTokens:
-    """Tokens of a row; the first `prompt_length` are only read, `mask` is 1 where one after these is trained on."""
+    """Tokens of a row; the first `prompt_length` are context, and `mask` is 1 at each later trained token."""
 
     tokens: list[int]
     prompt_length: int
@@ -38,8 +38,8 @@ class MaskedTokens:
 def chat_pieces(tokenizer: Any, messages: Sequence[ChatMessage], where: str, first: int = 0) -> list[Piece]:
     """Cut a chat into pieces; the assistant's messages from number `first` on are answers, without their heading.
 
-    The heading is what the template adds for an answer that is still to come. Raises InvalidInput, at `where`, for a
-    template that takes back or changes what it wrote, and for messages that it refuses.
+    The heading is the text that the template adds before an answer (its generation prompt). Raises InvalidInput, at
+    `where`, for a template that removes or changes earlier text, and for messages that the template refuses.
     """
     pieces: list[Piece] = []
     before = ""
@@ -49,8 +49,8 @@ def chat_pieces(tokenizer: Any, messages: Sequence[ChatMessage], where: str, fir
         _check_prefix(before, after, f"{where} message {number}", "when this message follows")
         if messages[number]["role"] == ASSISTANT and number >= first:
             heading = rendered(tokenizer, messages[:number], where, add_generation_prompt=True)
-            _check_prefix(before, heading, f"{where} message {number}", "when an answer is asked for")
-            _check_prefix(heading, after, f"{where} message {number}", "when the answer is there")
+            _check_prefix(before, heading, f"{where} message {number}", "when it prompts for an answer")
+            _check_prefix(heading, after, f"{where} message {number}", "when the answer follows")
             pieces += [Piece(heading[len(before) :], False), Piece(after[len(heading) :], True)]
         else:
             pieces.append(Piece(after[len(before) :], False))
@@ -59,21 +59,19 @@ def chat_pieces(tokenizer: Any, messages: Sequence[ChatMessage], where: str, fir
 
 
 def _check_prefix(before: str, after: str, where: str, when: str) -> None:
-    """Raise InvalidInput unless a rendering goes on from another."""
+    """Raise InvalidInput unless `after` begins with `before`."""
     if after.startswith(before):
         return
     same = next(place for place in range(len(before) + 1) if before[: place + 1] != after[: place + 1])
     seen = f"{after[max(0, same - 20) : same + 40]!s} after {before[max(0, same - 20) : same + 40]!s}"
-    expected = (
-        f"a chat template that keeps what it has written {when}; mend it in the tokenizer's folder, or drop the row"
-    )
+    expected = f"a chat template that keeps its earlier text {when}; fix it in the tokenizer's folder, or drop the row"
     raise InvalidInput(where, seen, expected)
 
 
 def masked_tokens(tokenizer: Any, pieces: Sequence[Piece]) -> MaskedTokens:
-    """Return the tokens of pieces. What comes after the last answer is left out.
+    """Return the tokens of pieces, without the text after the last answer.
 
-    An answer ends with its end-of-sequence token where it has one: what a template writes after that is never sampled.
+    An answer ends with its end-of-sequence token, if it has such a token: a model never samples the text after it.
     """
     tokens: list[int] = []
     trained: list[bool] = []
@@ -87,9 +85,9 @@ def masked_tokens(tokenizer: Any, pieces: Sequence[Piece]) -> MaskedTokens:
 
 
 def masked(tokens: Sequence[int], trained: Sequence[bool]) -> MaskedTokens:
-    """Return tokens with the mask of those that are trained on, from the first to the last of these.
+    """Return the tokens up to the last trained token, and a mask from the first to the last trained token.
 
-    The first token follows nothing, so no model says how likely it is.
+    The first token follows no other token, so no model predicts it and it is not trained on.
 
     >>> masked([5, 6, 7, 8, 9], [False, False, True, False, False])
     MaskedTokens(tokens=[5, 6, 7], prompt_length=2, mask=[1])

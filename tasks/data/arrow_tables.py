@@ -1,4 +1,4 @@
-"""Columns of Parquet files, and of the Arrow files that Hugging Face `datasets` saves, which are mapped, not read."""
+"""Columns of Parquet files, and of the Arrow files that Hugging Face `datasets` saves; the latter are memory-mapped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNREADABLE = (pa.ArrowException, OSError)
 
 @dataclass(frozen=True)
 class ParquetTable:
-    """Parquet files of the same columns. `root` is the folder whose sub-folders may be named `column=value`, if any."""
+    """Parquet files of the same columns. `root` is a folder whose sub-folders may be named `column=value`, or None."""
 
     field: str
     files: tuple[str, ...]
@@ -27,7 +27,7 @@ class ParquetTable:
 
     @cached_property
     def _dataset(self) -> Any:
-        """The dataset, whose schema suits all files."""
+        """The dataset, with a schema that fits all files."""
         field = f"{self.field}.path"
         try:
             schemas = [pq.read_schema(file) for file in self.files]
@@ -41,7 +41,7 @@ class ParquetTable:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns, those that folders name last."""
+        """The columns; columns from folder names are last."""
         return tuple(self._dataset.schema.names)
 
     @cached_property
@@ -50,7 +50,7 @@ class ParquetTable:
         return int(self._dataset.count_rows())
 
     def column(self, name: str) -> ArrowColumn:
-        """Return a column of all files, which raises InvalidInput when it is read from damaged ones."""
+        """Return a column of all files; reading it raises InvalidInput if a file is damaged."""
 
         def load() -> Any:
             try:
@@ -90,7 +90,7 @@ class SavedTable:
         return int(self._table.num_rows)
 
     def column(self, name: str) -> ArrowColumn:
-        """Return a column of all files, which raises InvalidInput when it is read from damaged ones."""
+        """Return a column of all files; reading it raises InvalidInput if a file is damaged."""
 
         def load() -> Any:
             try:
@@ -110,21 +110,21 @@ def _mapped(field: str, file: str) -> Any:
 
 
 def _valid(values: Any) -> Any:
-    """Return a ChunkedArray. Raises ArrowInvalid for one that is damaged, by text that is no UTF-8 among others."""
+    """Return a ChunkedArray. Raises ArrowInvalid if it is damaged, for example if text is not UTF-8."""
     values.validate(full=True)
     return values
 
 
 def _check_names(field: str, files: Sequence[tuple[str, Sequence[str]]]) -> None:
-    """Raise InvalidInput for a file with two columns of one name, and for files whose columns differ.
+    """Raise InvalidInput for a file with two columns of the same name, and for files whose columns differ.
 
-    Arrow would fill in nulls, or leave a column out.
+    Arrow would fill in nulls or drop a column.
     """
     for file, names in files:
         first, expected = files[0]
         twins = [name for name in names if names.count(name) > 1]
         if twins:
-            raise InvalidInput(field, file, f"columns of different names; {twins[0]!r} stands twice")
+            raise InvalidInput(field, file, f"columns with different names; {twins[0]!r} occurs twice")
         if set(names) != set(expected):
             differing = ", ".join(sorted(set(names) ^ set(expected)))
             raise InvalidInput(field, file, f"the columns of {first}, without a difference in {differing}")

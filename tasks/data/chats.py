@@ -1,4 +1,4 @@
-"""Chats, answered prompts or texts to learn, as ranks read them and as the controller checks them before a run."""
+"""Chats, answered prompts and texts to learn from: reading by ranks, and checks by the controller before a run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MASKED_KEYS = ("tokens", "prompt_length", "mask")
 @final
 @dataclass(frozen=True)
 class ChatDataset(DatasetSource):
-    """Rows to learn: keys `tokens`, `prompt_length` and `mask`, 1 at tokens that are trained on.
+    """Rows to learn from: keys `tokens`, `prompt_length` and `mask`, which is 1 at trained tokens.
 
-    These are the assistant's of `messages`, the completion's after a prompt, all but the first of a text.
-    A text or a completion that is text ends with the end-of-sequence token, a message as the chat template says.
-    With a `label_column`, which says whether an answer is good, there is the key `label`, 1 or 0.
+    The trained tokens are the assistant's in `messages`, the completion's after a prompt, and all but the first of a
+    text. A text, or a completion that is a string, ends with the end-of-sequence token; a message ends as
+    the chat template writes it. A `label_column` says whether an answer is good, and adds the key `label`, 1 or 0.
     """
 
-    form: Form | None = None  # None: as the columns say
+    form: Form | None = None  # None: determined by the columns
     messages_column: str = "messages"
     prompt_column: str = "prompt"
     completion_column: str = "completion"
@@ -36,14 +36,14 @@ class ChatDataset(DatasetSource):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What `read` returns."""
+        """The keys that `read` returns."""
         return MASKED_KEYS if self.label_column is None else (*MASKED_KEYS, "label")
 
     def __len__(self) -> int:
         return self.num_items
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
-        """Return the tokens of some rows, how many of them are only read, and the mask of those after; labels."""
+        """Return the tokens of some rows, the length of each prompt, the mask of the later tokens, and labels."""
         rows = self._masked(row_ids)
         read: dict[str, Sequence[Any]] = {
             "tokens": [row.tokens for row in rows],
@@ -55,17 +55,19 @@ class ChatDataset(DatasetSource):
         return read
 
     def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that some step would choke on; return the longest row's number of tokens.
+        """Raise InvalidInput for data that would fail in some step; return the longest row's number of tokens.
 
-        `max_tokens` is the longest row that fits, `vocabulary` the number of tokens that the models know.
+        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models.
         """
         columns = self._columns
         for column in columns:
             require_text(self.rows, column, allow_messages=self._form != "text")
         if self._form == "messages" and not self._holds_messages(columns[0]):
-            raise InvalidInput(f"{self.name}.{columns[0]}", "text", "lists of {role, content}; of text, form is text")
+            raise InvalidInput(
+                f"{self.name}.{columns[0]}", "text", "lists of {role, content}; for plain text, set form to text"
+            )
         if self._form == "text" and self.chat_template:
-            raise InvalidInput(f"{self.name}.chat_template", True, "false: a text is no chat")
+            raise InvalidInput(f"{self.name}.chat_template", True, "false: a text is not a chat")
         self.check_columns()
         self._check_labels()
         self.check_tokenizer(has_chats=any(map(self._holds_messages, columns)))
@@ -81,7 +83,7 @@ class ChatDataset(DatasetSource):
 
     @cached_property
     def _form(self) -> Form:
-        """What a row is. Raises InvalidInput where the columns do not say."""
+        """The form of the rows. Raises InvalidInput if the columns do not determine it."""
         if self.form is not None:
             return self.form
         by_column: dict[str, Form] = {
@@ -96,20 +98,20 @@ class ChatDataset(DatasetSource):
         if there:
             raise Missing(f"{self.name}.form", f"one of {', '.join(there)}: {self.path} has columns {has}")
         expected = (
-            f"a file with a column {', '.join(by_column)}, or their names in messages_column and so on; it has {has}"
+            f"a file with a column {', '.join(by_column)}, or its name in messages_column and so on; it has {has}"
         )
         raise InvalidInput(f"{self.name}.path", self.path, expected)
 
     @property
     def _columns(self) -> tuple[str, ...]:
-        """The columns that are read, that of what is learnt last."""
+        """The columns that are read; the trained column is last."""
         if self._form == "completion":
             return self.prompt_column, self.completion_column
         return (self.messages_column if self._form == "messages" else self.text_column,)
 
     @property
     def goes_through_template(self) -> bool:
-        """See DatasetSource."""
+        """Whether the tokenizer's chat template writes the rows."""
         return self.chat_template or any(map(self._holds_messages, self._columns))
 
     def _holds_messages(self, column: str) -> bool:
@@ -119,7 +121,7 @@ class ChatDataset(DatasetSource):
         return self.rows.read(self.label_column or "", row_ids)
 
     def _check_labels(self) -> None:
-        """Raise InvalidInput for a label that is not yes or no, and for labels that are all the same."""
+        """Raise InvalidInput for a label other than 1, 0, true or false, and for labels that are all the same."""
         if self.label_column is None:
             return
         labels = self._labels(range(len(self)))
@@ -128,15 +130,15 @@ class ChatDataset(DatasetSource):
                 where = f"{self.name} row {row} {self.label_column}"
                 raise InvalidInput(where, label, f"true or false, or 1 or 0, in {self.path}")
         if len(set(labels)) == 1:
-            expected = f"answers that are good and answers that are not, in {self.path}"
+            expected = f"both good and bad answers, in {self.path}"
             raise InvalidInput(f"{self.name}.{self.label_column}", f"{bool(labels[0])} in all rows", expected)
 
     def _values(self, row_ids: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Return what the columns hold of some rows."""
+        """Return the columns' values of some rows."""
         return list(zip(*(self.rows.read(column, row_ids) for column in self._columns), strict=True))
 
     def _check_value(self, where: str, value: Any, may_be_empty: bool) -> None:
-        """Raise InvalidInput for a text or chat that is missing or blank; an empty prompt is none."""
+        """Raise InvalidInput for a text or chat that is missing or blank; `may_be_empty` accepts an empty text."""
         if may_be_empty and value == "":
             return
         texts = [value] if isinstance(value, str) or not value else [turn["content"] for turn in value]
@@ -168,7 +170,7 @@ class ChatDataset(DatasetSource):
 
 
 def _messages(value: Any, role: str) -> list[Any]:
-    """Return messages as they are, and a text as one message of `role`; an empty one is none."""
+    """Return messages as they are, and a text as a message of `role`; an empty text is no message."""
     if isinstance(value, str):
         return [{"role": role, "content": value}] if value else []
     return list(value)

@@ -1,4 +1,4 @@
-"""A column of a dataset as plain Python values by row number, whether Arrow data or Python values hold it."""
+"""A column of a dataset as plain Python values by row number, stored as Arrow data or as Python values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from prefect_rlhf.placement.foreign_file import parse_json
 
 
 class Column(Protocol):
-    """The values of one name, in the order of the rows; None where a row has none."""
+    """The values of a name, in the order of the rows; None for a row without a value."""
 
     @property
     def kind(self) -> ColumnKind:
-        """Numbers and truth values; strings; or anything else: lists, structs, dates, nothing but nulls."""
+        """Numbers and truth values; strings; or anything else: lists, structs, dates, only nulls."""
         ...
 
     @property
@@ -36,21 +36,21 @@ class Column(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names within, if the values are structs or objects."""
+        """The names inside, if the values are structs or objects."""
         ...
 
     def field(self, name: str) -> Column:
-        """Return the column of one of the `fields`."""
+        """Return the column of a field in `fields`."""
         ...
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        """Return values of rows, which the caller may change."""
+        """Return the values of rows; the caller may change them."""
         ...
 
 
 @dataclass(frozen=True)
 class ArrowColumn:
-    """Arrow data, in memory or mapped from a file; `load` brings it when the first value is asked for."""
+    """Arrow data, in memory or mapped from a file; `load` runs at the first access to a value."""
 
     type: Any  # pyarrow.DataType
     load: Callable[[], Any]
@@ -62,7 +62,7 @@ class ArrowColumn:
 
     @property
     def kind(self) -> ColumnKind:
-        """The kind of the type; of a dictionary, that of its words."""
+        """The kind of the type; for a dictionary, the kind of its entries."""
         type_ = decoded(self.type)
         if pa.types.is_boolean(type_) or pa.types.is_integer(type_) or pa.types.is_floating(type_):
             return "number"
@@ -88,7 +88,7 @@ class ArrowColumn:
         return ArrowColumn(self.type.field(name).type, lambda: pc.struct_field(self.values, name))
 
     def read(self, rows: Sequence[int]) -> list[Any]:
-        """Return values of rows. Each is looked up alone: `take` would copy the chunks into one, of 2 GB at most."""
+        """Return the values of rows, each looked up separately: `take` would merge the chunks, up to 2 GB at most."""
         values = [self.values[row].as_py(maps_as_pydicts="lossy") for row in rows]
         return [_from_json(self.type, value) for value in values] if "json" in str(self.type) else values
 
@@ -101,7 +101,7 @@ class PlainColumn:
 
     @cached_property
     def kind(self) -> ColumnKind:
-        """The kind that all values have, null apart."""
+        """The common kind of all values, without nulls."""
         types = {type(value) for value in self.values if value is not None}
         if types and types <= {bool, int, float}:
             return "number"
@@ -124,7 +124,7 @@ class PlainColumn:
         return tuple(dict.fromkeys(key for value in self.values if isinstance(value, Mapping) for key in value))
 
     def field(self, name: str) -> PlainColumn:
-        """Return a key's value of each object; None where an object has no such key."""
+        """Return each object's value of a key; None for an object without the key."""
         return PlainColumn([value.get(name) if isinstance(value, Mapping) else None for value in self.values])
 
     def read(self, rows: Sequence[int]) -> list[Any]:
@@ -133,13 +133,13 @@ class PlainColumn:
 
 
 def is_text(type_: Any) -> bool:
-    """Return whether an Arrow type is a string, however it is stored."""
+    """Return whether an Arrow type is a string, in any storage format."""
     type_ = decoded(type_)
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
 
 
 def decoded(type_: Any) -> Any:
-    """Return the type of the values of an Arrow type: of pandas categories, which are a dictionary's, their words'."""
+    """Return the type of the values of an Arrow type: for a dictionary (a pandas category), the type of its entries."""
     return type_.value_type if pa.types.is_dictionary(type_) else type_
 
 

@@ -1,9 +1,9 @@
-"""Prompts and preference pairs, as ranks read them and as the controller checks them before a run.
+"""Prompts and preference pairs: reading by ranks, and checks by the controller before a run.
 
 Prompts: a column of strings, or of chats (lists of {role, content}). Preferences: two columns of strings or of chats,
-the chosen and the rejected answer, and if wanted a prompt column as above (an empty prompt is allowed before strings).
-A split column of strings, if there is one, says which rows are for training. Rows are numbered within their split, in
-the order of the files.
+the chosen and the rejected answer, and optionally a prompt column as above (an empty prompt is allowed before strings).
+A split column of strings, if present, gives the split of each row. Rows are numbered within their split, in the order
+of the files.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ DEFAULT_PROMPT_COLUMN = "prompt"
 @final
 @dataclass(frozen=True)
 class PromptDataset(DatasetSource):
-    """Prompts, one a row: key `prompt_tokens`. `last_answer`: what to do with a chat's last message, if it answers.
+    """Prompts: key `prompt_tokens` of each row. `last_answer`: what to do if a chat ends with an answer.
 
-    Those of more than `max_prompt_length` tokens are treated as `overlong_prompts` says; rows are numbered without
-    those that are left out.
+    Prompts of more than `max_prompt_length` tokens are treated as `overlong_prompts` says. The numbering of rows skips
+    prompts that are left out.
     """
 
     prompt_column: str = DEFAULT_PROMPT_COLUMN
@@ -43,7 +43,7 @@ class PromptDataset(DatasetSource):
     keys = ("prompt_tokens",)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings, and the rows that are left, which are found but once."""
+        """Return the settings and the kept rows, which are found only once."""
         return super().__getstate__() | ({"_kept": self._kept} if self.overlong_prompts == "drop" else {})
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class PromptDataset(DatasetSource):
 
     @property
     def num_items(self) -> int:
-        """The number of prompts, without those that are left out."""
+        """The number of prompts, without prompts that are left out."""
         return len(self._kept) if self.overlong_prompts == "drop" else len(self.rows)
 
     def items_of(self, row_ids: Sequence[int]) -> Sequence[int]:
@@ -64,9 +64,9 @@ class PromptDataset(DatasetSource):
         return {"prompt_tokens": [limit.cut(each) for each in tokens] if limit else tokens}
 
     def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that some step would choke on; return the longest prompt's number of tokens.
+        """Raise InvalidInput for data that would fail in some step; return the longest prompt's number of tokens.
 
-        `max_tokens` is the longest prompt that fits, `vocabulary` the number of tokens that the models know.
+        `max_tokens` is the longest prompt that fits. `vocabulary` is the vocabulary size of the models.
         """
         require_text(self.rows, self.prompt_column, allow_messages=True)
         self.check_columns()
@@ -86,7 +86,7 @@ class PromptDataset(DatasetSource):
         return min(longest, limit.most)
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log: what the chat template writes, and how many prompts are too long."""
+        """Return lines for the log: the chat template's rendering, and the number of prompts above the limit."""
         lines = []
         if self.goes_through_template:
             lines.append(template_remark(self.name, load_tokenizer(self.tokenizer), self.system_prompt))
@@ -96,7 +96,7 @@ class PromptDataset(DatasetSource):
 
     @property
     def goes_through_template(self) -> bool:
-        """See DatasetSource."""
+        """Whether the tokenizer's chat template writes the rows."""
         return self.chat_template or self.rows.column(self.prompt_column).holds_messages
 
     @property
@@ -110,18 +110,18 @@ class PromptDataset(DatasetSource):
 
     @cached_property
     def _kept(self) -> tuple[int, ...]:
-        """The numbers of the stored rows that are not left out."""
+        """The numbers of the stored rows that are kept."""
         return self._limit.kept(self._lengths) if self._limit else tuple(range(len(self.rows)))
 
     def _tokens(self, items: Sequence[int]) -> list[list[int]]:
-        """Return the tokens of stored prompts, all of them."""
+        """Return all tokens of stored prompts."""
         tokenizer = load_tokenizer(self.tokenizer)
         return [
             prompt_tokens(tokenizer, prompt, self.chat_template, self.system_prompt) for prompt in self._prompts(items)
         ]
 
     def _check_system_turn(self, row: int, prompt: Prompt) -> None:
-        """Raise InvalidInput where a system prompt would have no effect, or be a second one."""
+        """Raise InvalidInput if a system prompt has no effect or is the second system message of a chat."""
         if self.system_prompt is None:
             return
         if isinstance(prompt, str):
@@ -129,7 +129,7 @@ class PromptDataset(DatasetSource):
                 expected = "prompts that are chats, or chat_template: true: plain text has no system message"
                 raise InvalidInput(f"{self.name}.system_prompt", self.system_prompt, expected)
         elif any(turn["role"] == "system" for turn in prompt):
-            expected = "a chat without a system message, where system_prompt gives one"
+            expected = "a chat without a system message, because system_prompt is set"
             raise InvalidInput(f"{self.name} row {row}", "a system message", expected)
 
     def _prompts(self, items: Sequence[int]) -> list[Prompt]:
@@ -141,9 +141,10 @@ class PromptDataset(DatasetSource):
 @final
 @dataclass(frozen=True)
 class PreferenceDataset(DatasetSource):
-    """Pairs of rows, 2i the chosen answer of pair i and 2i + 1 the rejected: keys `tokens` and `prompt_length`.
+    """Pairs of rows, 2i the chosen and 2i + 1 the rejected answer of pair i: keys `tokens` and `prompt_length`.
 
-    Both begin with the prompt. The end-of-sequence token closes an answer in a chat, and elsewhere with `end_of_text`.
+    Both rows begin with the prompt. The end-of-sequence token closes an answer in a chat; with `end_of_text` it closes
+    other answers too.
     """
 
     prompt_column: str | None = DEFAULT_PROMPT_COLUMN
@@ -161,7 +162,7 @@ class PreferenceDataset(DatasetSource):
         return [row // 2 for row in row_ids]
 
     def read(self, row_ids: Sequence[int]) -> Mapping[str, Sequence[Any]]:
-        """Return the tokens of some rows, and how many of them are the prompt's."""
+        """Return the tokens of some rows and the length of each prompt."""
         tokenizer = load_tokenizer(self.tokenizer)
         rows = [
             answered_tokens(tokenizer, prompt, answers[row % 2], self.chat_template, self.end_of_text)
@@ -170,9 +171,9 @@ class PreferenceDataset(DatasetSource):
         return {"tokens": [tokens for tokens, _ in rows], "prompt_length": [length for _, length in rows]}
 
     def check(self, max_tokens: int, vocabulary: int | None = None) -> int:
-        """Raise InvalidInput for data that some step would choke on; return the longest row's number of tokens.
+        """Raise InvalidInput for data that would fail in some step; return the longest row's number of tokens.
 
-        `max_tokens` is the longest row that fits, `vocabulary` the number of tokens that the models know.
+        `max_tokens` is the longest row that fits. `vocabulary` is the vocabulary size of the models.
         """
         for column in filter(None, (self._prompt_column, self.chosen_column, self.rejected_column)):
             require_text(self.rows, column, allow_messages=column == self._prompt_column or self._has_chats)
@@ -185,7 +186,7 @@ class PreferenceDataset(DatasetSource):
         return self.check_tokens(self.read(range(len(self)))["tokens"], max_tokens, vocabulary, rows_per_item=2)
 
     def _check_sides(self) -> None:
-        """Raise InvalidInput unless both answers are strings, or both messages."""
+        """Raise InvalidInput unless both answers are strings or both are messages."""
         rejected = self.rows.column(self.rejected_column)
         if rejected.holds_messages != self._has_chats:
             expected = f"{'messages' if self._has_chats else 'strings'}, as in {self.chosen_column}"
@@ -203,7 +204,7 @@ class PreferenceDataset(DatasetSource):
 
     @property
     def goes_through_template(self) -> bool:
-        """See DatasetSource."""
+        """Whether the tokenizer's chat template writes the rows."""
         column = self._prompt_column
         return self.chat_template or self._has_chats or bool(column and self.rows.column(column).holds_messages)
 
@@ -214,12 +215,12 @@ class PreferenceDataset(DatasetSource):
 
     @property
     def _prompt_column(self) -> str | None:
-        """The column of prompts, if any: messages need none, and have none unless one is named or there."""
+        """The column of prompts, if any: for messages only if it is named, or exists under the default name."""
         is_implicit = self.prompt_column == DEFAULT_PROMPT_COLUMN not in self.rows.names and self._has_chats
         return None if is_implicit else self.prompt_column
 
     def _pairs(self, items: Sequence[int]) -> list[tuple[Prompt, str, str]]:
-        """Return pairs as (prompt, chosen, rejected); the prompt of strings is empty where there is no such column."""
+        """Return pairs as (prompt, chosen, rejected); without a prompt column, the prompt of strings is empty."""
         none = None if self._has_chats else ""
         column = self._prompt_column
         prompts = self.rows.read(column, items) if column else [none] * len(items)
@@ -231,7 +232,7 @@ class PreferenceDataset(DatasetSource):
 
 
 def _unanswered(prompt: Any) -> Any:
-    """Return a chat without the assistant's messages at its end; anything else as it is."""
+    """Return a chat without the assistant's messages at its end; any other prompt unchanged."""
     if not isinstance(prompt, list):
         return prompt
     answers = list(takewhile(lambda turn: turn["role"] == "assistant", reversed(prompt)))

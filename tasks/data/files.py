@@ -1,4 +1,4 @@
-"""The files behind a dataset's path: a file, a folder, a saved `datasets` folder or a pattern, and how to read them."""
+"""The files of a dataset's path: a file, a folder, a saved `datasets` folder or a pattern, and their format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = "an existing Parquet file, JSON lines, folder of either or of datasets.
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Files of one format, in the order of their rows. `split` is that which they are, where folders are splits."""
+    """Files of the same format, in the order of their rows. `split` is their split if folders are splits."""
 
     format: Literal["parquet", "json lines", "saved"]
     files: tuple[str, ...]
@@ -30,7 +30,7 @@ class Files:
 
 
 def find_files(field: str, path: str, split: str) -> Files:
-    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, where there are none."""
+    """Return the files of a path. Raises InvalidInput, at `field`.path or `field`.split, if no file exists."""
     at = f"{field}.path"
     given, path = path, _readable(at, path)
     place = checked_path(at, path)
@@ -43,15 +43,15 @@ def find_files(field: str, path: str, split: str) -> Files:
         raise InvalidInput(at, given, PLACES)
     files = tuple(sorted(file for file in glob(path, recursive=True) if Path(file).is_file()))  # noqa: PTH207  path may be absolute
     if not files:
-        raise InvalidInput(at, given, "a pattern that some file matches; none does")
+        raise InvalidInput(at, given, "a pattern that matches a file")
     formats = {_format_of(at, Path(file)): file for file in files}
     if len(formats) > 1:
-        raise InvalidInput(at, given, f"a pattern of files of one format, unlike {' and '.join(formats.values())}")
+        raise InvalidInput(at, given, f"a pattern of files of the same format, unlike {' and '.join(formats.values())}")
     return Files(next(iter(formats)), files)
 
 
 def _readable(field: str, path: str) -> str:
-    """Return a path or pattern of this machine, for a remote one that of its mirror, where all that it may mean is."""
+    """Return a path or pattern on this machine; for a remote path, fetch all matching files into its mirror first."""
     if not is_remote(path):
         return path
     scheme, _, rest = path.partition("://")
@@ -60,7 +60,7 @@ def _readable(field: str, path: str) -> str:
     names = rest.split("/")
     fixed = list(takewhile(lambda name: not has_magic(name), names))
     pattern = "/".join(names[len(fixed) :])
-    wide = pattern.replace("**/", "*")  # whose * passes over slashes
+    wide = pattern.replace("**/", "*")  # here * matches slashes too
     mirror = fetch(f"{scheme}://{'/'.join(fixed)}", field, lambda name: fnmatchcase(name, wide))
     return f"{escape(str(mirror))}/{pattern}"
 
@@ -75,12 +75,12 @@ def _in_folder(field: str, folder: Path, split: str) -> Files:
         return Files("saved", _saved_files(field, folder))
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not _is_hidden(file.relative_to(folder))]
     if not files:
-        raise InvalidInput(f"{field}.path", str(folder), "Parquet with columns; there is none")
+        raise InvalidInput(f"{field}.path", str(folder), "a folder with Parquet or JSON-lines files")
     if all(file.suffix in JSON_LINES for file in files):
         return Files("json lines", tuple(map(str, files)))
     other = next((file for file in files if file.suffix != ".parquet"), None)
     if other is not None:
-        expected = f"a folder with nothing but .parquet files, or a pattern such as {folder}/*.parquet"
+        expected = f"a folder with only .parquet files, or a pattern such as {folder}/*.parquet"
         raise InvalidInput(f"{field}.path", str(other), expected)
     return Files("parquet", tuple(map(str, files)), folder=str(folder))
 
@@ -93,7 +93,7 @@ def _require_regular(field: str, file: Path) -> None:
 
 
 def _is_hidden(file: Path) -> bool:
-    """Return whether Arrow leaves a file out, or one of the folders that it is in."""
+    """Return whether Arrow ignores a file or a folder above it."""
     return any(part.startswith((".", "_")) for part in file.parts)
 
 
@@ -108,8 +108,8 @@ def _saved_files(field: str, folder: Path) -> tuple[str, ...]:
 
 
 def _entry(field: str, file: Path, key: str) -> list[Any]:
-    """Return a list that a JSON file has under a key."""
-    expected = f"what datasets.save_to_disk writes, with {key}"
+    """Return the list under a key of a JSON file."""
+    expected = f"a file from datasets.save_to_disk, with {key}"
     try:
         content = read_json(file)
     except (OSError, ValueError) as error:
@@ -121,7 +121,7 @@ def _entry(field: str, file: Path, key: str) -> list[Any]:
 
 
 def _format_of(field: str, file: Path) -> Literal["parquet", "json lines"]:
-    """Return the format that a file's name promises: Parquet, if it promises none."""
+    """Return the format that a file's suffix indicates, Parquet by default."""
     if file.suffix == ".csv":
         convert = f"parquet.write_table(csv.read_csv({file.name!r}), {file.with_suffix('.parquet').name!r})"
         raise InvalidInput(field, str(file), f"Parquet: from pyarrow import csv, parquet; {convert}")

@@ -24,17 +24,17 @@ def is_generated(path: str) -> bool:
 
 
 def generate_rows(field: str, path: str) -> tuple[int, dict[str, PlainColumn]]:
-    """Return the number of rows and the columns prompt, question, answer, metadata and entry, which is all of a row.
+    """Return the number of rows and the columns prompt, question, answer, metadata and entry (the whole generated row).
 
-    `entry` is what the task's `score_answer` takes. The same path gives the same rows. Raises InvalidInput for an
-    unknown task or option, and where reasoning-gym is not installed.
+    `entry` is the argument of the task's `score_answer`. The same path generates the same rows. Raises InvalidInput for
+    an unknown task or option, and if reasoning-gym is not installed.
     """
     name, options = _parsed(f"{field}.path", path)
     task = _task(f"{field}.path", path, name, options)
     try:
         entries = [task[row] for row in range(options["size"])]
-    except Exception as error:  # noqa: BLE001  whatever a task's own code raises for options that do not go together
-        raise InvalidInput(f"{field}.path", path, f"options with which {name} works ({error!s:.160})") from error
+    except Exception as error:  # noqa: BLE001  a task's own code raises any error for incompatible options
+        raise InvalidInput(f"{field}.path", path, f"options that work for {name} ({error!s:.160})") from error
     columns = {key: PlainColumn([entry[key] for entry in entries]) for key in ("question", "answer", "metadata")}
     return len(entries), {"prompt": columns["question"], **columns, "entry": PlainColumn(entries)}
 
@@ -48,7 +48,7 @@ def _parsed(field: str, path: str) -> tuple[str, dict[str, Any]]:
         raise InvalidInput(field, path, f"{SCHEME}TASK?NAME=VALUE&NAME=VALUE ({error!s:.80})") from error
     twice = next((key for key, _ in pairs if [other for other, _ in pairs].count(key) > 1), None)
     if twice:
-        raise InvalidInput(field, path, f"each option once; {twice} stands twice")
+        raise InvalidInput(field, path, f"each option once; {twice} occurs twice")
     options = DEFAULTS | {key: _value(text) for key, text in pairs}
     for key, least, most in (("size", 1, MOST_ROWS), ("seed", 0, 2**63)):
         if type(options[key]) is not int or not least <= options[key] <= most:
@@ -57,7 +57,7 @@ def _parsed(field: str, path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """Return what an option's text says in JSON, else the text."""
+    """Return the value of an option's text in JSON, else the text itself."""
     try:
         return parse_json(text)
     except ValueError:
@@ -81,4 +81,4 @@ def _task(field: str, path: str, name: str, options: dict[str, Any]) -> Any:
     try:
         return package.create_dataset(name, **options)
     except Exception as error:  # noqa: BLE001  its own checks are asserts, among others
-        raise InvalidInput(field, path, f"options that {name} takes ({error!s:.160})") from error
+        raise InvalidInput(field, path, f"options that {name} accepts ({error!s:.160})") from error

@@ -1,4 +1,4 @@
-"""Scores of rows by Python functions: a rank's rows become plain values, on which worker processes call them."""
+"""Scores of rows by Python functions: worker processes call the functions on a rank's rows as plain values."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 class HostScore:
     """The computation of a call on hosts; `settings` is a HostRewards as JSON.
 
-    Makes `scores` [B], the weighted sum over the functions, NaN for a row that failed or that none of them applies to;
-    with several functions also what each returned. Metrics: each function's mean and what else it told, the share of
-    rows that failed, and the seconds that all took.
+    Makes `scores` [B], the weighted sum over the functions. A score is NaN for a row that failed and for a row to which
+    no function applies. With several functions, each function's values are a key of their own. Metrics: the mean of
+    each function and the further metrics it returned, the share of failed rows, and the total seconds.
     """
 
     settings: str
 
     def __call__(self, rollout: Batch, context: Context, state: object = None) -> Computed:
         """Score all rows. Raises what HostPool.score raises."""
-        del state  # a reward has none
+        del state  # a reward has no state
         rows, pool = plain_rows(rollout, context), pool_of(self.settings)
         made = pool.score(rows, f"score · step {context.step}")
         values = {name: [_number(value) for value in column] for name, column in made.values.items()}
@@ -57,7 +57,7 @@ def pool_of(settings: str) -> HostPool:
 def plain_rows(rollout: Batch, context: Context) -> list[Mapping[str, Any]]:
     """Return each row as plain values: every column of its dataset, `prompt` and `response`.
 
-    `prompt` is the dataset's where it has such a column, which may be a chat, and else the prompt's text.
+    `prompt` is the dataset's column of that name (which may be a chat) if it exists, else the prompt's text.
     """
     text = text_columns(rollout, context.tokenizer)
     ids = {"response_ids": _response_ids(rollout)}
@@ -67,9 +67,9 @@ def plain_rows(rollout: Batch, context: Context) -> list[Mapping[str, Any]]:
 
 
 def weighted_sums(values: Mapping[str, Sequence[float]], weights: Mapping[str, float]) -> list[float]:
-    """Return each row's sum of weight times value over the functions that apply; NaN where none does.
+    """Return each row's sum of weight times value over the functions that apply; NaN if no function applies.
 
-    A value that is NaN does not apply.
+    A function whose value is NaN does not apply.
 
     >>> weighted_sums({"exact": [1.0, math.nan], "short": [0.5, math.nan]}, {"exact": 2.0, "short": 1.0})
     [2.5, nan]

@@ -1,4 +1,4 @@
-"""Rows of JSON-lines files as they are written: an object a line, each name of one JSON type in all lines, or null."""
+"""Rows of JSON-lines files: each line is an object, and each name has the same JSON type in all lines, or null."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WORDS = {bool: "true or false", int: "a number", float: "a number", str: "text",
 
 
 def read_json_lines(field: str, files: Sequence[str]) -> tuple[int, dict[str, PlainColumn]]:
-    """Return the number of rows, and the columns; a name that a line lacks is None there. Blank lines are no rows.
+    """Return the number of rows, and the columns; a name that a line lacks is None there. Blank lines are skipped.
 
-    Raises InvalidInput for what is no JSON object, and for a name of two types, with file and line.
+    Raises InvalidInput, with file and line, for a line that is not a JSON object and for a name with two types.
     """
     columns: dict[str, list[Any]] = {}
-    first: dict[str, tuple[str, str]] = {}  # of each name: what it is, and where that was seen
+    first: dict[str, tuple[str, str]] = {}  # by name: the type, and its first place
     count = 0
     for where, row in chain.from_iterable(_rows(field, file) for file in files):
         for name, value in row.items():
@@ -38,7 +38,7 @@ def read_json_lines(field: str, files: Sequence[str]) -> tuple[int, dict[str, Pl
 
 
 def _rows(field: str, file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Make (file and line, object) of each line that is not blank."""
+    """Yield (file and line, object) for each line that is not blank."""
     try:
         require_regular(Path(file))
         with Path(file).open("rb") as lines:
@@ -54,7 +54,7 @@ def _object(field: str, where: str, line: bytes) -> dict[str, Any]:
     try:
         value = parse_json(line.decode("utf-8-sig"))
         if b"\\ud" in line.lower():
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()  # refuses half a surrogate pair
     except ValueError as error:
         raise InvalidInput(f"{field}.path", where, f"a JSON object ({error!s:.120})") from error
     if not isinstance(value, dict):

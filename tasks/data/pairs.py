@@ -1,4 +1,4 @@
-"""A preference pair in messages: which of them are the prompt, and what each side answers."""
+"""A preference pair in messages: the messages of the prompt, and the answer of each side."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from prefect_rlhf.placement.errors import InvalidInput
 from prefect_rlhf.tasks.data.tokenizer import ChatMessage, Prompt
 
 Pair = tuple[Any, Any, Any]
-"""A prompt (None: there is no column of prompts) and two answers, as a row has them."""
+"""A row's prompt (None without a column of prompts) and two answers."""
 
 
 def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, str, str]:
     """Return the prompt and both answers' text of chosen and rejected messages, as TRL reads them.
 
-    Messages that both begin with are the prompt. An explicit prompt stands before them, or is what they begin with, as
-    messages or as a text that is one of them. What is left of each side is one message of the assistant. Raises
-    InvalidInput, at `where`, for anything else.
+    The messages that both sides begin with are the prompt. An explicit prompt precedes them, or equals their beginning,
+    as messages or as the text of a message. The rest of each side is a single message of the assistant. Raises
+    InvalidInput, at `where`, for any other pair.
     """
     prompt, chosen, rejected = pair
     if not chosen or not rejected:
@@ -31,22 +31,26 @@ def pair_of_chats(where: str, pair: Pair) -> tuple[Prompt, str, str]:
     for side in (chosen, rejected):
         rest = side[len(shared) :]
         if len(rest) != 1 or rest[0]["role"] != "assistant":
-            roles = ", ".join(str(turn["role"]) for turn in rest) or "nothing"
-            raise InvalidInput(where, roles, "one message of the assistant after those that both sides begin with")
+            roles = ", ".join(str(turn["role"]) for turn in rest) or "no message"
+            raise InvalidInput(
+                where, roles, "a single message of the assistant after the messages that both sides begin with"
+            )
         answers.append(rest[0]["content"])
     return _whole_prompt(where, prompt, shared), answers[0], answers[1]
 
 
 def _whole_prompt(where: str, prompt: Any, shared: Sequence[ChatMessage]) -> Prompt:
-    """Return an explicit prompt and the messages that both sides begin with as one."""
+    """Combine an explicit prompt with the messages that both sides begin with."""
     if not shared:
         if not prompt:
-            raise InvalidInput(where, prompt, "a prompt: messages that both sides begin with, or a column of its own")
+            raise InvalidInput(where, prompt, "a prompt: messages that both sides begin with, or a separate column")
         whole: Prompt = prompt
         return whole
     if isinstance(prompt, str):
         if prompt.strip() not in {str(turn["content"]).strip() for turn in shared} | {""}:
-            expected = "one of the messages that both sides begin with; an empty prompt_column takes those alone"
+            expected = (
+                "a message that both sides begin with; with an empty prompt_column, these messages are the prompt"
+            )
             raise InvalidInput(where, prompt, expected)
         return shared
     turns = list(prompt or ())

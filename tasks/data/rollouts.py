@@ -1,4 +1,4 @@
-"""Rollouts as Parquet files that can be read while the run goes on: one per step, written then renamed.
+"""Rollouts as Parquet files that can be read during the run: a file per step, written and then renamed.
 
 Columns: prompt, response (text), tokens (prompt and response), logprobs, advantages (per response token), reward (the
 reward model's score), step, weight_version (of the role that generated), row_id (number in the dataset's split).
@@ -31,7 +31,7 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
     """Write `rollouts/step-000003.parquet`: this step's responses with their scores (as `reward`) and advantages.
 
     Columns: `prompt`, `response` (text), `tokens`, `logprobs`, `reward`, `advantages`, `step`, `weight_version`,
-    `row_id`. A flow whose body does not call it leaves no rollouts.
+    `row_id`. A flow whose body does not call it writes no rollouts.
     """
     columns = text_columns(rollout, context.tokenizer) | {
         "tokens": lists(rollout, "tokens"),
@@ -44,7 +44,7 @@ def record_rollouts(rollout: Batch, scores: Batch, advantages: Batch, settings: 
 
 
 def lists(batch: Batch, key: str) -> list[list[Any]]:
-    """Return the rows of a column as plain Python lists, each as long as it is."""
+    """Return the rows of a column as plain Python lists, each with its own length."""
     return [row.tolist() for row in batch.columns[key]]
 
 
@@ -66,7 +66,7 @@ def text_columns(rollout: Batch, tokenizer: str) -> dict[str, list[str]]:
 def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Context) -> Path:
     """Write a step's rows into `folder` of the run's directory, as `step-000003.parquet`, and return its path.
 
-    `step`, `weight_version` and `row_id` are added to the columns. A reader never sees half a file.
+    `step`, `weight_version` and `row_id` are added to the columns. A reader never sees a partial file.
     """
     path = context.run_dir / folder / f"step-{context.step:06d}.parquet"
     num_rows = len(context.row_ids)
@@ -75,7 +75,7 @@ def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Conte
         "weight_version": [context.weight_version] * num_rows,
         "row_id": list(context.row_ids),
     }
-    import pyarrow as pa  # only here: who names this computation in a flow needs no Parquet
+    import pyarrow as pa  # only here: a flow that names this computation needs no Parquet
     import pyarrow.parquet as pq
 
     write_atomically(path, lambda part: pq.write_table(pa.table({**columns, **origins}), part))
@@ -84,10 +84,10 @@ def write_rows(columns: Mapping[str, Sequence[Any]], folder: str, context: Conte
 
 
 def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) -> int:
-    """Give `run_dir` the rows that an earlier run wrote in steps under `before_step`; return the number of files.
+    """Give `run_dir` the rows that an earlier run wrote in steps before `before_step`; return the number of files.
 
-    Rollouts, evaluations and whatever else `write_rows` wrote, as hard links; as copies where those cannot be. A reader
-    of `run_dir` then sees every step once. A file that `run_dir` has stays as it is.
+    All files that `write_rows` wrote are hard-linked, or copied if hard links are impossible. A reader of `run_dir`
+    then sees every step once. Existing files of `run_dir` are unchanged.
     """
     carried = 0
     for step, path in _step_files(earlier_run_dir):
@@ -100,7 +100,7 @@ def carry_over_rollouts(earlier_run_dir: Path, run_dir: Path, before_step: int) 
 
 
 def remove_rollouts_from(run_dir: Path, step: int) -> int:
-    """Remove what `write_rows` wrote in `step` and later: a run that goes on writes it again. Return the number."""
+    """Remove the files of `step` and later steps, which the resumed run writes again. Return their number."""
     files = [path for written, path in _step_files(run_dir) if written >= step]
     for path in files:
         path.unlink()
@@ -108,7 +108,7 @@ def remove_rollouts_from(run_dir: Path, step: int) -> int:
 
 
 def _step_files(run_dir: Path) -> Iterator[tuple[int, Path]]:
-    """Yield the step and the path of each file of rows in a folder of the run's."""
+    """Yield the step and the path of each file of rows in the run's folders."""
     for path in sorted(run_dir.glob("*/step-*.parquet")):
         if named := STEP_FILE.fullmatch(path.name):
             yield int(named[1]), path
@@ -117,5 +117,5 @@ def _step_files(run_dir: Path) -> Iterator[tuple[int, Path]]:
 def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # another file system, or one without hard links
+    except OSError:  # another file system, or no support for hard links
         shutil.copyfile(source, target)

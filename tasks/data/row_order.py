@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 def row_ids(step: int, batch_size: int, seed: int, num_items: int) -> tuple[int, ...]:
-    """Return the items of one step. Each comes once per epoch; a run that resumes at `step` goes on where it was.
+    """Return the items of a step. Each item occurs once per epoch; a run resumed at `step` continues the same order.
 
     >>> first, second = row_ids(0, 2, seed=1, num_items=4), row_ids(1, 2, seed=1, num_items=4)
     >>> sorted(first + second)

@@ -1,4 +1,4 @@
-"""What all datasets have in common: their settings, further columns by row number, checks of prompts and tokens."""
+"""The common part of all datasets: their settings, further columns by row number, checks of prompts and tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from prefect_rlhf.tasks.data.stored_rows import DEFAULT_SPLIT, DEFAULT_SPLIT_COL
 from prefect_rlhf.tasks.data.tokenizer import load_tokenizer, template_remark
 
 KEYS_OF_CALLS = ("tokens", "prompt_tokens", "prompt_length", "logprobs", "values", "scores", "mask")
-"""What calls make of rows: a column of such a name is read under another."""
+"""Keys that calls make: a column with such a name needs another name."""
 
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """A name (the flow's parameter), where its rows are, a split and a tokenizer's folder.
+    """A name (the flow's parameter), the path of the rows, a split and a tokenizer's folder.
 
-    `column_paths` gives columns names of their own: key -> column, or field of a struct, `reward_model.ground_truth`.
+    `column_paths` gives columns other names: key -> column, or field of a struct such as `reward_model.ground_truth`.
     """
 
     name: str
@@ -32,40 +32,40 @@ class DatasetSource:
     column_paths: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings only: rows stay where they were read."""
+        """Return the settings only: rows that were read are not pickled."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def rows(self) -> StoredRows:
-        """The rows as they are stored, of this split."""
+        """The stored rows of this split."""
         return StoredRows(self.name, self.path, self.split_column, self.split)
 
     @property
     def num_items(self) -> int:
-        """The number of rows that are stored."""
+        """The number of stored rows."""
         return len(self.rows)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names that `read_column` takes: of `column_paths`, and of stored columns that no call's key hides."""
+        """The names that `read_column` accepts: keys of `column_paths`, and stored columns that no call's key hides."""
         return tuple(name for name in self._paths if name not in KEYS_OF_CALLS)
 
     @property
     def column_kinds(self) -> Mapping[str, ColumnKind]:
-        """What each of the `columns` holds."""
+        """The kind of each of the `columns`."""
         return {name: self.rows.column(self._paths[name]).kind for name in self.columns}
 
     def read_column(self, name: str, row_ids: Sequence[int]) -> list[Any]:
-        """Return plain Python values of some rows: numbers, text, lists, dicts, None where there is none.
+        """Return plain Python values of some rows: numbers, text, lists, dicts, or None for a missing value.
 
-        Raises InvalidInput for a name that is not among `columns`.
+        Raises InvalidInput for a name that is not in `columns`.
         """
         if name not in self.columns:
-            raise InvalidInput(f"{self.name}.columns", name, f"one of {', '.join(self.columns)}, in {self.path}")
+            raise InvalidInput(f"{self.name}.columns", name, f"a name out of {', '.join(self.columns)}, in {self.path}")
         return self.rows.read(self._paths[name], self.items_of(row_ids))
 
     def remarks(self) -> tuple[str, ...]:
-        """Return lines for the log: what is done to rows beyond reading them."""
+        """Return lines for the log: changes to rows beyond reading them."""
         if not self.goes_through_template:
             return ()
         return (template_remark(self.name, load_tokenizer(self.tokenizer)),)
@@ -80,7 +80,7 @@ class DatasetSource:
         return row_ids
 
     def check_columns(self) -> None:
-        """Raise InvalidInput for a name of `column_paths` that a call's key hides, and for what is not there."""
+        """Raise InvalidInput for a name of `column_paths` that a call's key hides, and for a missing column."""
         for key, path in self.column_paths.items():
             if key in KEYS_OF_CALLS:
                 raise InvalidInput(f"{self.name}.columns", key, f"another name: calls make {', '.join(KEYS_OF_CALLS)}")
@@ -89,17 +89,20 @@ class DatasetSource:
 
     @property
     def _paths(self) -> dict[str, str]:
-        """Name -> where it is stored."""
+        """The place of each name's column."""
         return {name: name for name in self.rows.names} | dict(self.column_paths)
 
     def check_tokenizer(self, has_chats: bool) -> None:
-        """Raise InvalidInput unless the tokenizer can be loaded and has a chat template where one is needed."""
+        """Raise InvalidInput unless the tokenizer can be loaded and, if needed, has a chat template."""
         tokenizer = load_tokenizer(self.tokenizer)
         if (self.chat_template or has_chats) and not tokenizer.chat_template:
             raise InvalidInput(f"{self.name}.chat_template", self.tokenizer, "a tokenizer that has a chat template")
 
     def check_prompt(self, row: int, prompt: Any, remedy: str = "") -> None:
-        """Raise InvalidInput for a prompt that is missing or empty, in a chat too; `remedy` is for an answered one."""
+        """Raise InvalidInput for a prompt that is missing or empty, also within a chat, or that ends with an answer.
+
+        `remedy` is added to the error about an answered prompt.
+        """
         where = f"{self.name} row {row}"
         texts = [prompt] if isinstance(prompt, str) or not prompt else [turn["content"] for turn in prompt]
         for text in texts:
@@ -108,7 +111,7 @@ class DatasetSource:
         if not isinstance(prompt, str) and not all(turn["role"] for turn in prompt):
             raise InvalidInput(where, prompt, f"messages that all have a role, in {self.path}")
         if not isinstance(prompt, str) and prompt[-1]["role"] == "assistant":
-            expected = "a chat that waits for an answer; drop the last message, which is the assistant's"
+            expected = "a chat without an answer at its end; drop the assistant's last message"
             raise InvalidInput(where, prompt[-1], f"{expected}{remedy}, in {self.path}")
 
     def check_tokens(
@@ -116,19 +119,22 @@ class DatasetSource:
     ) -> int:
         """Return the longest row's number of tokens.
 
-        Raises InvalidInput for a row that does not fit, says nothing, or has a token that is not in the `vocabulary`.
+        Raises InvalidInput for a row that does not fit, has only special tokens, or has a token outside the
+        `vocabulary`.
         """
         tokenizer = load_tokenizer(self.tokenizer)
         meaningless = {*tokenizer.all_special_ids}
         for row, tokens in enumerate(rows):
             if meaningless.issuperset(tokens):
-                seen = "no token" if not tokens else f"none but {tokenizer.decode(sorted(set(tokens)))}"
+                seen = "no token" if not tokens else f"only {tokenizer.decode(sorted(set(tokens)))}"
                 expected = f"text that the tokenizer of {self.tokenizer} knows, in {self.path}"
                 raise InvalidInput(f"{self.name} row {row // rows_per_item}", seen, expected)
             if None in tokens:
-                raise InvalidInput(f"{self.name}.tokenizer", self.tokenizer, "one with an end-of-sequence token")
+                raise InvalidInput(
+                    f"{self.name}.tokenizer", self.tokenizer, "a tokenizer with an end-of-sequence token"
+                )
             if vocabulary is not None and max(tokens) >= vocabulary:
-                expected = f"tokens below {vocabulary}, the models' vocab_size; this tokenizer is another's"
+                expected = f"tokens below {vocabulary}, the models' vocab_size; use the models' own tokenizer"
                 raise InvalidInput(f"{self.name} row {row // rows_per_item}", f"token {max(tokens)}", expected)
             if len(tokens) > max_tokens:
                 drop = f", or set max_prompt_length: {max_tokens} and overlong_prompts: drop"

@@ -1,4 +1,4 @@
-"""Columns of one split of a dataset, wherever its rows are stored, read once and checked before anything is started."""
+"""Columns of a dataset's split in any storage format, read once and checked before the run uses any resource."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DEFAULT_SPLIT_COLUMN, DEFAULT_SPLIT = "split", "train"
 
 
 class Table(Protocol):
-    """All rows that are stored in one place."""
+    """All rows of a storage place."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -27,20 +27,20 @@ class Table(Protocol):
     def num_rows(self) -> int: ...
 
     def column(self, name: str) -> Column:
-        """Return one of the columns."""
+        """Return a column."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnTable:
-    """Columns that are in memory."""
+    """Columns in memory."""
 
     columns: dict[str, Any]
     num_rows: int
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns, in the order in which they first come."""
+        """The columns, in the order of their first occurrence."""
         return tuple(self.columns)
 
     def column(self, name: str) -> Column:
@@ -53,7 +53,7 @@ class ColumnTable:
 class StoredRows:
     """The rows of a dataset; `field` is the parameter that errors name.
 
-    Rows are numbered within their split, in the order of the files. What has been read is kept.
+    Rows are numbered within their split, in the order of the files. Columns that were read are cached.
     """
 
     field: str
@@ -63,7 +63,7 @@ class StoredRows:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns, that of the splits aside. Raises InvalidInput for what cannot be read, as all else here."""
+        """The columns without the column of splits. All members raise InvalidInput for data that cannot be read."""
         table, split_column = self._opened
         return tuple(name for name in table.names if name != split_column)
 
@@ -71,13 +71,13 @@ class StoredRows:
         return len(self._rows)
 
     def column(self, path: str, field: str | None = None) -> Column:
-        """Return a column, or a field of structs, `reward_model.ground_truth`; errors name `field`."""
+        """Return a column, or a field of structs such as `reward_model.ground_truth`; errors name `field`."""
         if path not in self._columns:
             self._columns[path] = self._find(path, field or f"{self.field}.{path}")
         return self._columns[path]
 
     def read(self, path: str, rows: Sequence[int] | None = None) -> list[Any]:
-        """Return plain values of rows, of all if none are named."""
+        """Return plain values of `rows`, by default of all rows."""
         numbers = self._rows
         return self.column(path).read([numbers[row] for row in (range(len(numbers)) if rows is None else rows)])
 
@@ -103,12 +103,12 @@ class StoredRows:
 
     @cached_property
     def _opened(self) -> tuple[Table, str | None]:
-        """The table, and its column of splits if there is one."""
+        """The table, and its column of splits, if any."""
         table, split_column = self._open()
         if not table.num_rows:
             raise InvalidInput(f"{self.field}.path", self.path, "a file with at least one row")
         if not table.names:
-            raise InvalidInput(f"{self.field}.path", self.path, "rows with columns; there is none")
+            raise InvalidInput(f"{self.field}.path", self.path, "rows with at least one column")
         if split_column is not None and split_column not in table.names:
             expected = f"a column of {self.path}, or empty to read all rows; it has {', '.join(table.names)}"
             raise InvalidInput(f"{self.field}.split_column", split_column, expected)
@@ -118,9 +118,9 @@ class StoredRows:
         if is_generated(self.path):
             count, columns = generate_rows(self.field, self.path)
             if self.split != DEFAULT_SPLIT:
-                expected = f"{DEFAULT_SPLIT}; another seed in the path gives other rows"
+                expected = f"{DEFAULT_SPLIT}; another seed in the path generates other rows"
                 raise InvalidInput(f"{self.field}.split", self.split, expected)
-            self._check_no_split_column("the path says which rows there are")
+            self._check_no_split_column("the path determines the rows")
             return ColumnTable(columns, count), None
         found = find_files(self.field, self.path, self.split)
         if found.format == "json lines":
@@ -135,13 +135,13 @@ class StoredRows:
         return table, None
 
     def _check_no_split_column(self, why: str) -> None:
-        """Raise InvalidInput for a split column that was named where there can be none."""
+        """Raise InvalidInput for a named split column if the source cannot have such a column."""
         if self.split_column not in (None, DEFAULT_SPLIT_COLUMN):
             raise NotUsed(f"{self.field}.split_column", self.split_column, why)
 
     @cached_property
     def _rows(self) -> Sequence[int]:
-        """The numbers of the split's rows among all."""
+        """The numbers of the split's rows within all rows."""
         table, split_column = self._opened
         if split_column is None:
             return range(table.num_rows)
@@ -154,7 +154,7 @@ class StoredRows:
 
 
 def require_text(rows: StoredRows, column: str, allow_messages: bool = False) -> None:
-    """Raise InvalidInput unless the column holds strings (or, where allowed, lists of role and content)."""
+    """Raise InvalidInput unless the column holds strings (or, if allowed, lists of role and content)."""
     found = rows.column(column)
     if found.kind == "text" or (allow_messages and found.holds_messages):
         return

@@ -1,4 +1,4 @@
-"""Text to tokens and back by the tokenizer of a Hugging Face folder, plain or through its chat template."""
+"""Conversion between text and tokens by the tokenizer of a Hugging Face folder, plain or through its chat template."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ ChatMessage = Mapping[str, str]  # role and content
 Prompt = str | Sequence[ChatMessage]
 
 
-@lru_cache(maxsize=4)  # loading one takes longer than all it does in a step
+@lru_cache(maxsize=4)  # loading takes longer than all tokenization of a step
 def load_tokenizer(folder: str) -> Any:
-    """Return the tokenizer of a folder, which may be remote. Raises InvalidInput when there is none."""
+    """Return the tokenizer of a folder, which may be remote. Raises InvalidInput if the folder has no tokenizer."""
     from huggingface_hub.errors import StrictDataclassError
-    from transformers import AutoTokenizer  # seconds to import; the controller checks much before it needs this
+    from transformers import AutoTokenizer  # takes seconds to import; the controller first checks much else
 
     local = readable(folder, "tokenizer")
     files = [local / name for name in ("tokenizer.json", "tokenizer.model")]
@@ -30,23 +30,23 @@ def load_tokenizer(folder: str) -> Any:
         return AutoTokenizer.from_pretrained(local, local_files_only=True, trust_remote_code=False)
     except StrictDataclassError as error:  # it reads config.json too
         raise refused_config(local, f"{folder}/config.json", error) from error
-    except Exception as error:  # noqa: BLE001  whatever it dislikes about the file, the person must change the file
+    except Exception as error:  # noqa: BLE001  for any error, the user must change the file
         raise InvalidInput("tokenizer", folder, f"a tokenizer that transformers can load ({error!s:.120})") from error
 
 
 def refused_config(folder: Path, name: str, error: Exception) -> InvalidInput:
-    """Return what is wrong with a config.json that transformers refuses: the key and its value, where it names one."""
+    """Return the error for a config.json that transformers refuses: the key and its value, if the cause names a key."""
     config = read_json_object(name, folder / "config.json")
     named = re.search(r"[Ff]ield '(\w+)'", str(error))
     field, seen = (f"{name}.{named[1]}", config.get(named[1])) if named else (name, config)
-    return InvalidInput(field, seen, f"what transformers takes ({str(error).splitlines()[-1].strip():.200})")
+    return InvalidInput(field, seen, f"a config that transformers accepts ({str(error).splitlines()[-1].strip():.200})")
 
 
 def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool, system_prompt: str | None = None) -> list[int]:
     """Return the tokens of a prompt: text as it is or as a user's turn, messages through the template.
 
-    A `system_prompt` comes before the messages. Raises InvalidInput for messages that the template refuses, and for a
-    template that is broken.
+    A `system_prompt` precedes the messages. Raises InvalidInput for messages that the template refuses, and for a
+    broken template.
     """
     if not _is_chat(prompt, chat_template):
         return [] if not prompt else list(tokenizer(prompt)["input_ids"])
@@ -57,18 +57,18 @@ def prompt_tokens(tokenizer: Any, prompt: Prompt, chat_template: bool, system_pr
 
 
 def system_turn(system_prompt: str | None) -> list[ChatMessage]:
-    """Return the message that a system prompt is, if there is one."""
+    """Return the message of a system prompt, if any."""
     return [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
 
 
 def template_remark(name: str, tokenizer: Any, system_prompt: str | None = None) -> str:
-    """Return a line that shows what a chat template makes of a prompt: a system prompt of its own too."""
+    """Return a line that shows the chat template's rendering of a prompt and of the system prompt."""
     chat = [*system_turn(system_prompt), {"role": "user", "content": "{prompt}"}]
     try:
         text = rendered(tokenizer, chat, "chat_template", add_generation_prompt=True)
-    except InvalidInput:  # it takes other chats alone; those that there are were rendered
+    except InvalidInput:  # it refuses this chat; the dataset's own chats were rendered before
         return f"{name}: chats go through the template of {tokenizer.name_or_path}"
-    return f"{name}: the chat template of {tokenizer.name_or_path} writes a prompt as {text!r:.600}"
+    return f"{name}: the chat template of {tokenizer.name_or_path} renders a prompt as {text!r:.600}"
 
 
 def rendered(
@@ -76,13 +76,13 @@ def rendered(
 ) -> str:
     """Return messages as the tokenizer's chat template writes them.
 
-    Raises InvalidInput, at `where`, for messages that the template refuses, and for a template that is broken.
+    Raises InvalidInput, at `where`, for messages that the template refuses, and for a broken template.
     """
     turns = [dict(turn) for turn in messages]
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
     except Exception as error:  # noqa: BLE001  a template is a program of the model's author
-        expected = f"messages that the chat template of {tokenizer.name_or_path} takes ({error!s:.200})"
+        expected = f"messages that the chat template of {tokenizer.name_or_path} accepts ({error!s:.200})"
         raise InvalidInput(where, turns, expected) from error
     return str(text)
 
@@ -90,10 +90,10 @@ def rendered(
 def answered_tokens(
     tokenizer: Any, prompt: Prompt, answer: str, chat_template: bool, end: bool
 ) -> tuple[list[int], int]:
-    """Return the tokens of prompt and answer, and how many are the prompt's.
+    """Return the tokens of prompt and answer, and the number of the prompt's tokens.
 
-    That is at least one, as the first token follows nothing. With `end`, or in a chat, the end-of-sequence token closes
-    the answer.
+    That number is at least 1, because no model predicts the first token. With `end`, or in a chat, the end-of-sequence
+    token closes the answer.
     """
     before = prompt_tokens(tokenizer, prompt, chat_template)
     after = list(tokenizer(answer, add_special_tokens=not before)["input_ids"])

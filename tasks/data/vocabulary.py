@@ -1,4 +1,4 @@
-"""The text of every token id, as the files of a tokenizer say; two tokenizers agree on an id if its texts are equal.
+"""The text of every token id, from the files of a tokenizer; two tokenizers agree on an id if its texts are equal.
 
 Tokenizers spell the same bytes differently (`\u0120the`, `\u2581the`), so names that differ are compared as bytes.
 """
@@ -24,14 +24,14 @@ SPELLING_PARTS = ("normalizer", "pre_tokenizer", "decoder")  # of tokenizer.json
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The name of each token id; `added` are ids whose name is their text, `is_byte_level` is GPT-2's spelling."""
+    """The name of each token id; the name of an id in `added` is its text, and `is_byte_level` is GPT-2's spelling."""
 
     names: Mapping[int, str]
     added: frozenset[int]
     is_byte_level: bool
 
     def text(self, token: int) -> bytes | None:
-        """Return the bytes that a token stands for, None for an id that the tokenizer does not have.
+        """Return the bytes of a token, None for an id that the tokenizer does not have.
 
         >>> Vocabulary({0: "\u0120caf\u00c3\u00a9"}, frozenset(), is_byte_level=True).text(0).decode()
         ' caf\u00e9'
@@ -49,13 +49,13 @@ class Vocabulary:
         return name.replace(SPACE, " ").encode()
 
     def under(self, size: int) -> Vocabulary:
-        """Return the part whose ids an embedding of `size` entries has."""
+        """Return the part whose ids fit an embedding of `size` entries."""
         if max(self.names, default=0) < size:
             return self
         return replace(self, names={token: name for token, name in self.names.items() if token < size})
 
     def first_difference(self, other: Vocabulary) -> int | None:
-        """Return the lowest id that this vocabulary has and to which `other` gives another text, or none."""
+        """Return the lowest id of this vocabulary whose text differs in `other`, or None."""
         same_spelling = self.is_byte_level == other.is_byte_level
         differs = (
             token
@@ -66,14 +66,14 @@ class Vocabulary:
 
 
 def tokenizer_folder(path: str, field: str) -> Path:
-    """Return a model folder on this machine, of a remote one its mirror. Raises InvalidInput, at `field`."""
+    """Return a model folder on this machine: the mirror of a remote folder. Raises InvalidInput, at `field`."""
     return readable(path, field)
 
 
 def read_vocabulary(folder: Path, field: str) -> Vocabulary | None:
     """Read the vocabulary of a model folder on this machine; None for a folder without a tokenizer.
 
-    Raises InvalidInput, at `field`, for a tokenizer that does not read.
+    Raises InvalidInput, at `field`, for a tokenizer that cannot be read.
     """
     if (folder / JSON).is_file():
         try:
@@ -90,9 +90,10 @@ def read_vocabulary(folder: Path, field: str) -> Vocabulary | None:
 
 
 def have_same_files(one: Path, other: Path, field: str) -> bool:
-    """Whether two folders have byte for byte the same tokenizer.json, and the same further tokens beside it.
+    """Whether two folders have byte-identical tokenizer.json files and the same further tokens.
 
-    Reading both takes many times as long. Raises InvalidInput, at `field`, for a file that does not read.
+    Comparing parsed vocabularies takes many times as long. Raises InvalidInput, at `field`, for a file that cannot be
+    read.
     """
     files = one / JSON, other / JSON
     if not all(file.is_file() for file in files) or files[0].stat().st_size != files[1].stat().st_size:
@@ -120,7 +121,7 @@ def byte_of_letter() -> Mapping[str, int]:
 
 
 def further_tokens(folder: Path, field: str) -> dict[int, str]:
-    """Return the added tokens that tokenizer_config.json has: transformers adds those that tokenizer.json lacks."""
+    """Return the added tokens of tokenizer_config.json: transformers adds the tokens that tokenizer.json lacks."""
     file = folder / "tokenizer_config.json"
     if not file.is_file():
         return {}
@@ -143,7 +144,7 @@ def _unreadable(file: Path, field: str, error: Exception) -> InvalidInput:
 
 
 def _kinds(part: Any) -> set[str]:
-    """Return the types that a part of tokenizer.json names, those of its own parts too."""
+    """Return the types that a part of tokenizer.json and its own parts name."""
     if isinstance(part, list):
         return {kind for one in part for kind in _kinds(one)}
     if not isinstance(part, dict):

@@ -58,7 +58,7 @@ def test_a_line_that_is_being_written_is_not_read(tmp_path):
 
 def test_a_metric_that_is_not_evaluated_is_refused_with_those_that_are(tmp_path):
     run_dir = recorded(tmp_path / "run", 0.0, name="record_evaluation.response_tokens")
-    with pytest.raises(InvalidInput, match="expected one of record_evaluation.response_tokens, as evaluated"):
+    with pytest.raises(InvalidInput, match="expected an evaluated metric: record_evaluation.response_tokens"):
         BestModel(METRIC).best(run_dir)
 
 

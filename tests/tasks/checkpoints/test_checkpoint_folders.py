@@ -95,7 +95,7 @@ def tampered(file, old, new):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda f: (f / "checkpoint.json").write_text("{}"), r"resume_from: .*checkpoint\.json that does not read"),
+        (lambda f: (f / "checkpoint.json").write_text("{}"), r"resume_from: .*an unreadable .*checkpoint\.json"),
         (lambda f: tampered(f / "checkpoint.json", '"step": 2', '"step": 3'), r"other content of .*checkpoint\.json"),
         (lambda f: (f / "actor" / "shard-00000.json").unlink(), r"checkpoint\.actor: .*no file .*shard-00000\.json"),
         (

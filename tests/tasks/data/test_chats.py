@@ -129,8 +129,8 @@ def test_whatever_the_chat_the_words_of_its_answers_are_learnt_and_no_others(tok
     ("template", "chat", "says"),
     [
         (None, TWO_TURNS, r"^chats.chat_template: got .*, expected a tokenizer that has a chat template"),
-        (FORGETFUL, TWO_TURNS, r"^chats row 1 messages message 2: .* keeps what it has written when this message"),
-        (OTHER_HEADING, TWO_TURNS, r"^chats row 0 messages message 1: .* has written when the answer is there"),
+        (FORGETFUL, TWO_TURNS, r"^chats row 1 messages message 2: .* keeps its earlier text when this message"),
+        (OTHER_HEADING, TWO_TURNS, r"^chats row 0 messages message 1: .* earlier text when the answer follows"),
         (LOUD, [{"role": "system", "content": "good"}, *TWO_TURNS], r"^chats row 1 messages: .*\(no system message\)"),
     ],
     ids=["missing", "forgetful", "another heading", "refuses"],
@@ -196,7 +196,7 @@ def test_rated_answers_have_a_label_beside_their_tokens(tmp_path, tokenizer):
         (["good", "bad"], r"^answers row 0 label: got 'good', expected true or false, or 1 or 0"),
         ([1, 2], r"^answers row 1 label: got 2, expected true or false"),
         ([True, None], r"^answers row 1 label: got None, expected true or false"),
-        ([True, True], r"^answers.label: got 'True in all rows', expected answers that are good and answers that are"),
+        ([True, True], r"^answers.label: got 'True in all rows', expected both good and bad answers"),
     ],
 )
 def test_a_label_that_is_not_yes_or_no_is_refused(tmp_path, tokenizer, labels, says):

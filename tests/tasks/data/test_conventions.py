@@ -113,9 +113,9 @@ BAD_PAIRS = {
     "equal": ({"chosen": [ask("a"), say("b")], "rejected": [ask("a"), say("b")]}, r"^pairs row 0: .*differ"),
     "two turns apart": (
         {"chosen": [ask("a"), say("b")], "rejected": [ask("it"), say("b")]},
-        r"^pairs row 0: got 'user, assistant', expected one message of the assistant after",
+        r"^pairs row 0: got 'user, assistant', expected a single message of the assistant after",
     ),
-    "no answer": ({"chosen": [ask("a")], "rejected": [ask("a"), say("b")]}, r"^pairs row 0: got 'nothing', exp"),
+    "no answer": ({"chosen": [ask("a")], "rejected": [ask("a"), say("b")]}, r"^pairs row 0: got 'no message', exp"),
     "an answer of the user": ({"chosen": [ask("a"), ask("b")], "rejected": [ask("a"), say("b")]}, r"got 'user',"),
     "a blank answer": (
         {"chosen": [ask("a"), say(" ")], "rejected": [ask("a"), say("b")]},
@@ -125,7 +125,7 @@ BAD_PAIRS = {
     "an empty chat": ({"prompt": "a", "chosen": [], "rejected": [say("b")]}, r"^pairs row 0: got \[\], .*both sides"),
     "another prompt": (
         {"prompt": "film", "chosen": [ask("a"), say("b")], "rejected": [ask("a"), say("c")]},
-        r"^pairs row 0: got 'film', expected one of the messages .* empty prompt_column",
+        r"^pairs row 0: got 'film', expected a message that both sides .* empty prompt_column",
     ),
     "no prompt of strings": ({"chosen": "a", "rejected": "b"}, r"^pairs.prompt: .* column 'prompt'; it has chosen"),
 }  # fmt: skip

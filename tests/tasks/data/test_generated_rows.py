@@ -71,7 +71,7 @@ def test_generated_rows_have_no_splits():
         ("seed=", "a seed that is a whole number"),
         ("size=true", "a size that is a whole number"),
         ("size", "TASK[?]NAME=VALUE"),
-        ("size=2&size=3", "each option once; size stands twice"),
+        ("size=2&size=3", "each option once; size occurs twice"),
     ],
 )
 def test_options_that_cannot_be_read_are_refused_in_one_line(options, says):

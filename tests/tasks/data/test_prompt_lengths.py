@@ -80,7 +80,7 @@ def test_a_system_prompt_comes_before_a_chat_and_the_template_is_said(prompts):
     source.check(max_tokens=64)
     assert source.read([0])["prompt_tokens"] == [ids("<unk> the best film user what is it assistant")]
     (line,) = source.remarks()
-    assert "writes a prompt as 'system the best film user {prompt} assistant'" in line
+    assert "renders a prompt as 'system the best film user {prompt} assistant'" in line
 
 
 def test_a_templates_own_system_prompt_is_said(tmp_path, prompts):

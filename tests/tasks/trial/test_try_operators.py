@@ -196,7 +196,7 @@ def test_a_best_metric_that_no_evaluation_can_have_is_refused_before_a_device_is
 def test_a_best_metric_that_a_persons_function_may_make_is_warned_of(evaluated, metric):
     """What it makes of real rows may have other names than what it makes of made-up ones."""
     warning = BestModel(metric).check_metric(*evaluated)
-    assert warning.startswith(f"best_metric: only the first evaluation shows whether there is {metric}; if not, ")
+    assert warning.startswith(f"best_metric: only the first evaluation shows whether {metric} exists; if not, ")
     assert "measured.length" in warning
 
 
